@@ -62,16 +62,7 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
 def make_env(
     name: str, *, render_mode: str | None = None, **options: Any
 ) -> "ParallelView":
-    """Build one environment as a PettingZoo ``ParallelEnv``.
-
-    Args:
-        name: one of `env_names`, or the ``package.module:Class`` of a `BatchedEnv`.
-        render_mode: ``"rgb_array"`` or None.
-        **options: options of the environment's constructor.
-
-    Raises:
-        InputError: an unknown name or mode, a wrong option or a number out of range.
-    """
+    """Build one environment as a PettingZoo ``ParallelEnv``; see `ParallelView`."""
     from marl_pool.envs.views.pettingzoo import ParallelView
 
     return ParallelView(name, render_mode=render_mode, **options)

@@ -40,6 +40,9 @@ class Step(NamedTuple):
     """``(num_envs,)`` bool: the time limit cut the episode; bootstrap its value."""
 
 
+Advance = tuple[dict[str, Tensor], Tensor]
+"""Rewards of each group ``(num_envs, agents)``; ``terminated`` ``(num_envs,)`` bool."""
+
 DISCRETE_DTYPES = (torch.int64, torch.int32)
 """Valid dtypes of discrete actions; torch would read a bool or uint8 as a mask."""
 
@@ -58,12 +61,14 @@ class BatchedEnv(ABC):
     """A batch of independent multi-agent environments that advance together.
 
     The state is held in tensors whose first dimension is the environment. A subclass
-    sets ``_groups`` and writes `observe` and three hooks: ``_place`` starts episodes,
-    ``_advance`` moves every environment by one step, and ``_tensors`` names the state,
-    which makes `select`, `state_dict` and `load_state_dict` work. An agent on a line
+    sets ``_groups``, names its state, which makes `select`, `state_dict` and
+    `load_state_dict` work, and writes `observe` and two hooks: ``_place`` starts
+    episodes, and ``_advance`` moves every environment by one step. An agent on a line
     that has to reach the origin::
 
         class Line(BatchedEnv):
+            state_names = ("x",)
+
             def __init__(self, num_envs, *, max_steps=20, **common):
                 super().__init__(num_envs, max_steps=max_steps, **common)
                 spec, space = TokenSpec(1, 1, ("self",)), spaces.Box(-1, 1, (1,))
@@ -81,9 +86,6 @@ class BatchedEnv(ABC):
             def _advance(self, actions):
                 self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
                 return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
-
-            def _tensors(self):
-                return {"x": self.x}
 
     ``env=my_module:Line`` trains on it. Options of its own are keyword arguments of
     the constructor with an annotation and a line under ``Args``.
@@ -113,6 +115,8 @@ class BatchedEnv(ABC):
         InputError: a CUDA device that this machine lacks.
     """
 
+    state_names: ClassVar[tuple[str, ...]]
+    """Attributes that hold the state, tensors with the batch dimension first."""
     version: ClassVar[int] = 0
     """Part of the registered id; raised when the dynamics change."""
     steps_past_end: ClassVar[bool] = False
@@ -270,19 +274,11 @@ class BatchedEnv(ABC):
         """
 
     @abstractmethod
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move every environment by one step; `step` counts steps and truncates.
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        """Move every environment by one step; `step` counts steps and truncates."""
 
-        Returns:
-            Rewards of each group ``(num_envs, agents)``; ``terminated``
-            ``(num_envs,)`` bool.
-        """
-
-    @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the state: the tensors by attribute name, batch dimension first."""
+        return {name: getattr(self, name) for name in self.state_names}
 
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():

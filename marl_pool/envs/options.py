@@ -7,15 +7,15 @@ from marl_pool.utils.errors import InputError
 
 
 def entity_counts(
-    counts: str, given: Mapping[str, int | None], least: tuple[int, ...]
+    counts: str, least: tuple[int, ...], **given: int | None
 ) -> tuple[int, ...]:
     """Parse the numbers of entities, in the notation of the AdaPool paper.
 
     Args:
         counts: one number a kind, joined by hyphens: ``"1-3-28"``.
+        least: lower bound of each part of ``counts``.
         given: by option, in the order of ``counts``: a number that overrides its part
             of ``counts``, or None to keep the part.
-        least: lower bound of each part of ``counts``.
 
     Raises:
         InputError: a part of ``counts`` below its bound.

@@ -40,7 +40,7 @@ def test_counts_and_numbers_say_how_many_there_are(name: str) -> None:
 def test_counts_are_read_as_they_are_written(numbers: tuple[int, ...]) -> None:
     keys = dict.fromkeys("abc")
     written = "-".join(map(str, numbers))
-    assert entity_counts(written, keys, least=(0, 0, 0)) == numbers
+    assert entity_counts(written, (0, 0, 0), **keys) == numbers
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -59,11 +59,11 @@ def test_other_forms_of_counts_are_refused(name: str, counts: Any) -> None:
 def test_numbers_that_are_too_small_are_refused() -> None:
     keys = {"num_cats": None, "num_dogs": None}
     with pytest.raises(InputError) as caught:
-        entity_counts("0-1", keys, least=(0, 2))
+        entity_counts("0-1", (0, 2), **keys)
     assert str(caught.value) == (
         "env.counts: num_dogs: expected an integer >= 2, got '0-1'"
     )
-    assert entity_counts("0-1", {"num_cats": 7, "num_dogs": 2}, (0, 2)) == (7, 2)
+    assert entity_counts("0-1", (0, 2), num_cats=7, num_dogs=2) == (7, 2)
 
 
 @pytest.mark.parametrize(("number", "shown"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])

@@ -44,6 +44,7 @@ class AntEnv(SimulatedEnv):
         channel_ids: give each channel a token type of its own.
     """
 
+    state_names = (*SimulatedEnv.state_names, "frames")
     frames: Tensor
     """``(num_envs, num_frames, channels)`` readings, the newest last."""
 
@@ -121,7 +122,3 @@ class AntEnv(SimulatedEnv):
     def _update_frames(self, rows: Tensor, *, first: bool) -> None:
         newest = self.readings[rows]
         self.frames = push_frames(self.frames, rows, newest, first=first)
-
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**super()._tensors(), "frames": self.frames}

@@ -37,13 +37,10 @@ STRIP = 0.16
 
 
 def skeleton(parts: np.ndarray) -> np.ndarray:
-    """Compute the joints of the legs from the centers of their parts.
+    """Compute the joints of the legs from the centers ``(13, 3)`` of their parts.
 
     The center c of a part is halfway between its ends, so the outer end is 2c minus the
     inner end.
-
-    Args:
-        parts: ``(13, 3)`` centers of the torso and of each leg's parts, outwards.
 
     Returns:
         ``(4, 4, 3)`` points of each leg: torso, hip, ankle and tip.
@@ -123,9 +120,6 @@ def draw(
         weights: ``(N,)`` attention weights; None draws no bars. The line across the
             bars is the uniform weight 1/N; the strip is `FOCUS` times as high.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
     """
     canvas = _AntCanvas(parts[0], size)
     canvas.ground()

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.boxworld.codes import (
     AGENT,
     CODE_COLORS,
@@ -114,6 +114,7 @@ class BoxWorld(BatchedEnv):
         InputError: more boxes than fit into the room.
     """
 
+    state_names = ("codes", "places")
     codes: Tensor
     """``(num_envs, n² + 2)`` int64, the code of each place; see `Levels`."""
     places: Tensor
@@ -227,9 +228,7 @@ class BoxWorld(BatchedEnv):
             self.places[rows, 2:] = levels.boxes.flatten(1)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         codes, here = self.codes, self.places[:, :1]
         ahead = self._neighbors[here, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1
@@ -290,12 +289,8 @@ class BoxWorld(BatchedEnv):
         return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
 
     @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"codes": self.codes, "places": self.places}
-
-    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.codes, self.places = tensors["codes"], tensors["places"]
+        super()._set_tensors(tensors)
         self._stock = None  # the tensors may be of other environments
 
 

@@ -214,12 +214,7 @@ class LevelStock:
 
     Sampling a few levels costs as much as sampling a hundred, and in each step a few
     episodes may end. The levels do not depend on the number that is sampled ahead.
-
-    Args:
-        generator: sampler of the levels.
-        sample: `BatchedEnv.sample_uniform`.
-        seed: seed of the run.
-        env_ids: ``(num_envs,)`` int64 environment numbers.
+    ``sample`` is `BatchedEnv.sample_uniform`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
@@ -92,6 +92,7 @@ class CarRacing(SimulatedEnv):
         ModuleNotFoundError: Box2D or pygame, of the extra ``box2d``, is missing.
     """
 
+    state_names = (*SimulatedEnv.state_names, "screens", "unrewarded")
     patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 96, 96, colors)`` uint8, the newest last."""
@@ -137,7 +138,7 @@ class CarRacing(SimulatedEnv):
         self.unrewarded = torch.zeros_like(self.env_ids)
         agent = patch_group(
             self.patch_grid,
-            num_frames=num_frames,
+            num_frames,
             colors=COLORS[color],
             action_space=spaces.Box(-1, 1, (3,), np.float32),
         )
@@ -160,9 +161,7 @@ class CarRacing(SimulatedEnv):
         return torch.cat([clipped[:, :1], (clipped[:, 1:] + 1) / 2], 1)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards, over = super()._advance(actions)
         negative = rewards["agent"][:, 0] < 0
         self.unrewarded = (self.unrewarded + 1) * negative
@@ -194,11 +193,6 @@ class CarRacing(SimulatedEnv):
             return pictures.clone()
         changed = replace_grass(pictures.cpu().numpy(), self._background)
         return torch.from_numpy(changed).to(self.device)
-
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        own = {"screens": self.screens, "unrewarded": self.unrewarded}
-        return {**super()._tensors(), **own}
 
 
 def _simulators(**options: Any) -> Simulators:

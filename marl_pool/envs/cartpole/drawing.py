@@ -19,10 +19,11 @@ from marl_pool.envs.drawing.canvas import (
     write,
 )
 
+Point = tuple[float, float]
 EXTENT = 2.8
 RAIL = 1.0
 """Height of the track in the image; the bars are below."""
-CART: tuple[float, float] = (0.2, 0.1)
+CART: Point = (0.2, 0.1)
 """Half the width and height of the cart."""
 CART_COLOR: Color = (31, 90, 200)
 POLE_COLOR: Color = (214, 39, 40)
@@ -32,14 +33,7 @@ SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
 
 
 class CartPoleFrame(Frame):
-    """A `Frame` with a cart and bars.
-
-    Args:
-        size: height and width in pixels.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(Camera(EXTENT, size))
+    """A `Frame` with a cart and bars."""
 
     def cart(self, position: float, angle: float) -> None:
         """Draw the track, and the cart with its pole at ``angle`` from upright."""
@@ -84,18 +78,10 @@ class CartPoleFrame(Frame):
         start = round(x - 0.25 * line * len(name))
         write(self.image, name, (start, round(y + line)), line)
 
-    def _stroke(
-        self,
-        first: tuple[float, float],
-        last: tuple[float, float],
-        color: Color,
-        width: int,
-    ) -> None:
+    def _stroke(self, first: Point, last: Point, color: Color, width: int) -> None:
         self._line(self.camera.project(np.array([first, last])), color, width)
 
-    def _box(
-        self, low: tuple[float, float], high: tuple[float, float], color: Color
-    ) -> None:
+    def _box(self, low: Point, high: Point, color: Color) -> None:
         corners = self.camera.project(np.array([low, high]))
         first, last = (self._fixed(corner) for corner in corners)
         cv2 = self._cv2
@@ -111,7 +97,7 @@ def draw(
     weights: np.ndarray | None,
     size: int,
 ) -> np.ndarray:
-    """Render the image of a cart and its pole.
+    """Render the image ``(size, size, 3)`` of a cart and its pole.
 
     Args:
         position: position of the cart in meters.
@@ -120,11 +106,8 @@ def draw(
         names: channel of each token.
         weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
     """
-    frame = CartPoleFrame(size)
+    frame = CartPoleFrame(Camera(EXTENT, size))
     frame.cart(position, angle)
     if weights is not None:
         frame.bars(names, weights)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.cartpole.drawing import draw
 from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
 from marl_pool.tokens import Tokens, TokenSpec
@@ -72,6 +72,7 @@ class CartPole(BatchedEnv):
     """
 
     steps_past_end = True
+    state_names = ("state", "past")
 
     state: Tensor
     """``(num_envs, 5 + noise_channels + 1)``: the channels, the noise, the angle."""
@@ -93,10 +94,7 @@ class CartPole(BatchedEnv):
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            dynamics_size=noise_channels,
-            **common,
+            num_envs, max_steps=max_steps, dynamics_size=noise_channels, **common
         )
         self.duplicates, self.noise_channels = duplicates, noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
@@ -108,9 +106,7 @@ class CartPole(BatchedEnv):
         scale = (TRACK, start_speed, start_angle, start_speed)
         self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
         self._groups = {"agent": self._describe()}
-        empty = torch.zeros(
-            num_envs, channels + 1, dtype=self.dtype, device=self.device
-        )
+        empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
 
     @property
@@ -118,37 +114,31 @@ class CartPole(BatchedEnv):
         """Angle of the pole from upright in radians, ``(num_envs,)``; left positive."""
         return self.state[:, -1]
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, 1, N)``; see the class.
-
-        Every call returns the same types and padding, which must not be modified.
-        """
+        """Return tokens ``(num_envs, 1, N)``; their types and padding are shared."""
         if self.num_frames == 1:
             features = self.state.index_select(1, self._order)
         else:
             frames = torch.cat((self.past, self._channels()[..., None]), 2)
             features = frames.index_select(1, self._order)
-        shape = (self.num_envs, 1, len(self._order), self.num_frames)
-        tokens = (features.view(shape), self._batch_types, self._batch_padding)
-        return {"agent": Tokens(*tokens)}
+        features = features.view(*self._batch_types.shape, self.num_frames)
+        return {"agent": Tokens(features, self._batch_types, self._batch_padding)}
 
     def channel_names(self) -> list[str]:
         """Return the channel of each token: one of `CHANNELS`, or ``noise_0``, …."""
-        noise = [f"noise_{i}" for i in range(self.noise_channels)]
-        names = [*CHANNELS, *noise]
+        names = [*CHANNELS, *(f"noise_{i}" for i in range(self.noise_channels))]
         return [names[i] for i in self._order.tolist()]
 
+    @override
     def signal(self) -> dict[str, Tensor]:
-        """Return masks of the channels that are not noise; see `BatchedEnv.signal`."""
         shown = self._order < len(CHANNELS)
         return {"agent": shown.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
-        """Set the state of some environments, and clear their history.
+        """Set the states of ``rows`` ``(n,)``, and clear their history.
 
-        Args:
-            rows: ``(n,)`` int64 indices of the environments.
-            start: ``(n, 4)`` position, velocity, angle and angular velocity.
+        ``start`` ``(n, 4)`` is position, velocity, angle and angular velocity.
         """
         position, velocity, angle, angular_velocity = start.to(self.dtype).unbind(1)
         sensed = (position, velocity, angle.cos(), angle.sin(), angular_velocity)
@@ -169,6 +159,7 @@ class CartPole(BatchedEnv):
             size=size,
         )
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         uniform = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
         start, noise = uniform.split([len(self._scale), self.noise_channels], 1)
@@ -177,9 +168,8 @@ class CartPole(BatchedEnv):
         start[:, 2] += math.pi
         self.put(rows, start)
 
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    @override
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         if self.num_frames > 1:
             newest = self._channels()[..., None]
             self.past = torch.cat((self.past[..., 1:], newest), 2)
@@ -238,8 +228,6 @@ class CartPole(BatchedEnv):
         self._batch_types = types.contiguous()
         self._batch_padding = torch.zeros_like(self._batch_types, dtype=torch.bool)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"state": self.state, "past": self.past}
-
+    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._bind(tensors["state"], tensors["past"])

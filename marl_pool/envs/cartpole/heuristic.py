@@ -101,10 +101,7 @@ def _swing(
 
 @cache
 def regulator(steps: int = 1000) -> tuple[Tensor, Tensor]:
-    """Solve the regulator of the upright pole by value iteration.
-
-    Args:
-        steps: number of iterations, the horizon in steps.
+    """Solve the regulator of the upright pole by value iteration over ``steps``.
 
     Returns:
         Its gains ``(4,)`` and the quadratic form ``(4, 4)`` of its cost to go, float64,

@@ -79,11 +79,7 @@ def attention_strengths(weights: np.ndarray) -> np.ndarray:
 
 
 def write(
-    image: np.ndarray,
-    text: str,
-    at: tuple[int, int],
-    line: float,
-    color: Color = INK,
+    image: np.ndarray, text: str, at: tuple[int, int], line: float, color: Color = INK
 ) -> None:
     """Write text that starts at the pixel ``at``, in lines of ``line`` pixels."""
     cv2 = opencv()
@@ -145,13 +141,7 @@ class Frame:
     def discs(
         self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
     ) -> None:
-        """Draw one disc for each entity, and a faint tail behind it.
-
-        Args:
-            looks: appearance of each entity; earlier ones cover later ones.
-            points: ``(entities, 2)`` positions.
-            tails: ``(entities, 2)`` ends of the tails.
-        """
+        """Draw discs at the ``points``, with faint tails; earlier ones cover others."""
         centers, ends = self.camera.project(points), self.camera.project(tails)
         for entity in reversed(range(len(looks))):
             look = looks[entity]

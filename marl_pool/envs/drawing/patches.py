@@ -34,13 +34,7 @@ class PatchGrid(NamedTuple):
 
 
 def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.ndarray:
-    """Draw a frame around patches in a copy of an image of the whole screen.
-
-    Args:
-        image: ``(size, size, 3)`` uint8 RGB.
-        grid: patches of the screen.
-        tokens: indices of the patches.
-    """
+    """Draw a frame around the patches ``tokens`` in a copy of a square image."""
     cv2, framed = opencv(), image.copy()
     scale = len(image) / grid.screen
     width = max(1, round(scale / 3))
@@ -65,9 +59,6 @@ def draw(
         weights: ``(N,)`` attention weights in [0, 1]; None for no tint.
         grid: patches of the screen.
         size: height and width of the image in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
     """
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)

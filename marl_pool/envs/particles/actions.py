@@ -40,12 +40,7 @@ class Steering:
         return spaces.Box(0, 1, (5,)) if self.continuous else spaces.Discrete(5)
 
     def forces(self, actions: Tensor) -> Tensor:
-        """Convert actions to forces ``(num_envs, agents, 2)``.
-
-        Args:
-            actions: ``(num_envs, agents, 5)`` float, clipped to [0, 1], or
-                ``(num_envs, agents)`` int64.
-        """
+        """Convert actions to forces ``(num_envs, agents, 2)``; numbers are clipped."""
         if self.continuous:
             pushes = actions.detach().to(self._pushes.dtype).clamp(0, 1)
             # Right minus left, up minus down.
@@ -59,11 +54,7 @@ class Steering:
         return chosen.view(*choices.shape, 2)
 
     def toward(self, force: Tensor) -> Tensor:
-        """Find the actions whose force is nearest to ``force`` ``(*B, 2)``.
-
-        Returns:
-            ``(*B, 5)`` float in [0, 1], or ``(*B,)`` int64.
-        """
+        """Find the actions whose force is nearest to ``force`` ``(*B, 2)``."""
         if not self.continuous:
             away = force[..., None, :] - self._pushes.to(force)
             return away.square().sum(-1).argmin(-1)

@@ -1,7 +1,7 @@
 """Scripted agents of simple centroid and simple tag, which read their tokens."""
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import ClassVar
 
 import torch
 from gymnasium import spaces
@@ -23,17 +23,15 @@ class ForceHeuristic(Heuristic):
     """Base of policies that compute a force, and take the nearest action.
 
     `Decision.logits` are the force before it is clipped.
-
-    Args:
-        group: the group of agents that it controls.
-        acceleration: force of a full push to one side.
-        **config: the subclass's own options.
     """
 
-    def __init__(self, group: AgentGroup, acceleration: float, **config: Any) -> None:
-        super().__init__(**config)
+    acceleration: ClassVar[float]
+    """Force of a full push to one side."""
+
+    def __init__(self, group: AgentGroup) -> None:
+        super().__init__()
         continuous = isinstance(group.action_space, spaces.Box)
-        self.steering = Steering(acceleration, continuous)
+        self.steering = Steering(self.acceleration, continuous)
 
     @abstractmethod
     def force(self, tokens: Tokens) -> Tensor:
@@ -58,17 +56,10 @@ class CentroidHeuristic(ForceHeuristic):
     relative velocity w enters. Noise and padded tokens are ignored; without a signal
     token the force is zero.
 
-    Args:
-        group: the group of agents that it controls.
-        steps_ahead: 2 as above. With 1 the factor is (1 - damping), as if the force
-            moved the agent at once: it overshoots and circles at a distance of about
-            0.1. Earlier measurements used it as the reference.
     """
 
-    def __init__(self, group: AgentGroup, steps_ahead: Literal[1, 2] = 2) -> None:
-        acceleration = simple_centroid.AGENT_ACCELERATION
-        super().__init__(group, acceleration, steps_ahead=steps_ahead)
-        self.lead = (steps_ahead - DAMPING) * DT
+    acceleration = simple_centroid.AGENT_ACCELERATION
+    lead = LEAD
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
@@ -90,13 +81,9 @@ class ChaseHeuristic(ForceHeuristic):
 
     The smallest of these forces is taken and clipped to the action space. Obstacles
     and padded tokens are ignored; without a prey token the force is zero.
-
-    Args:
-        group: the group of the predators.
     """
 
-    def __init__(self, group: AgentGroup) -> None:
-        super().__init__(group, simple_tag.ACCELERATIONS["predator"])
+    acceleration = simple_tag.ACCELERATIONS["predator"]
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
@@ -113,13 +100,9 @@ class FleeHeuristic(ForceHeuristic):
     The force is that of `flight`. The environment's prey has its home at the origin,
     which no token shows; here the home is the mean position of all other entities.
     Padded tokens are ignored; without another entity the force is zero.
-
-    Args:
-        group: the group of the prey.
     """
 
-    def __init__(self, group: AgentGroup) -> None:
-        super().__init__(group, simple_tag.ACCELERATIONS["prey"])
+    acceleration = simple_tag.ACCELERATIONS["prey"]
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
@@ -128,7 +111,7 @@ class FleeHeuristic(ForceHeuristic):
         shown = torch.where(others[..., None], tokens.features[..., :2], 0.0)
         home = shown.sum(-2) / others.sum(-1, keepdim=True).clamp(min=1)
         away = simple_tag.flight(predators[..., :2], home, missing)
-        return away * self.steering.acceleration
+        return away * self.acceleration
 
 
 def _of_type(tokens: Tokens, number: int) -> tuple[Tensor, Tensor]:

@@ -38,31 +38,22 @@ Places = slice | Tensor
 
 @dataclass(frozen=True)
 class Entities:
-    """Properties of one kind of entity.
-
-    Attributes:
-        kind: name of the kind.
-        count: number of such entities in one environment, at least 0.
-        color: RGB of its disc.
-        size: radius.
-        movable: True if forces move it.
-        collide: True if it exchanges contact forces with others that collide.
-        max_speed: upper bound of its speed; None for no bound.
-        mass: mass, by which forces are divided.
-        acceleration: force of an action's full push to one side.
-        signal: True if it matters for the task.
-    """
+    """One kind of entity, ``count`` of them in each environment."""
 
     kind: str
     count: int
     color: tuple[int, int, int]
     size: float = 0.05
+    """Radius of the disc."""
     movable: bool = True
     collide: bool = False
+    """True if it exchanges contact forces with others that collide."""
     max_speed: float | None = None
     mass: float = 1.0
     acceleration: float = 0.0
+    """Force of an action's full push to one side."""
     signal: bool = True
+    """True if it matters for the task."""
 
 
 class ParticleEnv(BatchedEnv):
@@ -88,17 +79,14 @@ class ParticleEnv(BatchedEnv):
     slice.
 
     Args:
-        num_envs: number of environments.
         entities: the kinds of entities, movable ones first.
         learners: the kinds that are groups of agents.
         continuous_actions: see `Steering`.
         extent: half the side of the square that `frame` shows.
         options: other arguments of `BatchedEnv`.
-
-    Raises:
-        InputError: a movable kind after an immovable one.
     """
 
+    state_names = ("state",)
     type_names: ClassVar[tuple[str, ...]]
     """Names of the token types: self, and the kinds of entities."""
     feature_scale: ClassVar[float] = 1.0
@@ -140,26 +128,19 @@ class ParticleEnv(BatchedEnv):
 
     @override
     def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, agents, N)`` of each group; see the class.
-
-        Every call returns the same types and padding, which must not be modified.
-        """
-        return {name: self._tokens(name) for name in self._groups}
-
-    def _tokens(self, group: str) -> Tokens:
-        own, types, padding = self._views[group]
-        # index_select on flat indices is several times faster than indexing by [].
-        features = self.state.index_select(1, self._order[group].flatten())
-        features = features.view(*types.shape, 4).sub_(own)
-        if self.feature_scale != 1:
-            features.div_(self.feature_scale)
-        return Tokens(features, types, padding)
+        """Return tokens ``(num_envs, agents, N)``; types and padding are shared."""
+        observations = {}
+        for name, (own, types, padding) in self._views.items():
+            # index_select on flat indices is several times faster than indexing by [].
+            features = self.state.index_select(1, self._order[name].flatten())
+            features = features.view(*types.shape, 4).sub_(own)
+            if self.feature_scale != 1:
+                features.div_(self.feature_scale)
+            observations[name] = Tokens(features, types, padding)
+        return observations
 
     def token_entities(self, group: str) -> Tensor:
-        """Return the entity of each token, ``(agents, N)`` int64 indices of the state.
-
-        The first token of an agent is its own.
-        """
+        """Return the entity of each token, ``(agents, N)`` int64; self comes first."""
         return self._order[group]
 
     def goals(self) -> Tensor:
@@ -167,11 +148,7 @@ class ParticleEnv(BatchedEnv):
         return self.state[:, :0, :2]
 
     def integrate(self, forces: Tensor) -> None:
-        """Advance positions and velocities by one step.
-
-        Args:
-            forces: control forces ``(num_envs, movable, 2)``; contacts are added.
-        """
+        """Advance by control forces ``(num_envs, movable, 2)``, plus contacts."""
         if self._contacts is not None:
             forces = forces + self.contact_forces()
         position, velocity = self._position, self._velocity
@@ -284,10 +261,6 @@ class ParticleEnv(BatchedEnv):
             types = self._types[kind].expand(len(state), len(order), -1).contiguous()
             own = state[:, int(order[0, 0]) : int(order[-1, 0]) + 1, None]
             self._views[kind] = own, types, torch.zeros_like(types, dtype=torch.bool)
-
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"state": self.state}
 
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:

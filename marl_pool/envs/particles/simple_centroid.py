@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.utils.types import (
@@ -84,12 +84,13 @@ class SimpleCentroid(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
-        given = {
-            "num_agents": num_agents,
-            "num_signal": num_signal,
-            "num_noise": num_noise,
-        }
-        numbers = entity_counts(counts, given, least=(1, 1, 0))
+        numbers = entity_counts(
+            counts,
+            least=(1, 1, 0),
+            num_agents=num_agents,
+            num_signal=num_signal,
+            num_noise=num_noise,
+        )
         self.num_agents, self.num_signal, self.num_noise = numbers
         self.spread = max(math.log(sum(numbers), 4), 2.0) if spread is None else spread
         self.reward_scale, self.noise_offset = reward_scale, noise_offset
@@ -145,9 +146,7 @@ class SimpleCentroid(ParticleEnv):
         self.state[rows, moving:, :2] = common[:, None] + square
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         pushes = self._steering["agent"].forces(actions["agent"])
         self.integrate(torch.cat((pushes, self._wander()), 1))
         away = self._agent_position - self.centroid()[:, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import DIRECTIONS
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
@@ -97,12 +97,13 @@ class SimpleTag(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
-        given = {
-            "num_predators": num_predators,
-            "num_prey": num_prey,
-            "num_obstacles": num_obstacles,
-        }
-        numbers = entity_counts(counts, given, least=(1, 1, 0))
+        numbers = entity_counts(
+            counts,
+            least=(1, 1, 0),
+            num_predators=num_predators,
+            num_prey=num_prey,
+            num_obstacles=num_obstacles,
+        )
         self.num_predators, self.num_prey, self.num_obstacles = numbers
         if obstacle_spread is None:
             obstacle_spread = max(math.log(max(self.num_obstacles, 1), 4), 2.0)
@@ -135,9 +136,7 @@ class SimpleTag(ParticleEnv):
         self.state[rows, moving:, :2] = still * self.obstacle_spread
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         touching = self._touching()

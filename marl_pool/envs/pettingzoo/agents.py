@@ -19,16 +19,12 @@ PARTS = ("features", "types", "padding")
 
 @dataclass(frozen=True)
 class PettingZooTeam:
-    """Agents of equal spaces that one policy controls.
-
-    Attributes:
-        agents: the environment's names of the agents.
-        observation: space of one agent, a flat Box or a Dict of `PARTS`.
-        action: space of one agent, a Discrete or a Box of one dimension.
-    """
+    """Agents of equal spaces that one policy controls."""
 
     agents: tuple[Any, ...]
+    """The environment's names of the agents."""
     observation: spaces.Box | spaces.Dict
+    """Space of one agent, a flat Box or a Dict of `PARTS`."""
     action: spaces.Box | spaces.Discrete
 
     @property

@@ -10,17 +10,16 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions, Step
-from marl_pool.envs.pettingzoo.agents import make_teams
+from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
+from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
 from marl_pool.envs.pettingzoo.env_copy import EnvCopy, ParallelStep, build_env
 from marl_pool.envs.pettingzoo.observations import (
     FlatAdapter,
     ObservationAdapter,
     StepArrays,
-    TokenAdapter,
 )
 from marl_pool.envs.pettingzoo.rendering import FrameRenderer, fit_square
-from marl_pool.envs.simulation.replay import (
+from marl_pool.envs.simulation.env import (
     ReplayCursor,
     ReplayedEnv,
     reset_seeds,
@@ -156,9 +155,7 @@ class PettingZooEnv(ReplayedEnv):
         self._set_tensors(state)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         arrays = self._step_arrays(self.num_envs)
         for row, encoded in enumerate(self._encode(actions)):
             cursor = self._cursors[row]
@@ -227,7 +224,9 @@ class PettingZooEnv(ReplayedEnv):
                 f"env.tokenizer: expected null, because group {group!r} observes "
                 f"tokens, got {tokenizer!r}"
             )
-        return TokenAdapter(team.observation, self._number)
+        spec = token_spec(team.observation)
+        assert spec is not None
+        return ObservationAdapter(spec, self._number)
 
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(num_envs, self._teams, self._adapters, self._number)

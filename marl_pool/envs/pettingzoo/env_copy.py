@@ -91,16 +91,11 @@ class ParallelStep(NamedTuple):
 
 @dataclass(eq=False)
 class EnvCopy:
-    """One environment in the state at the end of its log.
-
-    Attributes:
-        env: the environment, reset by `replay`.
-        decode: converts a flat array to the action of each agent.
-        log: None before the first episode.
-    """
+    """One environment in the state at the end of its log."""
 
     env: ParallelEnv[Any, Any, Any]
     decode: Callable[[np.ndarray], dict[Any, Any]]
+    """Converts a flat array to the action of each agent."""
     log: ActionLog | None = None
 
     def replay(self, log: ActionLog) -> ParallelStep:

@@ -1,16 +1,14 @@
 """Steps of several PettingZoo environments as arrays, and observations as tokens."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.agents import PettingZooTeam, token_spec
+from marl_pool.envs.pettingzoo.agents import PettingZooTeam
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.envs.tokenizers.base import Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
@@ -20,16 +18,23 @@ Arrays = dict[str, np.ndarray]
 """Parts of a team's observations, each ``(num_envs, agents, …)``."""
 
 
-class ObservationAdapter(ABC):
+class ObservationAdapter:
     """Stores one team's observations in arrays, and converts them to tokens.
 
-    Attributes:
-        spec: spec of the tokens.
-        parts: shape and dtype of each part of an observation, by name.
+    This one is for observations that are tokens; uint8 features stay uint8.
     """
 
-    spec: TokenSpec
     parts: dict[str, tuple[tuple[int, ...], Any]]
+    """Shape and dtype of each part of an observation, by name."""
+
+    def __init__(self, spec: TokenSpec, dtype: Any) -> None:
+        self.spec = spec
+        kept = np.uint8 if spec.dtype == "uint8" else dtype
+        self.parts = {
+            "features": ((spec.num_tokens, spec.num_features), kept),
+            "types": ((spec.num_tokens,), np.int64),
+            "padding": ((spec.num_tokens,), np.bool_),
+        }
 
     def zeros(self, num_envs: int, agents: int) -> Arrays:
         """Return arrays of zeros, which absent agents keep."""
@@ -38,29 +43,26 @@ class ObservationAdapter(ABC):
             for name, (shape, dtype) in self.parts.items()
         }
 
-    @abstractmethod
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
         """Write the observation of one agent."""
+        for name, array in arrays.items():
+            array[row, agent] = observation[name]
 
-    @abstractmethod
     def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
         """Convert all observations to tokens ``(num_envs, agents, N)``."""
+        return Tokens(**parts)
 
 
 class FlatAdapter(ObservationAdapter):
     """Flat observations, converted by a tokenizer in one call for all agents.
 
-    Args:
-        tokenizer: tokenizer of the team.
-        name: its name, for messages.
-        dtype: dtype of the stored observations.
-
     Raises:
-        InputError: the tokenizer does not fit the observations.
+        InputError: the tokenizer ``name`` does not fit the observations.
     """
 
     def __init__(self, tokenizer: Tokenizer, name: str, dtype: Any) -> None:
-        self.tokenizer, self.spec = tokenizer, tokenizer.spec
+        super().__init__(tokenizer.spec, dtype)
+        self.tokenizer = tokenizer
         self.parts = {"numbers": ((tokenizer.observer.size,), dtype)}
         self._validate(name)
 
@@ -112,30 +114,6 @@ class FlatAdapter(ObservationAdapter):
             )
 
 
-class TokenAdapter(ObservationAdapter):
-    """Observations that are tokens; uint8 features stay uint8."""
-
-    def __init__(self, space: spaces.Dict, dtype: Any) -> None:
-        spec = token_spec(space)
-        assert spec is not None
-        self.spec = spec
-        kept = np.uint8 if spec.dtype == "uint8" else dtype
-        self.parts = {
-            "features": ((spec.num_tokens, spec.num_features), kept),
-            "types": ((spec.num_tokens,), np.int64),
-            "padding": ((spec.num_tokens,), np.bool_),
-        }
-
-    @override
-    def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        for name, array in arrays.items():
-            array[row, agent] = observation[name]
-
-    @override
-    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
-        return Tokens(parts["features"], parts["types"], parts["padding"])
-
-
 class StepArrays:
     """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent."""
 
@@ -162,12 +140,7 @@ class StepArrays:
         }
 
     def write(self, row: int, step: ParallelStep) -> None:
-        """Write the step of one environment.
-
-        Raises:
-            InputError: an agent that is not in possible_agents, or an active agent
-                without an observation.
-        """
+        """Write the step of one environment."""
         ended, late = step.terminations, step.truncations
         active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
         # When the last agents leave, those that are truncated stay active, so that

@@ -7,7 +7,7 @@ import numpy as np
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
 from marl_pool.envs.pettingzoo.env_copy import EnvCopy, build_env, reason
-from marl_pool.envs.simulation.replay import ReplayCursor
+from marl_pool.envs.simulation.env import ReplayCursor
 from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.utils.errors import InputError
 
@@ -17,11 +17,6 @@ class FrameRenderer:
 
     It replays the log of the environment to be drawn. So the batch needs no render
     mode, and a picture may show an earlier state.
-
-    Args:
-        module: see `PettingZooEnv`.
-        options: options of the environment; the render mode is added.
-        decode: converts a flat array to the action of each agent.
     """
 
     def __init__(
@@ -37,11 +32,7 @@ class FrameRenderer:
         """The log that the copy follows."""
 
     def render(self, cursor: ReplayCursor) -> np.ndarray:
-        """Render the state of a cursor, ``(height, width, 3)`` uint8.
-
-        Raises:
-            InputError: the environment cannot be rendered.
-        """
+        """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:
             image = self._seek(cursor).env.render()
         except Exception as error:  # third-party code may raise any exception

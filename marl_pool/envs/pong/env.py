@@ -1,6 +1,7 @@
 """Atari Pong as a set of screen patches without positions."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self, Unpack
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.pong.emulator import (
     NOOP,
@@ -94,7 +95,7 @@ class Pong(BatchedEnv):
     """
 
     simulated = True
-
+    state_names = ("screens", "over", "action_log", "noops")
     patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 84, 84)`` uint8, the newest frame last."""
@@ -125,22 +126,19 @@ class Pong(BatchedEnv):
         vector_env()  # fail here if ale-py is missing
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.num_frames, self.zero_rows = num_frames, zero_rows
-        self._options: dict[str, Any] = {
-            "frame_skip": frame_skip,
-            "noop_max": noop_max,
-            "sticky_actions": sticky_actions,
-            "threads": threads,
-        }
+        self._new_emulator = partial(
+            BatchedEmulator,
+            frame_skip=frame_skip,
+            noop_max=noop_max,
+            sticky_actions=sticky_actions,
+            threads=threads,
+        )
         self.patch_grid = PatchGrid(SCREEN, patch, patch)
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
-        agent = patch_group(
-            self.patch_grid,
-            num_frames=num_frames,
-            colors=1,
-            action_space=spaces.Discrete(len(self.native_actions)),
-        )
+        space = spaces.Discrete(len(self.native_actions))
+        agent = patch_group(self.patch_grid, num_frames, colors=1, action_space=space)
         self._groups = {"agent": agent}
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
@@ -148,17 +146,12 @@ class Pong(BatchedEnv):
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self.action_log = torch.zeros(
-            num_envs, 0, dtype=torch.uint8, device=self.device
-        )
+        self.action_log = self.screens.new_zeros(num_envs, 0)
         self.noops = torch.full_like(self.env_ids, UNKNOWN)
 
     @property
     def game_seeds(self) -> Tensor:
-        """Seeds ``(num_envs,)`` int64 of the emulator, by episode.
-
-        With sticky actions every episode has its own.
-        """
+        """Seeds ``(num_envs,)`` int64 of the emulator, by episode."""
         blocks = self.episodes // self._starts_per_seed
         keys = stream_keys(self.seed, self.env_ids, blocks, Purpose.RESET)
         return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
@@ -183,8 +176,7 @@ class Pong(BatchedEnv):
         saved, self._turn = self.screens, STALE
         if not saved.any():  # saved before the first reset
             return
-        emulator = self._emulator
-        if emulator is None or emulator.num_games != self.num_envs:
+        if self._emulator is None or self._emulator.num_games != self.num_envs:
             self._build()
         self._replay()
         if not torch.equal(saved, self.screens):
@@ -209,9 +201,7 @@ class Pong(BatchedEnv):
         self._begin(rows)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         self._catch_up()
         native = self.native_actions[actions["agent"][:, 0]]
         if int(self.steps.max()) >= self.action_log.shape[1]:
@@ -223,14 +213,9 @@ class Pong(BatchedEnv):
         rewards = self._step_games(native)
         return {"agent": rewards[:, None]}, self.over
 
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        names = ("screens", "over", "action_log", "noops")
-        return {name: getattr(self, name) for name in names}
-
     def _build(self) -> None:
         """Create an emulator that no other environment uses."""
-        self._emulator = BatchedEmulator(self.num_envs, **self._options)
+        self._emulator = self._new_emulator(self.num_envs)
         self._games = np.arange(self.num_envs)
 
     def _catch_up(self) -> None:
@@ -257,10 +242,9 @@ class Pong(BatchedEnv):
             return
         emulator = self._emulator
         assert emulator is not None
-        numbers = self.episodes[rows] % self._starts_per_seed
-        seeds = self.game_seeds[rows]
-        games = self._games[rows.cpu().numpy()]
-        frames = emulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
+        starts = (self.game_seeds, self.episodes % self._starts_per_seed)
+        seeds, numbers = (part[rows].cpu().numpy() for part in starts)
+        frames = emulator.begin(self._games[rows.cpu().numpy()], seeds, numbers)
         self._turn = emulator.turn
         first = torch.zeros_like(self.over)
         first[rows] = True
@@ -285,12 +269,9 @@ class Pong(BatchedEnv):
         return rewards.to(self.dtype).mul_(running)
 
     def _push_frames(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
-        """Push frames onto the stacks in ``where``; the other stacks stay.
+        """Push frames ``(games, 1, 84, 84)`` onto the stacks in ``where``.
 
-        Args:
-            frames: ``(games, 1, 84, 84)`` of all games in the emulator.
-            where: ``(num_envs,)`` bool.
-            first: the frames are the first of an episode and fill the stack.
+        The first frames of an episode fill the stack.
         """
         if not np.array_equal(self._games, np.arange(len(frames))):
             frames = frames[self._games]

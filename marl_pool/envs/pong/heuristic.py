@@ -20,7 +20,6 @@ MARGIN = 8
 FIELD = slice(14, 77)
 """Rows of the field, in pixels of a frame."""
 BALL_COLUMNS = slice(12, 72)
-"""Between the paddles."""
 PADDLE_COLUMNS = slice(73, 76)
 HIT = 72.5
 """Column at which the ball meets the paddle."""
@@ -69,9 +68,8 @@ class PongHeuristic(Heuristic):
 
     Args:
         group: the agents' group, for its patches and actions.
-        offset: of the paddle's centre below the crossing in pixels, so that the ball
-            leaves at an angle.
-        dead_zone: in pixels.
+        offset: aim in pixels below the crossing, so that the ball leaves at an angle.
+        dead_zone: distance in pixels within which the paddle rests.
     """
 
     def __init__(
@@ -93,10 +91,10 @@ class PongHeuristic(Heuristic):
 
     def distance(self, tokens: Tokens) -> Tensor:
         """Compute the signed distance ``(*B,)`` of the paddle to its target."""
-        before, now = self.frames(tokens)
-        ball, paddle = _find(now, BALL_COLUMNS), _find(now, PADDLE_COLUMNS)
-        old_ball = _find(before, BALL_COLUMNS)
-        old_paddle = _find(before, PADDLE_COLUMNS)
+        # Positions and motions of ball and paddle in the last two frames.
+        frames = self.frames(tokens)
+        old_ball, ball = (_find(frame, BALL_COLUMNS) for frame in frames)
+        old_paddle, paddle = (_find(frame, PADDLE_COLUMNS) for frame in frames)
         seen_twice = paddle.present & old_paddle.present
         motion = torch.where(seen_twice, paddle.row - old_paddle.row, 0.0)
         distance = self._target(ball, old_ball) - paddle.row - motion
@@ -111,8 +109,7 @@ class PongHeuristic(Heuristic):
         first = max(patches.shape[-3] - 2, 0)
         both = patches[..., [first, -1], :, :].movedim(-3, -5)
         stacked = both.transpose(-3, -2).flatten(-4, -3).flatten(-2)
-        before, now = stacked.unbind(-3)
-        return before, now
+        return stacked.select(-3, 0), stacked.select(-3, 1)
 
     def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:
         velocity_x, velocity_y = ball.column - old.column, ball.row - old.row

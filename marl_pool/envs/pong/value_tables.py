@@ -71,11 +71,7 @@ def action_values(
 ) -> np.ndarray:
     """Look up the values of staying, down and up, ``(3,)``, for an approaching ball.
 
-    Args:
-        state: the present state.
-        last: the previous native action.
-        frame_skip: emulated frames of one action.
-        sticky: probability that a frame repeats the previous action.
+    ``last`` is the previous native action.
     """
     tables = solve(frame_skip, sticky)
     row = crossing(state)
@@ -142,12 +138,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
 
 
 def _arrival_values(down: bool, up: bool) -> np.ndarray:
-    """Compute the value of each offset ``(G,)`` at the ball's arrival.
-
-    Args:
-        down: a steep shot downwards wins.
-        up: a steep shot upwards wins.
-    """
+    """Compute the value of each offset ``(G,)`` where shots win at the arrival."""
     errors = np.linspace(-4, 4, 33)
     weights = np.exp(-(errors**2) / 2)
     offsets = OFFSETS[:, None] + OFFSET_STD * errors

@@ -1,29 +1,27 @@
-"""Batched environments around simulators that step one after the other."""
+"""Batched environments around simulators that cannot save their state.
+
+Their state is the log of their episode, which is replayed when needed.
+"""
 
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import EnvOptions
-from marl_pool.envs.simulation.replay import (
-    ReplayCursor,
-    ReplayedEnv,
-    reset_seeds,
-    saved_logs,
-)
+from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
 from marl_pool.envs.simulation.simulator import (
     ActionLog,
     SimulatorBackend,
     SimulatorStep,
 )
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
 
 
@@ -54,6 +52,72 @@ class SimulatorPool:
         return simulator
 
 
+class ReplayCursor(NamedTuple):
+    """The state of an environment: after the first ``length`` actions of a log.
+
+    Environments made by `BatchedEnv.select` share simulators. The first one to be
+    stepped continues with the simulator; the others replay the episode in another one.
+    """
+
+    simulator: Any
+    """An object whose ``log`` leads to its state; None before the first episode."""
+    """`LoggedSimulator`."""
+    log: ActionLog
+    length: int
+
+    @property
+    def in_sync(self) -> bool:
+        """True if the simulator is in this state."""
+        return self.simulator.log is self.log and len(self.log.actions) == self.length
+
+    def prefix(self) -> ActionLog:
+        """Return a copy of the log up to this state."""
+        return ActionLog(self.log.seed, self.log.actions[: self.length])
+
+    def advanced(self) -> "ReplayCursor":
+        """Return the cursor one action later."""
+        return self._replace(length=self.length + 1)
+
+
+def reset_seeds(keys: Tensor) -> list[int]:
+    """Sample one seed in [0, 2^31) from each reset stream."""
+    return (uniform(keys, 1)[:, 0] * (1 << 31)).long().tolist()
+
+
+class ReplayedEnv(BatchedEnv):
+    """A batch of environments whose states are replay cursors.
+
+    Episodes must follow from the seed of their reset and the actions alone.
+    """
+
+    simulated = True
+
+    _cursors: list[ReplayCursor | None]
+    """One for each environment; None before its first reset."""
+
+    @override
+    def select(self, indices: Tensor) -> Self:
+        selected = super().select(indices)
+        selected._cursors = [self._cursors[row] for row in indices.tolist()]
+        return selected
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        logs = [cursor and cursor.prefix() for cursor in self._cursors]
+        # Plain tuples, so that a checkpoint does not depend on this module.
+        saved = [log and (log.seed, log.actions) for log in logs]
+        return {**super().state_dict(), "action_logs": saved}
+
+
+def saved_logs(state: Mapping[str, Any]) -> dict[int, ActionLog]:
+    """Return the logs in a `ReplayedEnv.state_dict`, by row."""
+    return {
+        row: ActionLog(saved[0], list(saved[1]))
+        for row, saved in enumerate(state["action_logs"])
+        if saved is not None
+    }
+
+
 class SimulatedEnv(ReplayedEnv):
     """A batch of environments with one simulator each and one group of one agent.
 
@@ -69,6 +133,7 @@ class SimulatedEnv(ReplayedEnv):
         observation_dtype: dtype of the observations.
     """
 
+    state_names = ("observations", "over")
     observations: Tensor
     """``(num_envs, *shape)``, the simulators' latest observations."""
     over: Tensor
@@ -126,9 +191,7 @@ class SimulatedEnv(ReplayedEnv):
         self._observe_step(rows, step, first=True)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards = torch.zeros(self.num_envs, 1, dtype=self.dtype, device=self.device)
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
@@ -193,10 +256,6 @@ class SimulatedEnv(ReplayedEnv):
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"observations": self.observations, "over": self.over}
-
 
 def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:
     """Append a frame to the stacks of some environments, and drop the oldest one.
@@ -206,9 +265,6 @@ def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) ->
         rows: ``(n,)`` int64 environments.
         frames: ``(n, *shape)``.
         first: the frames are the first of an episode and fill the stack.
-
-    Returns:
-        A tensor like ``stacks``.
     """
     newest = frames[:, None]
     if first:

@@ -26,7 +26,6 @@ def extra(name: str) -> Iterator[None]:
 
     Raises:
         InputError: Gymnasium cannot import a dependency of its environment.
-        ModuleNotFoundError: a module is not installed.
     """
     with catch_warnings():
         simplefilter("ignore")
@@ -84,11 +83,7 @@ class SimulatorBackend(ABC):
 
 
 class Simulators(SimulatorBackend):
-    """Simulators that are stepped one after the other.
-
-    Args:
-        build: constructs a simulator, at the first use of its id.
-    """
+    """Simulators that are stepped one after the other, built at their first use."""
 
     def __init__(self, build: Callable[[], Simulator]) -> None:
         self._build = build

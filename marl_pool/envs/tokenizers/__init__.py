@@ -27,11 +27,7 @@ def fitting(module: str) -> str:
 
 
 def make_tokenizer(name: str, observer: "Observer") -> "Tokenizer":
-    """Build a tokenizer.
-
-    Args:
-        name: a key of `TOKENIZERS`, or the ``package.module:Class`` of a `Tokenizer`.
-        observer: the group of agents whose observations it converts.
+    """Build the tokenizer of `TOKENIZERS`, or of a ``package.module:Class``.
 
     Raises:
         InputError: an unknown name, or observations that it cannot convert.

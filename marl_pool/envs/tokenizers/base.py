@@ -15,22 +15,18 @@ from marl_pool.tokens import Tokens, TokenSpec
 
 @dataclass(frozen=True)
 class Observer:
-    """The group of agents whose observations a tokenizer converts.
-
-    Attributes:
-        group: name of the group.
-        agents: names of its agents in the PettingZoo env.
-        all_agents: names of the agents of all groups, in the env's order.
-        size: F, the length of one observation.
-        options: keyword arguments with which the env was built.
-        device: device of the observations.
-    """
+    """The group of agents whose observations a tokenizer converts."""
 
     group: str
+    """Name of the group."""
     agents: tuple[str, ...]
+    """Names of its agents in the PettingZoo env."""
     all_agents: tuple[str, ...]
+    """Names of the agents of all groups, in the env's order."""
     size: int
+    """Length F of one observation."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments with which the env was built."""
     device: torch.device | str = "cpu"
 
 
@@ -82,12 +78,8 @@ class Slot(NamedTuple):
 class SlotTokenizer(Tokenizer):
     """Tokenizer whose features have fixed positions in the observation.
 
-    Args:
-        observer: see `Tokenizer`.
-        type_names: names of the types; the first is the type of the observing agent.
-        slots: the tokens, in order.
-        signal_types: names of the types that matter for the task; empty if unknown.
-        positions: indices of the features that are a position; None if unknown.
+    The first of the ``type_names`` is that of the observing agent. For ``signal_types``
+    and ``positions`` see `TokenSpec`.
     """
 
     def __init__(

@@ -13,9 +13,6 @@ class FeatureTokenizer(Tokenizer):
     Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
     type identifies a number, so a policy needs a type embedding. No token belongs to
     the observing agent.
-
-    Args:
-        observer: the group of agents whose observations are converted.
     """
 
     def __init__(self, observer: Observer) -> None:

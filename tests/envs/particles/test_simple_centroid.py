@@ -18,6 +18,8 @@ from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs.particles.heuristics import CentroidHeuristic
+from marl_pool.envs.particles.physics import DAMPING, DT
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -441,7 +443,9 @@ def test_returns_agree_with_an_independent_implementation(
     episodes, with standard errors near 0.004 and 0.02.
     """
     env = SimpleCentroid(512, num_signal=signal, num_noise=noise)
-    policy = make_heuristic("simple_centroid", env.groups["agent"], steps_ahead=1)
+    policy = make_heuristic("simple_centroid", env.groups["agent"])
+    assert isinstance(policy, CentroidHeuristic)
+    policy.lead = (1 - DAMPING) * DT
     got = returns(env, lambda tokens: policy.act(tokens).action)
     assert got == pytest.approx(expected, abs=0.025)
     stream = Stream(0, env.env_ids, Purpose.POLICY, 5)
@@ -516,12 +520,6 @@ def test_the_heuristic_is_permutation_invariant() -> None:
         tokens.padding[..., order],
     )
     torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
-
-
-def test_steps_ahead_is_one_or_two() -> None:
-    group = SimpleCentroid(1).groups["agent"]
-    with pytest.raises(InputError, match="steps_ahead: expected 1 or 2, got 3"):
-        make_heuristic("simple_centroid", group, steps_ahead=3)
 
 
 def golden() -> dict[str, Any]:

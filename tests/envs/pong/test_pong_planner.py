@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.pong.console import FIRST_REST, PUSH, Console, GameState
-from marl_pool.envs.pong.controller import GameStart, ValueController
 from marl_pool.envs.pong.emulator import NOOP
 from marl_pool.envs.pong.env import Pong
 from marl_pool.envs.pong.features import PADDLE_COLUMN, approaches, crossing
-from marl_pool.envs.pong.teacher import SPARE, ValueTableTeacher
+from marl_pool.envs.pong.teacher import (
+    SPARE,
+    GameStart,
+    ValueController,
+    ValueTableTeacher,
+)
 from marl_pool.envs.pong.value_tables import DIRECTIONS
 from marl_pool.utils.errors import InputError
 
