@@ -195,6 +195,7 @@ class BatchedEnv(ABC):
 
     def reset(self, where: Tensor | None = None) -> None:
         """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
+        # An episode has a number, which counts the resets of its environment.
         if where is None:
             rows = torch.arange(self.num_envs, device=self.device)
             self.episodes = self.episodes + 1
@@ -300,6 +301,7 @@ class BatchedEnv(ABC):
 
     def select(self, indices: Tensor) -> Self:
         """Copy the environments at ``indices``, in their present state."""
+        # A shallow copy shares options and constants; only the state is indexed.
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__dict__)
         selected.num_envs = len(indices)
@@ -353,6 +355,7 @@ class BatchedEnv(ABC):
             InputError: a wrong number of weights, or an environment without pictures.
         """
         group = group or next(iter(self.groups))
+        # Check the weights once for all environments.
         if attention is None:
             return self._draw(index, size, None, group, agent)
         count = self.groups[group].tokens.num_tokens

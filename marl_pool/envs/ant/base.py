@@ -94,6 +94,7 @@ class AntEnv(SimulatedEnv):
 
     @override
     def observe(self) -> dict[str, Tokens]:
+        # Features are contiguous, token by token, with the newest reading last.
         types = self._types.expand(self.num_envs, 1, -1).contiguous()
         padding = torch.zeros_like(types, dtype=torch.bool)
         features = self.frames.mT[:, None].clone(memory_format=torch.contiguous_format)

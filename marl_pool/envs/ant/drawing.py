@@ -60,6 +60,7 @@ class _AntCanvas:
         self._center = np.array([center[0], center[1], 0.0])
         self._scale = size / VIEW
         self._middle = np.array([0.5, HORIZON]) * size
+        # Axes of the picture, and the direction away from the camera.
         across = (np.cos(YAW), np.sin(YAW), 0)
         away = (-np.sin(YAW) * np.cos(PITCH), np.cos(YAW) * np.cos(PITCH))
         self._away = np.array([*away, -np.sin(PITCH)])

@@ -156,6 +156,7 @@ class BoxWorld(BatchedEnv):
 
     @override
     def observe(self) -> dict[str, Tokens]:
+        # Add each token's color to its position relative to the agent.
         own = self.places[:, 0]
         if self.pixels:
             codes = self.codes[:, :-1].flatten()
@@ -180,6 +181,7 @@ class BoxWorld(BatchedEnv):
         Types do not distinguish branches from the path, but codes do. Floor is noise.
         """
         codes = self.codes
+        # Boxes on the path have other codes than traps.
         lock = (codes >= LOCK) & (codes < TRAP)
         # The lock of a box is right of its content.
         beside = torch.nn.functional.pad(lock[:, 1:], (0, 1))
@@ -229,6 +231,7 @@ class BoxWorld(BatchedEnv):
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Find the place ahead of the agent; at a wall it is the agent's own.
         codes, here = self.codes, self.places[:, :1]
         ahead = self._neighbors[here, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1

@@ -112,6 +112,7 @@ class LevelGenerator:
 
     def _attempt(self, uniforms: Tensor) -> tuple[Levels, Tensor]:
         """Build levels from ``(B, numbers)``; return a mask ``(B,)`` of failures."""
+        # Each part of a level has numbers of its own, whatever the others need.
         places, path, roots, branches, number = uniforms.split(self._sizes, 1)
         absent = self._absent(number) if self.random_distractors else None
         boxes, key, agent, stuck = self._place(places, absent)
@@ -135,6 +136,7 @@ class LevelGenerator:
         self, uniforms: Tensor, absent: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sample the places of boxes, key and agent; return a mask of failures too."""
+        # Place the boxes one by one; each excludes the cells around it.
         legal = self._starts.repeat(len(uniforms), 1)
         boxes = []
         for i in range(self.num_boxes):
@@ -143,6 +145,7 @@ class LevelGenerator:
             apart = self._box_apart.index_select(0, cell[:, 0])
             legal &= apart if absent is None else apart | absent[:, i : i + 1]
         cells = torch.cat(boxes, 1)
+        # The key keeps a distance to boxes, the agent may stand next to them.
         free = self._around(self._key_apart, cells, absent)
         key, no_key = choose(free, uniforms[:, -2:-1])
         free = self._around(self._outside, cells, absent).scatter_(1, key, False)
@@ -160,12 +163,14 @@ class LevelGenerator:
         self, path: Tensor, roots: Tensor, branches: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sample the colors of the path, and the codes of all contents and locks."""
+        # Each box on the path holds the key of the next one, the last the gem.
         free = torch.ones_like(path[:, :1], dtype=torch.bool).repeat(1, COLORS)
         colors = choose_several(free, path)
         gem = torch.full_like(colors[:, :1], GEM)
         contents = [colors[:, 1:] + KEY, gem]
         locks = [colors[:, :-1] + LOCK, colors[:, -1:] + GOAL]
         if self.branches:
+            # Each branch starts with a lock of a random color of the path.
             shape = (len(path), self.branches, self.length)
             free = free[:, None].repeat(1, self.branches, 1)
             ends = choose_several(free, branches.view(shape))

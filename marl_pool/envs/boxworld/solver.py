@@ -70,6 +70,7 @@ class BoxWorldHeuristic(Heuristic):
     def steps_left(self, tokens: Tokens) -> Tensor:
         """Compute the steps ``(B, 4)`` to the next goal after each move, or `FAR`."""
         seen = self.read(tokens)
+        # All boxes but the goal are obstacles.
         goal = self.next_goal(seen)
         barred = (seen.items != NO_COLOR) | (seen.locks != NO_COLOR)
         barred.scatter_(1, goal, False)
@@ -83,6 +84,7 @@ class BoxWorldHeuristic(Heuristic):
     def read(self, tokens: Tokens) -> Map:
         """Build the maps of tokens with batch dimension ``(B,)``."""
         cells, far = self.side**2, self.side // 2
+        # Positions and colors become integers, which ignores small noise.
         features = torch.where(tokens.padding[..., None], 0.0, tokens.features)
         features = features.nan_to_num(0.0, 0.0, 0.0)
         away = (features[..., 3:] * (self.n + 1)).round().long().clamp(-far, far)
@@ -98,6 +100,7 @@ class BoxWorldHeuristic(Heuristic):
             where = place.masked_fill(~shown, cells)
             return blank.scatter(1, where, color)[:, :cells]
 
+        # Without a gem, take the middle, which no walk can improve.
         gem = torch.where(types == GEM, place, -1).max(1, keepdim=True).values
         return Map(
             mark((types == KEY) | (types == GEM)),

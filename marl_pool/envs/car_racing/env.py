@@ -163,6 +163,7 @@ class CarRacing(SimulatedEnv):
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards, over = super()._advance(actions)
+        # Count the latest steps without a reward, per environment.
         negative = rewards["agent"][:, 0] < 0
         self.unrewarded = (self.unrewarded + 1) * negative
         if self.no_reward_limit:

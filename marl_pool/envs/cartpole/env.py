@@ -100,6 +100,7 @@ class CartPole(BatchedEnv):
         self.noise_std, self.num_frames = noise_std, num_frames
         self.channel_ids = channel_ids
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
+        # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
@@ -170,6 +171,7 @@ class CartPole(BatchedEnv):
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Keep the readings before the step as the newest of the past.
         if self.num_frames > 1:
             newest = self._channels()[..., None]
             self.past = torch.cat((self.past[..., 1:], newest), 2)
@@ -178,6 +180,7 @@ class CartPole(BatchedEnv):
         self._move(force)
         if self.noise_channels:
             self._noise.copy_(self._gaussian(self.dynamics.next()))
+        # The reward is 1 for an upright pole over the middle of the track.
         upright = self._cos.add(1).mul_(0.5)
         centered = self._position.mul(math.pi / (2 * TRACK)).cos_()
         rewards = upright.mul_(centered)[:, None]

@@ -79,8 +79,10 @@ class CartPoleHeuristic(Heuristic):
         """Compute the action ``(*B,)`` from the channels ``(*B, 5)``."""
         position, velocity, cos, sin, turn = readings.unbind(-1)
         swing = _swing(position, velocity, cos, sin, turn)
+        # Brake where the cart would come to rest too far out.
         rest = position + velocity * velocity.abs() / (2 * BRAKING)
         action = torch.where(rest.abs() > LAST_STOP, -rest.sign(), swing)
+        # Balance where the regulator's cost to go is low.
         errors = torch.stack((position, velocity, torch.atan2(sin, cos), turn), -1)
         balance = -(errors @ self.gain)
         caught = ((errors @ self.cost) * errors).sum(-1) < CATCH
@@ -107,6 +109,7 @@ def regulator(steps: int = 1000) -> tuple[Tensor, Tensor]:
         Its gains ``(4,)`` and the quadratic form ``(4, 4)`` of its cost to go, float64,
         for position, velocity, angle and angular velocity.
     """
+    # Linearise the equations of motion at the upright pole.
     inertia = TOTAL_MASS - 0.75 * POLE_MASS
     cart = torch.tensor([0.0, -FRICTION, 0.75 * POLE_MASS * GRAVITY, 0.0]).double()
     cart = cart / inertia

@@ -101,6 +101,7 @@ class Frame:
         self.camera = camera
         self.image = np.full((camera.size, camera.size, 3), PAPER, np.uint8)
         """``(size, size, 3)`` uint8 RGB."""
+        # Draw the grid of unit squares.
         reach = int(camera.extent)
         for place in range(-reach, reach + 1):
             for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):

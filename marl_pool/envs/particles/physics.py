@@ -121,6 +121,7 @@ class ParticleEnv(BatchedEnv):
             )
             for kind in entities
         }
+        # Sizes and order of the tokens do not change, so compute them once.
         self._order = {kind: self._token_order(kind) for kind in learners}
         self._types = {kind: self._token_types(kind) for kind in learners}
         self._groups = {kind: self._describe(kind, entities) for kind in learners}
@@ -166,6 +167,7 @@ class ParticleEnv(BatchedEnv):
         """
         if self._contacts is None:
             return torch.zeros_like(self._velocity)
+        # Pairs of entities: those that are pushed by those that push.
         pushed, pushing, reach = self._contacts
         # Coordinates first, so that the operations below run over contiguous memory.
         places = self.state[..., :2].movedim(-1, 0)

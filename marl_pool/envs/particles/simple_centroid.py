@@ -147,6 +147,7 @@ class SimpleCentroid(ParticleEnv):
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Agents steer, signal entities wander, and noise entities rest.
         pushes = self._steering["agent"].forces(actions["agent"])
         self.integrate(torch.cat((pushes, self._wander()), 1))
         away = self._agent_position - self.centroid()[:, None]

@@ -125,6 +125,7 @@ class SimpleTag(ParticleEnv):
         moving = self.num_movable
         parts = [1, 4 * moving, 2 * self.num_obstacles]
         uniform = self.sample_uniform(keys, sum(parts))
+        # One number for the square, then predators and prey, then obstacles.
         width, start, still = torch.split(uniform, parts, 1)
         # One square of random size for the predators and prey of an episode.
         widest = math.log(moving, 4)
@@ -139,6 +140,7 @@ class SimpleTag(ParticleEnv):
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
+        # Predators gain by each touch, and learning prey lose by it.
         touching = self._touching()
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:

@@ -62,6 +62,7 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     """
     if set(space.keys()) != set(PARTS):
         return None
+    # All three parts must be boxes whose shapes agree.
     boxes = [box for part in PARTS if isinstance(box := space[part], spaces.Box)]
     shape = boxes[0].shape or () if len(boxes) == len(PARTS) else ()
     if len(shape) != 2:
@@ -72,8 +73,9 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     if not (fits and np.issubdtype(types.dtype, np.integer)):
         return None
     names = ("self", *(f"type_{i}" for i in range(1, int(types.high.max()) + 1)))
-    dtype = "uint8" if features.dtype == np.uint8 else "float32"
-    return TokenSpec(count, width, names, dtype=dtype)
+    return TokenSpec(
+        count, width, names, dtype="uint8" if features.dtype == np.uint8 else "float32"
+    )
 
 
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
@@ -99,6 +101,7 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
 def _listed(
     agents: list[Any], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Any]]:
+    # Each agent must be in exactly one group.
     known = {str(agent): agent for agent in agents}
     seen: dict[str, str] = {}
     for name, members in groups.items():

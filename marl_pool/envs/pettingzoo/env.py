@@ -156,6 +156,7 @@ class PettingZooEnv(ReplayedEnv):
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
         for row, encoded in enumerate(self._encode(actions)):
             cursor = self._cursors[row]
@@ -202,6 +203,7 @@ class PettingZooEnv(ReplayedEnv):
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
             size = len(team.agents) * team.action_size
+            # The row has the actions of one team after the other.
             own, row = row[:size], row[size:]
             shaped = own.reshape(len(team.agents), -1)
             by_agent |= zip(team.agents, team.decode(shaped), strict=True)

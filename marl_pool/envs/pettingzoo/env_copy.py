@@ -119,5 +119,5 @@ class EnvCopy:
         if not acted:  # the episode is over
             return ParallelStep({})
         by_agent = self.decode(actions)
-        *results, _ = self.env.step({agent: by_agent[agent] for agent in acted})
-        return ParallelStep(*results, acted, tuple(self.env.agents))
+        step = self.env.step({agent: by_agent[agent] for agent in acted})
+        return ParallelStep(*step[:4], acted, tuple(self.env.agents))

@@ -84,6 +84,7 @@ class FlatAdapter(ObservationAdapter):
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:2]))
 
     def _validate(self, name: str) -> None:
+        # Try the tokenizer on zeros, so that a misfit is found before training.
         observer, spec = self.tokenizer.observer, self.spec
         where = f"env.tokenizer: {name} does not fit observations of {observer.size} "
         where += "numbers"
@@ -141,6 +142,7 @@ class StepArrays:
 
     def write(self, row: int, step: ParallelStep) -> None:
         """Write the step of one environment."""
+        # Agents that remain, unless they ended in this step.
         ended, late = step.terminations, step.truncations
         active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
         # When the last agents leave, those that are truncated stay active, so that
@@ -148,6 +150,7 @@ class StepArrays:
         timed_out = [a for a in step.acted if late.get(a) and not ended.get(a)]
         self.terminated[row] = not active and not timed_out
         self.truncated[row] = not active and bool(timed_out)
+        # Write observations of the living, then rewards of all that acted.
         for agent in active or timed_out:
             name, column = self._column(agent)
             if agent not in step.observations:

@@ -137,7 +137,7 @@ class Pong(BatchedEnv):
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
-        space = spaces.Discrete(len(self.native_actions))
+        space: spaces.Discrete = spaces.Discrete(len(self.native_actions))
         agent = patch_group(self.patch_grid, num_frames, colors=1, action_space=space)
         self._groups = {"agent": agent}
         self._emulator: BatchedEmulator | None = None
@@ -152,6 +152,7 @@ class Pong(BatchedEnv):
     @property
     def game_seeds(self) -> Tensor:
         """Seeds ``(num_envs,)`` int64 of the emulator, by episode."""
+        # Consecutive episodes share a seed, since seeding is slow.
         blocks = self.episodes // self._starts_per_seed
         keys = stream_keys(self.seed, self.env_ids, blocks, Purpose.RESET)
         return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
@@ -202,6 +203,7 @@ class Pong(BatchedEnv):
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Log the native actions, from which the games can be replayed.
         self._catch_up()
         native = self.native_actions[actions["agent"][:, 0]]
         if int(self.steps.max()) >= self.action_log.shape[1]:
@@ -257,10 +259,12 @@ class Pong(BatchedEnv):
         """Step the games by native actions ``(num_envs,)``; return the rewards."""
         emulator = self._emulator
         assert emulator is not None
+        # Games of other environments are stepped too; they get no-ops.
         moves = np.full(emulator.num_games, NOOP)
         moves[self._games] = actions.cpu().numpy()
         step = emulator.step(moves)
         self._turn = emulator.turn
+        # A finished game keeps its screen, and its points count no more.
         running = ~self.over
         self._push_frames(step.frames, running, first=False)
         over = torch.from_numpy(step.over[self._games]).to(self.device)

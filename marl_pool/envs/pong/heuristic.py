@@ -103,6 +103,7 @@ class PongHeuristic(Heuristic):
     def frames(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Assemble the last two frames ``(*B, 84, 84)``; a single frame is repeated."""
         pixels = SCREEN // self.side
+        # Patches to frames: undo the cut of `patch_tokens` in its order.
         features = tokens.features.masked_fill(tokens.padding[..., None], BACKGROUND)
         shape = (self.side, self.side, -1, pixels, pixels)
         patches = features.unflatten(-1, shape[2:]).unflatten(-4, shape[:2])
@@ -112,6 +113,7 @@ class PongHeuristic(Heuristic):
         return stacked.select(-3, 0), stacked.select(-3, 1)
 
     def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:
+        # Extrapolate the ball to the paddle's column, reflected at the walls.
         velocity_x, velocity_y = ball.column - old.column, ball.row - old.row
         steps = (HIT - ball.column) / velocity_x.clamp(min=SLOWEST)
         crossing = _reflect(ball.row + velocity_y * steps.clamp(0, FARTHEST))

@@ -126,6 +126,7 @@ class ValueTableTeacher:
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}
         self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
+        # Lead each controller through its game's actions, then ask it.
         logs, steps = env.action_log.cpu().numpy(), env.steps.tolist()
         starts = zip(env.noops.tolist(), env.game_seeds.tolist(), strict=True)
         order = env.native_actions.tolist()

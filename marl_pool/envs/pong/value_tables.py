@@ -73,6 +73,7 @@ def action_values(
 
     ``last`` is the previous native action.
     """
+    # Offsets are relative to the row where the ball arrives.
     tables = solve(frame_skip, sticky)
     row = crossing(state)
     # Earlier than the tables begin, take their first entry of the same phase.
@@ -111,6 +112,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
     a press, and :math:`V_n(r, p) = \max_a Q_n(b', a, r, p)` with the move b' that was
     executed last. V at the ball's arrival is `_arrival_values`.
     """
+    # Solve from the arrival backwards, for each previous and present move.
     shots = tuple((down, up) for down in (False, True) for up in (False, True))
     ends = np.stack([_arrival_values(*shot) for shot in shots]).astype(np.float32)
     size = len(OFFSETS)

@@ -7,7 +7,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ class SimulatedEnv(ReplayedEnv):
         observation_dtype: dtype of the observations.
     """
 
-    state_names = ("observations", "over")
+    state_names: ClassVar[tuple[str, ...]] = ("observations", "over")
     observations: Tensor
     """``(num_envs, *shape)``, the simulators' latest observations."""
     over: Tensor
@@ -193,6 +193,7 @@ class SimulatedEnv(ReplayedEnv):
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards = torch.zeros(self.num_envs, 1, dtype=self.dtype, device=self.device)
+        # Step only the simulators whose episode has not ended.
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
         if len(rows):
@@ -206,6 +207,7 @@ class SimulatedEnv(ReplayedEnv):
         return {name: rewards}, self.over
 
     def _step(self, rows: list[int], actions: np.ndarray) -> SimulatorStep:
+        # Find a simulator for each row, in the row's state if there is one.
         simulators = self._simulators(rows)
         # Replay the episodes of rows whose simulator was stepped by another batch.
         lost = [
@@ -215,6 +217,7 @@ class SimulatedEnv(ReplayedEnv):
         ]
         if lost:
             self._replay(*map(list, zip(*lost, strict=True)))
+        # Step all simulators, and log the actions for later replays.
         step = self._pool.backend.step([each.id for each in simulators], actions)
         for row, action in zip(rows, actions, strict=True):
             cursor = self._cursors[row]
@@ -246,6 +249,7 @@ class SimulatedEnv(ReplayedEnv):
         return step
 
     def _observe_step(self, rows: Tensor, step: SimulatorStep, *, first: bool) -> None:
+        # Replace tensors instead of writing into what a caller may keep.
         newest = self._observations_of(step)
         self.observations = self.observations.index_copy(0, rows, newest)
         self._update_frames(rows, first=first)

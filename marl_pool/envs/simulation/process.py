@@ -68,6 +68,7 @@ class SimulatorProcess(SimulatorBackend):
         pipe, process = self._pipe, self._process
         assert pipe is not None
         assert process is not None
+        # A call is one message, and so is its answer or its exception.
         try:
             pipe.send((name, arguments))
             answer = pipe.recv()

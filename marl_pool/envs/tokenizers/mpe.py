@@ -107,6 +107,7 @@ class MpeTokenizer(SlotTokenizer):
                 "expected num_agent_neighbors=None, because the observation does not "
                 "identify adversaries among neighbors; tokenizer=features reads any"
             )
+        # Whatever remains unread shows that the layout is another one.
         self._parse(layout)
         if layout.size != observer.size:
             layout.fail(

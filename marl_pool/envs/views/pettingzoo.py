@@ -86,6 +86,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
+        # Without any seed, new views shall differ.
         if seed is None and not self._seeded:
             seed = secrets.randbits(31)
         if seed is not None:

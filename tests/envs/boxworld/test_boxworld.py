@@ -22,14 +22,11 @@ from helpers.boxworld_rules import Level, draw, read, write
 from helpers.paths import GOLDEN_FILES
 from marl_pool.config import compose
 from marl_pool.envs import (
-    env_names,
-    heuristic_names,
     make_batched_env,
     make_heuristic,
 )
 from marl_pool.envs.boxworld.codes import AGENT, HELD, KEY_COLORS, LOCK, LOOSE
 from marl_pool.envs.boxworld.env import BoxWorld
-from marl_pool.envs.boxworld.solver import BoxWorldHeuristic
 from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -107,15 +104,6 @@ def expected(level: Level, observation: str) -> Counter:
 
 
 # What there is
-
-
-def test_names() -> None:
-    assert "boxworld" in env_names()
-    assert "boxworld" in heuristic_names()
-    env = make_batched_env("boxworld", 2)
-    assert isinstance(env, BoxWorld)
-    policy = make_heuristic("boxworld", env.groups["agent"])
-    assert isinstance(policy, BoxWorldHeuristic)
 
 
 @pytest.mark.parametrize(
@@ -404,33 +392,7 @@ def test_a_policy_does_not_see_what_lies_under_padding(observation: str) -> None
         assert torch.equal(policy.act(tokens).logits, policy.act(same).logits)
 
 
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_observation_is_not_changed_by_later_steps(observation: str) -> None:
-    env = BoxWorld(5, observation=observation)
-    env.reset()
-    tokens = env.observe()["agent"]
-    before = [part.clone() for part in tokens]
-    run(env, 10)
-    assert equal(list(tokens), before)
-
-
 # Seeds
-
-
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("options", [{}, {"n": 5}, {"random_distractors": True}])
-def test_one_env_equals_the_same_env_among_many(
-    observation: str, options: dict[str, Any]
-) -> None:
-    options = {"seed": 11, "observation": observation, **options}
-    many = BoxWorld(37, **options)
-    many.reset()
-    start, seen = many.codes.clone(), run(many, 25)
-    for number in (0, 3, 36):
-        one = BoxWorld(1, first_env=number, **options)
-        one.reset()
-        assert torch.equal(one.codes[0], start[number])
-        assert equal(run(one, 25), [part[number : number + 1] for part in seen])
 
 
 def test_one_seed_gives_one_level_and_another_seed_another() -> None:
@@ -445,17 +407,6 @@ def test_one_seed_gives_one_level_and_another_seed_another() -> None:
     assert (first.codes != before).any(1).all()
 
 
-def test_first_episode_is_where_a_restarted_runner_goes_on() -> None:
-    env = BoxWorld(3, seed=1)
-    for episode in range(20):
-        env.reset()
-        later = BoxWorld(3, seed=1, first_episode=episode)
-        later.reset()
-        assert torch.equal(env.codes, later.codes)
-        assert torch.equal(env.places, later.places)
-        run(env, 4)
-
-
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), max_size=20))
 def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> None:
     env = BoxWorld(4, seed=2)
@@ -468,39 +419,6 @@ def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> N
         alone.reset()
         assert torch.equal(env.codes[number], alone.codes[0])
         assert torch.equal(env.places[number], alone.places[0])
-
-
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_take_continues_exactly(observation: str) -> None:
-    env = BoxWorld(4, seed=4, observation=observation)
-    env.reset()
-    run(env, 9)
-    rows = torch.tensor([3, 1])
-    taken = env.select(rows)
-    assert taken.num_envs == 2
-    expected_after = [part[rows] for part in run(env, 15, first=9)]
-    assert equal(run(taken, 15, first=9), expected_after)
-    for each in (env, taken):
-        each.reset()
-    assert torch.equal(env.codes[rows], taken.codes)
-
-
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_state_dict_continues_exactly_and_survives_its_use(observation: str) -> None:
-    env = BoxWorld(3, seed=4, observation=observation)
-    env.reset()
-    run(env, 7)
-    saved = env.state_dict()
-    after = run(env, 20, first=7)
-    other = BoxWorld(3, seed=4, observation=observation)
-    for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        assert other.steps.tolist() == [7] * 3
-        assert equal(run(other, 20, first=7), after)
-    where = torch.tensor([True, False, True])
-    env.reset(where)
-    other.reset(where)
-    assert torch.equal(env.codes, other.codes)
 
 
 # Wrong input

@@ -332,57 +332,6 @@ def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
             assert not (path[..., [0, 5], :] == other[..., [0, 5], :]).any()
 
 
-@pytest.mark.parametrize("options", VARIANTS)
-def test_a_partial_reset_leaves_the_other_envs_alone(options: dict[str, Any]) -> None:
-    env, calm = (started(4, seed=2, **options) for _ in range(2))
-    fresh = started(4, seed=2, first_episode=1, **options)
-    run(env, 10)
-    run(calm, 10)
-    where = torch.tensor([False, True, False, True])
-    env.reset(where)
-    assert env.steps.tolist() == [10, 0, 10, 0]
-    assert torch.equal(
-        env.observe()["agent"].features[where],
-        fresh.observe()["agent"].features[where],
-    )
-    features, its, new = (run(each, 80)[0] for each in (env, calm, fresh))
-    assert torch.equal(features[:, ~where], its[:, ~where])
-    assert torch.equal(features[:, where], new[:, where])
-
-
-@pytest.mark.parametrize("options", VARIANTS)
-def test_take_continues_exactly(options: dict[str, Any]) -> None:
-    env = started(4, seed=4, **options)
-    run(env, 9)
-    rows = torch.tensor([3, 1])
-    taken = env.select(rows)
-    assert taken.num_envs == 2
-    for whole, part in zip(
-        env.observe()["agent"], taken.observe()["agent"], strict=True
-    ):
-        assert torch.equal(whole[rows], part)
-    (features, rewards), (its, its_rewards) = run(env, 90, 9), run(taken, 90, 9)
-    assert torch.equal(features[:, rows], its)
-    assert torch.equal(rewards[:, rows], its_rewards)
-
-
-@pytest.mark.parametrize("options", VARIANTS)
-def test_state_dict_continues_exactly_and_survives_its_use(
-    options: dict[str, Any],
-) -> None:
-    env, other = (CartPole(3, seed=4, **options) for _ in range(2))
-    env.reset()
-    run(env, 7)
-    saved = env.state_dict()
-    expected = run(env, 80, first=7)
-    for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        assert other.steps.tolist() == [7] * 3
-        got = run(other, 80, first=7)
-        assert torch.equal(got[0], expected[0])
-        assert torch.equal(got[1], expected[1])
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

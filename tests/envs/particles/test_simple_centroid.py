@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.particles.heuristics import CentroidHeuristic
 from marl_pool.envs.particles.physics import DAMPING, DT
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
@@ -55,12 +55,6 @@ def returns(env: SimpleCentroid, choose: Callable[[Tokens], Tensor]) -> float:
         action = choose(env.observe()["agent"])
         total += env.step({"agent": action}).rewards["agent"]
     return float(total.mean())
-
-
-def test_names() -> None:
-    assert "simple_centroid" in env_names()
-    assert "simple_centroid" in heuristic_names()
-    assert isinstance(make_batched_env("simple_centroid", 2), SimpleCentroid)
 
 
 def test_starts_lie_where_the_paper_puts_them() -> None:
@@ -134,15 +128,6 @@ def test_observation_matches_its_description() -> None:
     one = tokens.at((1, 2))
     arrays = {name: part.numpy() for name, part in one._asdict().items()}
     assert group.tokens.space().contains(arrays)
-
-
-def test_observation_is_not_changed_by_later_steps() -> None:
-    env = SimpleCentroid(2)
-    env.reset()
-    features = env.observe()["agent"].features
-    before = features.clone()
-    run(env, 3)
-    assert torch.equal(features, before)
 
 
 def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
@@ -258,41 +243,6 @@ def test_a_push_to_each_side_goes_there() -> None:
     torch.testing.assert_close(env.state[:, 0, 2:], torch.tensor(expected))
 
 
-def test_episode_ends_by_truncation_only() -> None:
-    env = SimpleCentroid(2, max_steps=3)
-    env.reset()
-    ends = [env.step(actions_for(env, step)) for step in range(3)]
-    assert [step.truncated.tolist() for step in ends] == [[False] * 2] * 2 + [
-        [True] * 2
-    ]
-    assert not any(step.terminated.any() for step in ends)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("signal", "noise"), [(3, 28), (31, 0), (1, 2)])
-def test_one_env_equals_the_same_env_among_many(
-    signal: int, noise: int, dtype: torch.dtype
-) -> None:
-    options: dict[str, Any] = {
-        "num_agents": 2,
-        "num_signal": signal,
-        "num_noise": noise,
-        "seed": 11,
-        "dtype": dtype,
-    }
-    many = SimpleCentroid(37, **options)
-    many.reset()
-    states, rewards = run(many, 70)
-    features = many.observe()["agent"].features
-    for number in (0, 3, 36):
-        one = SimpleCentroid(1, first_env=number, **options)
-        one.reset()
-        alone, its_rewards = run(one, 70)
-        assert torch.equal(alone[:, 0], states[:, number])
-        assert torch.equal(its_rewards[:, 0], rewards[:, number])
-        assert torch.equal(one.observe()["agent"].features[0], features[number])
-
-
 def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
     first, again, other = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
     for env in (first, again, other):
@@ -318,72 +268,6 @@ def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
         assert torch.equal(path, wander(*keys[i]))
         for other in paths[:i]:
             assert not torch.equal(path, other)
-
-
-def test_first_episode_is_where_a_restarted_runner_goes_on() -> None:
-    env = SimpleCentroid(2, seed=1)
-    for _ in range(3):
-        env.reset()
-        run(env, 4)
-    later = SimpleCentroid(2, seed=1, first_episode=2)
-    later.reset()
-    run(later, 4)
-    assert torch.equal(env.state, later.state)
-
-
-def test_a_partial_reset_leaves_the_other_envs_alone() -> None:
-    env, calm = SimpleCentroid(4, seed=2), SimpleCentroid(4, seed=2)
-    fresh = SimpleCentroid(4, seed=2, first_episode=1)
-    for each in (env, calm, fresh):
-        each.reset()
-    run(env, 10)
-    run(calm, 10)
-    where = torch.tensor([False, True, False, True])
-    env.reset(where)
-    assert torch.equal(env.state[where], fresh.state[where])
-    assert env.steps.tolist() == [10, 0, 10, 0]
-    # The same actions at the same row; the streams of the restarted start anew.
-    for step in range(80):
-        action = actions_for(env, step)
-        for each in (env, calm, fresh):
-            each.step(action)
-    assert torch.equal(env.state[~where], calm.state[~where])
-    assert torch.equal(env.state[where], fresh.state[where])
-
-
-def test_take_continues_exactly() -> None:
-    env = SimpleCentroid(4, num_agents=2, seed=4)
-    env.reset()
-    run(env, 9)
-    rows = torch.tensor([3, 1])
-    taken = env.select(rows)
-    assert taken.num_envs == 2
-    for before, after in zip(
-        env.observe()["agent"], taken.observe()["agent"], strict=True
-    ):
-        assert torch.equal(before[rows], after)
-    states, rewards = run(env, 90, first=9)
-    its_states, its_rewards = run(taken, 90, first=9)
-    assert torch.equal(states[:, rows], its_states)
-    assert torch.equal(rewards[:, rows], its_rewards)
-
-
-def test_state_dict_continues_exactly_and_survives_its_use() -> None:
-    env = SimpleCentroid(3, num_agents=2, seed=4)
-    env.reset()
-    run(env, 7)
-    saved = env.state_dict()
-    expected = run(env, 80, first=7)
-    other = SimpleCentroid(3, num_agents=2, seed=4)
-    for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        assert other.steps.tolist() == [7] * 3
-        got = run(other, 80, first=7)
-        assert torch.equal(got[0], expected[0])
-        assert torch.equal(got[1], expected[1])
-    env.reset()
-    other.reset()
-    assert torch.equal(env.state, other.state)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mpe2 import simple_tag_v3
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.particles.simple_tag import SimpleTag, boundary_penalty, flight
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -69,12 +69,6 @@ def returns(env: SimpleTag, *roles: str | None) -> list[float]:
 
 
 # Names and options
-
-
-def test_names() -> None:
-    assert "simple_tag" in env_names()
-    assert "simple_tag" in heuristic_names()
-    assert isinstance(make_batched_env("simple_tag", 2), SimpleTag)
 
 
 @pytest.mark.parametrize("role", [None, "agent"])
@@ -198,16 +192,6 @@ def test_observation_matches_its_description(prey: str, counts: str) -> None:
         one = tokens.at((1, 0))
         arrays = {key: part.numpy() for key, part in one._asdict().items()}
         assert group.tokens.space().contains(arrays)
-
-
-@kinds
-def test_observation_is_not_changed_by_later_steps(prey: str) -> None:
-    env = SimpleTag(2, prey=prey)
-    env.reset()
-    features = env.observe()["predator"].features
-    before = features.clone()
-    run(env, 3)
-    assert torch.equal(features, before)
 
 
 # Rewards
@@ -518,83 +502,7 @@ def test_learning_prey_must_act_and_others_must_not() -> None:
         env.step(rest(learned))
 
 
-def test_episode_ends_by_truncation_only() -> None:
-    env = SimpleTag(2, max_steps=3)
-    env.reset()
-    ends = [env.step(actions_for(env, step)) for step in range(3)]
-    assert [end.truncated.all().item() for end in ends] == [False, False, True]
-    assert not any(end.terminated.any() for end in ends)
-
-
 # Seeds, copies
-
-
-@kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_env_equals_the_same_env_among_many(prey: str, dtype: torch.dtype) -> None:
-    options: dict[str, Any] = {"counts": "2-3-4", "prey": prey, "seed": 11}
-    options |= {"dtype": dtype, "obstacles_collide": True}
-    many = SimpleTag(37, **options)
-    many.reset()
-    states, rewards = run(many, 70)
-    features = many.observe()["predator"].features
-    for number in (0, 3, 36):
-        one = SimpleTag(1, first_env=number, **options)
-        one.reset()
-        alone, its_rewards = run(one, 70)
-        assert torch.equal(alone[:, 0], states[:, number])
-        assert torch.equal(its_rewards[:, 0], rewards[:, number])
-        assert torch.equal(one.observe()["predator"].features[0], features[number])
-
-
-@kinds
-def test_a_partial_reset_leaves_the_other_envs_alone(prey: str) -> None:
-    env, calm = (SimpleTag(4, seed=2, prey=prey) for _ in range(2))
-    fresh = SimpleTag(4, seed=2, first_episode=1, prey=prey)
-    for each in (env, calm, fresh):
-        each.reset()
-    run(env, 10)
-    run(calm, 10)
-    where = torch.tensor([False, True, False, True])
-    env.reset(where)
-    assert torch.equal(env.state[where], fresh.state[where])
-    assert env.steps.tolist() == [10, 0, 10, 0]
-    states, its_states, fresh_states = (run(w, 80)[0] for w in (env, calm, fresh))
-    assert torch.equal(states[:, ~where], its_states[:, ~where])
-    assert torch.equal(states[:, where], fresh_states[:, where])
-
-
-@kinds
-def test_take_continues_exactly(prey: str) -> None:
-    env = SimpleTag(4, counts="2-2-3", seed=4, prey=prey)
-    env.reset()
-    run(env, 9)
-    rows = torch.tensor([3, 1])
-    taken = env.select(rows)
-    for name, tokens in env.observe().items():
-        for before, after in zip(tokens, taken.observe()[name], strict=True):
-            assert torch.equal(before[rows], after)
-    states, rewards = run(env, 90, first=9)
-    its_states, its_rewards = run(taken, 90, first=9)
-    assert torch.equal(states[:, rows], its_states)
-    assert torch.equal(rewards[:, rows], its_rewards)
-
-
-@kinds
-def test_state_dict_continues_exactly_and_survives_its_use(prey: str) -> None:
-    env, other = (SimpleTag(3, seed=4, prey=prey) for _ in range(2))
-    env.reset()
-    run(env, 7)
-    saved = env.state_dict()
-    expected = run(env, 80, first=7)
-    for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        got = run(other, 80, first=7)
-        assert torch.equal(got[0], expected[0])
-        assert torch.equal(got[1], expected[1])
-    env.reset()
-    other.reset()
-    assert torch.equal(env.state, other.state)
 
 
 # Heuristics
