@@ -12,13 +12,18 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
 from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
-from marl_pool.envs.pettingzoo.env_copy import EnvCopy, ParallelStep, build_env
+from marl_pool.envs.pettingzoo.env_copy import (
+    EnvCopy,
+    FrameRenderer,
+    ParallelStep,
+    build_env,
+    fit_square,
+)
 from marl_pool.envs.pettingzoo.observations import (
     FlatAdapter,
     ObservationAdapter,
     StepArrays,
 )
-from marl_pool.envs.pettingzoo.rendering import FrameRenderer, fit_square
 from marl_pool.envs.simulation.env import (
     ReplayCursor,
     ReplayedEnv,

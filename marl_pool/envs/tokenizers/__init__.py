@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 
 TOKENIZERS: dict[str, str] = {
-    "features": "marl_pool.envs.tokenizers.features:FeatureTokenizer",
+    "features": "marl_pool.envs.tokenizers.base:FeatureTokenizer",
     "simple_adversary": "marl_pool.envs.tokenizers.mpe:SimpleAdversaryTokenizer",
     "simple_push": "marl_pool.envs.tokenizers.mpe:SimplePushTokenizer",
     "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",

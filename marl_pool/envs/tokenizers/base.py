@@ -1,4 +1,4 @@
-"""Base classes of tokenizers."""
+"""Base classes of tokenizers, and the generic tokenizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -64,6 +64,24 @@ class Tokenizer(ABC):
         batch = len(features)
         types = self._types.expand(batch, -1).contiguous()
         return Tokens(features, types, self._padding.expand(batch, -1).contiguous())
+
+
+class FeatureTokenizer(Tokenizer):
+    """Each number of an observation is a token of its own type.
+
+    Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
+    type identifies a number, so a policy needs a type embedding. No token belongs to
+    the observing agent.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        names = tuple(f"feature_{i}" for i in range(observer.size))
+        spec = TokenSpec(observer.size, 1, names, has_self=False, positions=())
+        super().__init__(observer, spec, range(observer.size))
+
+    @override
+    def __call__(self, observations: Tensor) -> Tokens:
+        return self.tokens(observations[..., None])
 
 
 class Slot(NamedTuple):

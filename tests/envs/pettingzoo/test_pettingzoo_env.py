@@ -722,7 +722,7 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     Touch.imported.clear()
     monkeypatch.delitem(sys.modules, "sent_env", raising=False)
     (tmp_path / "sent_env.py").write_text(PROBE)
-    own = "marl_pool.envs.tokenizers.features:FeatureTokenizer"
+    own = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
     path = untrained_run(tmp_path / "run", "env.module=sent_env", own)
     monkeypatch.delitem(sys.modules, "sent_env")
     Touch.imported.clear()
