@@ -108,7 +108,7 @@ def test_markup_becomes_markdown(script):
 
 def test_meanings_are_read_from_the_section_args(script):
     meanings = script.meanings(CartPole)
-    assert meanings["max_steps"] == "steps until truncation."
+    assert meanings["max_steps"] == "steps after which an episode is truncated."
     assert meanings["duplicates"].endswith("then all again.")
     assert script.meanings(InputError) == {}
     assert script.table([("a", "b"), ("x|y", 1)]) == "| a | b |\n| --- | --- |\n" + (
