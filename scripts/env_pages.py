@@ -18,7 +18,7 @@ from marl_pool.config.sections import GROUPS, files_of
 from marl_pool.envs import ENVS, HEURISTICS, env_names
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
-from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
+from marl_pool.envs.registration import VERSIONS, registered_id
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve
@@ -151,8 +151,7 @@ def page(name: str) -> str:
     document = inspect.getdoc(cls) or ""
     called = f"Name: `env={name}`."
     if name in VERSIONS:
-        with_ = "PettingZoo and Gymnasium" if name in ONE_LEARNER else "PettingZoo"
-        called += f" Id with {with_}: `{registered_id(name)}`."
+        called += f" Id with PettingZoo and Gymnasium: `{registered_id(name)}`."
     parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
     parts += [prose(document), "## Options", table(option_rows(cls))]
     given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 ENVS: dict[str, str] = {
     "ant": "marl_pool.envs.ant.mujoco:Ant",
     "ant_bullet": "marl_pool.envs.ant.bullet:AntBullet",
-    "boxworld": "marl_pool.envs.boxworld.world:BoxWorld",
-    "car_racing": "marl_pool.envs.car_racing.world:CarRacing",
-    "cartpole": "marl_pool.envs.cartpole.world:CartPole",
-    "pettingzoo": "marl_pool.envs.pettingzoo.world:PettingZooEnv",
-    "pong": "marl_pool.envs.pong.world:Pong",
+    "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
+    "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
+    "cartpole": "marl_pool.envs.cartpole.env:CartPole",
+    "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
+    "pong": "marl_pool.envs.pong.env:Pong",
     "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
     "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
 }
@@ -27,10 +27,10 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
-    "simple_centroid": "marl_pool.envs.particles.centroid_heuristic:CentroidHeuristic",
+    "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
     "simple_tag": {
-        "predator": "marl_pool.envs.particles.tag_heuristics:ChaseHeuristic",
-        "prey": "marl_pool.envs.particles.tag_heuristics:FleeHeuristic",
+        "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",
+        "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",
     },
 }
 """By environment: one class, or one for each group of agents."""
@@ -62,16 +62,7 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
 def make_env(
     name: str, *, render_mode: str | None = None, **options: Any
 ) -> "ParallelView":
-    """Build one environment as a PettingZoo ``ParallelEnv``.
-
-    Args:
-        name: one of `env_names`, or the ``package.module:Class`` of a `BatchedEnv`.
-        render_mode: ``"rgb_array"`` or None.
-        **options: options of the environment's constructor.
-
-    Raises:
-        InputError: an unknown name or mode, a wrong option or a number out of range.
-    """
+    """Build one environment as a PettingZoo ``ParallelEnv``; see `ParallelView`."""
     from marl_pool.envs.views.pettingzoo import ParallelView
 
     return ParallelView(name, render_mode=render_mode, **options)

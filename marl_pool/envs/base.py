@@ -19,17 +19,14 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal observation and action spaces, which may share a policy.
-
-    Attributes:
-        num_agents: A, the number of these agents in one environment.
-        tokens: shape and type names of one agent's observation.
-        action_space: actions of one agent.
-    """
+    """Agents with equal observation and action spaces, which may share a policy."""
 
     num_agents: int
+    """Number of these agents in one environment."""
     tokens: TokenSpec
+    """Shape and type names of one agent's observation."""
     action_space: spaces.Box | spaces.Discrete
+    """Actions of one agent."""
 
 
 class Step(NamedTuple):
@@ -42,6 +39,9 @@ class Step(NamedTuple):
     truncated: Tensor
     """``(num_envs,)`` bool: the time limit cut the episode; bootstrap its value."""
 
+
+Advance = tuple[dict[str, Tensor], Tensor]
+"""Rewards of each group ``(num_envs, agents)``; ``terminated`` ``(num_envs,)`` bool."""
 
 DISCRETE_DTYPES = (torch.int64, torch.int32)
 """Valid dtypes of discrete actions; torch would read a bool or uint8 as a mask."""
@@ -61,20 +61,19 @@ class BatchedEnv(ABC):
     """A batch of independent multi-agent environments that advance together.
 
     The state is held in tensors whose first dimension is the environment. A subclass
-    writes `groups`, `observe` and three hooks: ``_place`` starts episodes,
-    ``_advance`` moves every environment by one step, and ``_tensors`` names the state,
-    which makes `select`, `state_dict` and `load_state_dict` work. An agent on a line
+    sets ``_groups``, names its state, which makes `select`, `state_dict` and
+    `load_state_dict` work, and writes `observe` and two hooks: ``_place`` starts
+    episodes, and ``_advance`` moves every environment by one step. An agent on a line
     that has to reach the origin::
 
         class Line(BatchedEnv):
+            state_names = ("x",)
+
             def __init__(self, num_envs, *, max_steps=20, **common):
                 super().__init__(num_envs, max_steps=max_steps, **common)
-                self.x = torch.zeros(num_envs, 1)
-
-            @property
-            def groups(self):
                 spec, space = TokenSpec(1, 1, ("self",)), spaces.Box(-1, 1, (1,))
-                return {"agent": AgentGroup(1, spec, space)}
+                self._groups = {"agent": AgentGroup(1, spec, space)}
+                self.x = torch.zeros(num_envs, 1)
 
             def observe(self):
                 types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
@@ -88,23 +87,19 @@ class BatchedEnv(ABC):
                 self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
                 return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
 
-            def _tensors(self):
-                return {"x": self.x}
-
     ``env=my_module:Line`` trains on it. Options of its own are keyword arguments of
     the constructor with an annotation and a line under ``Args``.
 
     Two rules keep experiments comparable. `step` never resets: the caller decides when
     an ended environment begins its next episode. And all random numbers come from
     streams that are keyed by (seed, environment number, episode number, purpose), so
-    an environment plays the same episode alone and in a batch of thousands; take them
-    from `sample_uniform` in ``_place`` and from ``self.dynamics.next()`` in
-    ``_advance``.
+    an environment plays the same episode alone and among thousands: `sample_uniform`
+    in ``_place``, ``self.dynamics.next()`` in ``_advance``.
 
     Args:
-        num_envs: number of environments, at least 1.
-        max_steps: steps after which an episode is truncated, at least 1.
-        seed: seed of all random streams, at least 0.
+        num_envs: number of environments.
+        max_steps: steps after which an episode is truncated.
+        seed: seed of all random streams.
         first_env: number of the first environment; the others follow it.
         first_episode: number of the episode that the first reset begins.
         device: device of all tensors.
@@ -117,21 +112,21 @@ class BatchedEnv(ABC):
         steps: ``(num_envs,)`` int64 steps taken in them.
 
     Raises:
-        InputError: a number out of range, or a CUDA device that this machine lacks.
+        InputError: a CUDA device that this machine lacks.
     """
 
+    state_names: ClassVar[tuple[str, ...]]
+    """Attributes that hold the state, tensors with the batch dimension first."""
     version: ClassVar[int] = 0
     """Part of the registered id; raised when the dynamics change."""
-
     steps_past_end: ClassVar[bool] = False
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
-
     simulated: ClassVar[bool] = False
     """True if each environment is a simulator of its own; a machine holds few."""
-
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
+    _groups: dict[str, AgentGroup]
 
     def __init__(
         self,
@@ -156,21 +151,16 @@ class BatchedEnv(ABC):
         self.env_ids = torch.arange(num_envs, device=self.device) + first_env
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
-        self.dynamics = Stream(
-            seed, self.env_ids, Purpose.DYNAMICS, dynamics_size, dtype=dtype
-        )
+        self.dynamics = self._dynamics_stream(dynamics_size)
 
     @property
-    @abstractmethod
     def groups(self) -> dict[str, AgentGroup]:
-        """The groups of agents, by name."""
+        """The groups of agents by name: ``self._groups``, unless overridden."""
+        return self._groups
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool, True for living agents.
-
-        By default all live all the time.
-        """
+        """For each group, ``(num_envs, agents)`` bool: living agents (all)."""
         return {
             name: torch.ones(
                 self.num_envs, group.num_agents, dtype=torch.bool, device=self.device
@@ -179,14 +169,13 @@ class BatchedEnv(ABC):
         }
 
     def signal(self) -> dict[str, Tensor]:
-        """Return masks of the tokens that matter for the task.
+        """Return masks of the tokens that matter for the task, self included.
 
         By default these are the types in `TokenSpec.signal_types`. The masks are
         ground truth for analyses; policies and perturbations must not use them.
 
         Returns:
-            For each group ``(num_envs, agents, N)`` bool, True for unpadded signal
-            tokens; an agent's own token is signal.
+            For each group ``(num_envs, agents, N)`` bool, False for padding.
 
         Raises:
             UnfitTokensError: the environment does not define signal.
@@ -205,11 +194,8 @@ class BatchedEnv(ABC):
         return masks
 
     def reset(self, where: Tensor | None = None) -> None:
-        """Begin the next episode.
-
-        Args:
-            where: ``(num_envs,)`` bool, environments to reset; None for all.
-        """
+        """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
+        # An episode has a number, which counts the resets of its environment.
         if where is None:
             rows = torch.arange(self.num_envs, device=self.device)
             self.episodes = self.episodes + 1
@@ -233,13 +219,10 @@ class BatchedEnv(ABC):
         """
         self.env_ids = env_ids.to(self.device)
         self.episodes = torch.full_like(self.env_ids, episode - 1)
-        self.dynamics = Stream(
-            self.seed,
-            self.env_ids,
-            Purpose.DYNAMICS,
-            self.dynamics.size,
-            dtype=self.dtype,
-        )
+        self.dynamics = self._dynamics_stream(self.dynamics.size)
+
+    def _dynamics_stream(self, size: int) -> Stream:
+        return Stream(self.seed, self.env_ids, Purpose.DYNAMICS, size, dtype=self.dtype)
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
         """Advance every environment by one step, also those whose episode has ended.
@@ -271,10 +254,8 @@ class BatchedEnv(ABC):
                     f"actions of {name!r}: expected the shape {shape}, "
                     f"got {tuple(action.shape)}"
                 )
-            if (
-                isinstance(space, spaces.Discrete)
-                and action.dtype not in DISCRETE_DTYPES
-            ):
+            discrete = isinstance(space, spaces.Discrete)
+            if discrete and action.dtype not in DISCRETE_DTYPES:
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )
@@ -288,27 +269,17 @@ class BatchedEnv(ABC):
 
     @abstractmethod
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        """Begin an episode in some environments.
+        """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
-        Args:
-            rows: ``(k,)`` int64 indices of the environments.
-            keys: ``(k,)`` keys of their reset streams, for `sample_uniform`.
+        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`.
         """
 
     @abstractmethod
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move every environment by one step.
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        """Move every environment by one step; `step` counts steps and truncates."""
 
-        Returns:
-            Rewards of each group ``(num_envs, agents)``, and ``terminated``
-            ``(num_envs,)`` bool. The base class counts steps and truncates.
-        """
-
-    @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the state: the tensors by attribute name, batch dimension first."""
+        return {name: getattr(self, name) for name in self.state_names}
 
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -319,20 +290,18 @@ class BatchedEnv(ABC):
         return stream_keys(self.seed, env_ids, episodes, Purpose.RESET)
 
     def sample_uniform(self, keys: Tensor, count: int, start: int = 0) -> Tensor:
-        """Sample uniform numbers in (0, 1), each row from the stream of its key.
+        """Sample numbers ``(k, count)`` in (0, 1), each row from the stream of its key.
 
         Args:
             keys: ``(k,)`` keys that ``_place`` receives.
             count: numbers of each stream.
             start: position of the first number in the stream.
-
-        Returns:
-            ``(k, count)`` in the environment's dtype.
         """
         return uniform(keys, count, start).to(self.dtype)
 
     def select(self, indices: Tensor) -> Self:
         """Copy the environments at ``indices``, in their present state."""
+        # A shallow copy shares options and constants; only the state is indexed.
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__dict__)
         selected.num_envs = len(indices)
@@ -344,12 +313,11 @@ class BatchedEnv(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which an equal environment continues exactly."""
-        own = {name: tensor.clone() for name, tensor in self._tensors().items()}
         return {
             "episodes": self.episodes.clone(),
             "steps": self.steps.clone(),
             "dynamics": self.dynamics.state_dict(),
-            "tensors": own,
+            "tensors": {name: part.clone() for name, part in self._tensors().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -382,5 +350,24 @@ class BatchedEnv(ABC):
 
         Returns:
             ``(size, size, 3)`` uint8 RGB.
+
+        Raises:
+            InputError: a wrong number of weights, or an environment without pictures.
         """
+        group = group or next(iter(self.groups))
+        # Check the weights once for all environments.
+        if attention is None:
+            return self._draw(index, size, None, group, agent)
+        count = self.groups[group].tokens.num_tokens
+        if attention.shape != (count,):
+            raise InputError(
+                f"attention: expected one weight for each of {count} tokens, "
+                f"got the shape {tuple(attention.shape)}"
+            )
+        return self._draw(index, size, attention.double().cpu().numpy(), group, agent)
+
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
+    ) -> np.ndarray:
+        """Render one environment; the arguments of `frame` are complete and checked."""
         raise InputError(f"{type(self).__name__} cannot be rendered")

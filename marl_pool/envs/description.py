@@ -13,14 +13,7 @@ from marl_pool.utils.names import allowed, is_restricted, resolve
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """Properties of an environment that its options determine.
-
-    Attributes:
-        groups: the groups of agents, by name.
-        max_steps: steps after which an episode is truncated.
-        simulated: see `BatchedEnv.simulated`.
-        patch_grid: see `BatchedEnv.patch_grid`.
-    """
+    """Properties of a `BatchedEnv` that its options determine."""
 
     groups: Mapping[str, AgentGroup]
     max_steps: int
@@ -34,8 +27,7 @@ _descriptions: dict[object, EnvDescription] = {}
 def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     """Describe the environment of some options.
 
-    One environment is built for each distinct set of options and discarded; the
-    description is kept as long as the process lives.
+    One environment is built for each distinct set of options and discarded.
 
     Args:
         env_config: ``{"name": …, **options}``, as for `make_batched_env`.
@@ -49,14 +41,12 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     cls = resolve(env_config["name"], ENVS, "env", BatchedEnv)
     trusted = allowed() if is_restricted() else None
     try:
-        key = cls, trusted, json.dumps(env_config, sort_keys=True)
+        key: object = cls, trusted, json.dumps(env_config, sort_keys=True)
     except TypeError:  # an option without a JSON form, as a torch.dtype
-        return _describe(env_config)
-    if key not in _descriptions:
-        _descriptions[key] = _describe(env_config)
+        key = None
+    if key is None or key not in _descriptions:
+        env = make_batched_env(**env_config, num_envs=1)
+        _descriptions[key] = EnvDescription(
+            env.groups, env.max_steps, env.simulated, env.patch_grid
+        )
     return _descriptions[key]
-
-
-def _describe(env_config: Mapping[str, Any]) -> EnvDescription:
-    env = make_batched_env(**env_config, num_envs=1)
-    return EnvDescription(env.groups, env.max_steps, env.simulated, env.patch_grid)

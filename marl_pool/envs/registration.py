@@ -20,19 +20,7 @@ VERSIONS: dict[str, int] = {
     "simple_centroid": 0,
     "simple_tag": 0,
 }
-"""``version`` of each environment that has an id."""
-
-ONE_LEARNER = (
-    "ant",
-    "ant_bullet",
-    "boxworld",
-    "car_racing",
-    "cartpole",
-    "pong",
-    "simple_centroid",
-    "simple_tag",
-)
-"""Environments with one learning agent by default."""
+"""``version`` of each environment that has an id; each has one learner by default."""
 
 
 def registered_id(name: str) -> str:
@@ -41,12 +29,12 @@ def registered_id(name: str) -> str:
 
 
 def register_ids() -> None:
-    """Register all environments with PettingZoo, those of one agent with Gymnasium."""
+    """Register all environments with PettingZoo and Gymnasium."""
     for name in VERSIONS:
         id_, options = registered_id(name), {"name": name}
         if id_ not in pettingzoo.parallel_registry:
             entry = "marl_pool.envs:make_env"
             pettingzoo.register("parallel", id_, entry_point=entry, kwargs=options)
-        if name in ONE_LEARNER and id_ not in gymnasium.registry:
+        if id_ not in gymnasium.registry:
             entry = "marl_pool.envs.views.gymnasium:OneAgentView"
             gymnasium.register(id_, entry_point=entry, kwargs=options)

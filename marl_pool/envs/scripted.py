@@ -1,14 +1,50 @@
 """Policies that are written, not learned: heuristic, random and plug-ins."""
 
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
+
 from marl_pool.envs import HEURISTICS, make_heuristic
 from marl_pool.envs.base import AgentGroup
-from marl_pool.policies.base import Policy
+from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.tokens import Tokens
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import is_plug_in
+from marl_pool.utils.randomness import Stream
 
 HEURISTIC, RANDOM = "heuristic", "random"
+
+
+class Heuristic(Policy):
+    """A deterministic policy without a state, which `choose` defines.
+
+    Args:
+        **config: the subclass's own options, JSON-ready.
+    """
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Return the action of each agent, and what `Decision.logits` reports."""
+
+    @override
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        action, logits = self.choose(tokens)
+        none = logits.new_zeros(tokens.batch_shape)
+        return Decision(action, none, none, logits, state)
 
 
 def is_scripted(name: str) -> bool:

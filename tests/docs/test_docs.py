@@ -7,7 +7,7 @@ import pytest
 
 from helpers.paths import ROOT
 from marl_pool.envs import ENVS, env_names
-from marl_pool.envs.cartpole.world import CartPole
+from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.utils.errors import InputError
 
 
@@ -86,7 +86,7 @@ def test_a_world_whose_extra_is_missing_keeps_its_page(
 
 
 def test_a_world_that_is_broken_is_not_passed_over(script, monkeypatch):
-    monkeypatch.setitem(ENVS, "cartpole", "marl_pool.envs.cartpole.world:Nothing")
+    monkeypatch.setitem(ENVS, "cartpole", "marl_pool.envs.cartpole.env:Nothing")
     with pytest.raises(InputError, match="has no 'Nothing'"):
         script.page("cartpole")
 
@@ -108,7 +108,7 @@ def test_markup_becomes_markdown(script):
 
 def test_meanings_are_read_from_the_section_args(script):
     meanings = script.meanings(CartPole)
-    assert meanings["max_steps"] == "steps until truncation."
+    assert meanings["max_steps"] == "steps after which an episode is truncated."
     assert meanings["duplicates"].endswith("then all again.")
     assert script.meanings(InputError) == {}
     assert script.table([("a", "b"), ("x|y", 1)]) == "| a | b |\n| --- | --- |\n" + (

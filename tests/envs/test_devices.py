@@ -1,4 +1,4 @@
-"""Every tensor is made where its world or policy lives.
+"""Every tensor is made where its env or policy lives.
 
 CI has no GPU, so the default device is one on which nothing can be computed: a tensor
 that a step makes without a word about its device lands there, and the first operation
@@ -39,36 +39,36 @@ def on_cpu(*tensors: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_worlds_say_where_their_tensors_live(name: str, options: Any) -> None:
+def test_envs_say_where_their_tensors_live(name: str, options: Any) -> None:
     generator = torch.Generator(**CPU).manual_seed(0)
-    world = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
+    env = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
     with torch.device("meta"):
-        world.reset()
+        env.reset()
         for _ in range(STEPS):
-            groups = world.groups
-            step = world.step({k: act(g, generator) for k, g in groups.items()})
+            groups = env.groups
+            step = env.step({k: act(g, generator) for k, g in groups.items()})
             assert on_cpu(step.terminated, step.truncated, *step.rewards.values())
             ended = step.terminated | step.truncated
             if ended.any():
-                world.reset(ended)
-            for tokens in world.observe().values():
+                env.reset(ended)
+            for tokens in env.observe().values():
                 assert on_cpu(*tokens)
-            assert on_cpu(*world.active.values())
-        state = world.state_dict()
-        world.select(torch.tensor([2, 0], **CPU)).observe()
-        world.load_state_dict(state)
-        world.observe()
+            assert on_cpu(*env.active.values())
+        state = env.state_dict()
+        env.select(torch.tensor([2, 0], **CPU)).observe()
+        env.load_state_dict(state)
+        env.observe()
 
 
-@pytest.mark.parametrize("env", list(HEURISTICS))
-def test_heuristics_say_where_their_tensors_live(env: str) -> None:
-    world = make_batched_env(env, NUM_ENVS, max_steps=5)
+@pytest.mark.parametrize("env_name", list(HEURISTICS))
+def test_heuristics_say_where_their_tensors_live(env_name: str) -> None:
+    env = make_batched_env(env_name, NUM_ENVS, max_steps=5)
     policies = {
-        name: make_heuristic(env, group, role=name)
-        for name, group in world.groups.items()
+        name: make_heuristic(env_name, group, role=name)
+        for name, group in env.groups.items()
     }
     with torch.device("meta"):
-        Rollout(world, policies).steps(STEPS)
+        Rollout(env, policies).steps(STEPS)
 
 
 def centroid() -> BatchedEnv:
@@ -77,15 +77,13 @@ def centroid() -> BatchedEnv:
 
 @heads
 def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
-    world = make_batched_env(
-        "simple_centroid", NUM_ENVS, num_noise=1, max_steps=5, **CPU
-    )
-    group = world.groups["agent"]
+    env = make_batched_env("simple_centroid", NUM_ENVS, num_noise=1, max_steps=5, **CPU)
+    group = env.groups["agent"]
     policy = make_policy(
         group.tokens, group.action_space, pooling={"name": name, **options}
     )
     with torch.device("meta"):
-        rollout = Rollout(world, {"agent": policy}, explore=True)
+        rollout = Rollout(env, {"agent": policy}, explore=True)
         part = rollout.steps(STEPS)["agent"]
         assert on_cpu(*estimate_advantages(part, 0.9, 0.9))
         policy.attention_weights(part.tokens.at(0))
@@ -110,9 +108,9 @@ def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
     ids=lambda options: options["name"],
 )
 def test_perturbations_say_where_their_tensors_live(options: Any) -> None:
-    world = centroid()
-    group = world.groups["agent"]
+    env = centroid()
+    group = env.groups["agent"]
     perturbation = make_perturbation(specs=[group.tokens], **options)
     with torch.device("meta"):
         policies = {"agent": RandomPolicy(group.action_space)}
-        Rollout(world, policies, perturbation=perturbation).steps(STEPS)
+        Rollout(env, policies, perturbation=perturbation).steps(STEPS)

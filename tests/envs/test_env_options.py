@@ -1,4 +1,4 @@
-"""What several worlds read in the same way: numbers of entities, steering."""
+"""What several environments read in the same way: numbers of entities, steering."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.options import entity_counts, validate_number
+from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.utils.errors import InputError
 
@@ -40,48 +40,37 @@ def test_counts_and_numbers_say_how_many_there_are(name: str) -> None:
 def test_counts_are_read_as_they_are_written(numbers: tuple[int, ...]) -> None:
     keys = dict.fromkeys("abc")
     written = "-".join(map(str, numbers))
-    assert entity_counts(written, keys, least=(0, 0, 0)) == numbers
+    assert entity_counts(written, (0, 0, 0), **keys) == numbers
 
 
+@pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize(
     "counts",
     ["", "1", "1-3", "1-3-28-4", "1-3-", "-1-3-2", "1-3-x", "1--3", " 1-3-2", 3],
 )
-def test_other_forms_of_counts_are_refused(counts: Any) -> None:
-    keys = {"num_cats": None, "num_dogs": None, "num_mice": 3}
+def test_other_forms_of_counts_are_refused(name: str, counts: Any) -> None:
     with pytest.raises(InputError) as caught:
-        entity_counts(counts, keys, least=(0, 0, 0))
+        make_batched_env(name, 1, counts=counts)
     assert str(caught.value) == (
-        f"env.counts: expected cats-dogs-mice, such as 1-3-28, got {counts!r}"
+        f"env.counts: expected three numbers such as 1-3-28, got {counts!r}"
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((None, None), "env.counts: num_dogs: expected an integer >= 2, got '0-1'"),
-        ((None, 1), "env.num_dogs: expected an integer >= 2, got 1"),
-        ((-1, 2), "env.num_cats: expected an integer >= 0, got -1"),
-        ((1.5, 2), "env.num_cats: expected an integer >= 0, got 1.5"),
-        (("1", 2), "env.num_cats: expected an integer >= 0, got '1'"),
-    ],
-)
-def test_numbers_that_are_too_small_are_refused(given: Any, message: str) -> None:
-    keys = dict(zip(("num_cats", "num_dogs"), given, strict=True))
+def test_numbers_that_are_too_small_are_refused() -> None:
+    keys = {"num_cats": None, "num_dogs": None}
     with pytest.raises(InputError) as caught:
-        entity_counts("0-1", keys, least=(0, 2))
-    assert str(caught.value) == message
-    assert entity_counts("0-1", {**keys, "num_cats": 7, "num_dogs": 2}, (0, 2)) == (
-        7,
-        2,
+        entity_counts("0-1", (0, 2), **keys)
+    assert str(caught.value) == (
+        "env.counts: num_dogs: expected an integer >= 2, got '0-1'"
     )
+    assert entity_counts("0-1", (0, 2), num_cats=7, num_dogs=2) == (7, 2)
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_a_number_must_fit_and_be_finite(value: float) -> None:
-    validate_number("size", 1.0, fits=True, expected="a positive number")
-    with pytest.raises(InputError, match=r"env\.size: expected a positive number, got"):
-        validate_number("size", value, fits=value > 0, expected="a positive number")
+@pytest.mark.parametrize(("number", "shown"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])
+def test_overrides_are_whole_numbers_in_range(number: Any, shown: str) -> None:
+    expected = f"env.num_noise: expected an integer >= 0 or null, got {shown}"
+    with pytest.raises(InputError, match=f"^{expected}$"):
+        make_batched_env("simple_centroid", 1, num_noise=number)
 
 
 forces = st.lists(

@@ -16,14 +16,14 @@ from helpers.worlds import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-from marl_pool.envs.registration import ONE_LEARNER, VERSIONS, registered_id
+from marl_pool.envs.registration import VERSIONS, registered_id
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.envs.views.pettingzoo import ParallelView
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve
 
 ID = "marl_pool/simple_centroid-v0"
-# Continuous actions of a world that also has discrete ones, and the reverse.
+# Continuous actions of a environment that also has discrete ones, and the reverse.
 ACTIONS: dict[str, list[dict[str, Any]]] = {
     "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
     "simple_tag": [{"continuous_actions": on} for on in (True, False)],
@@ -81,7 +81,7 @@ def test_pettingzoo_checkers_accept_its_aec_form(
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(name, options) for name in ONE_LEARNER for options in ACTIONS.get(name, [{}])],
+    [(name, options) for name in VERSIONS for options in ACTIONS.get(name, [{}])],
 )
 def test_gymnasium_checker_accepts_the_one_agent_view(
     name: str, options: dict[str, Any]
@@ -100,26 +100,26 @@ def test_ids_are_registered_with_both_libraries() -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_ids_carry_the_version_of_their_world(name: str) -> None:
+def test_ids_carry_the_version_of_their_env(name: str) -> None:
     from marl_pool.envs import ENVS
 
     assert VERSIONS[name] == resolve(name, ENVS, "env", BatchedEnv).version
 
 
-def test_registered_names_and_ids_are_the_same_worlds() -> None:
+def test_registered_names_and_ids_are_the_same_envs() -> None:
     # What `pettingzoo` adapts has ids of its own, or none.
     assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
 
 
-def test_the_view_shows_what_a_batched_world_shows() -> None:
+def test_the_view_shows_what_a_batched_env_shows() -> None:
     options: dict[str, Any] = {"num_agents": 2, "num_noise": 3}
     view = make_env("simple_centroid", **options)
-    world = SimpleCentroid(1, seed=9, **options)
-    world.reset()
+    env = SimpleCentroid(1, seed=9, **options)
+    env.reset()
     observations, _ = view.reset(seed=9)
     rng = np.random.default_rng(0)
     for _ in range(5):
-        expected = world.observe()["agent"]
+        expected = env.observe()["agent"]
         for i in range(2):
             seen = observations[f"agent_{i}"]
             assert view.observation_space(f"agent_{i}").contains(seen)
@@ -129,7 +129,7 @@ def test_the_view_shows_what_a_batched_world_shows() -> None:
         observations, rewards, *_ = view.step(
             {f"agent_{i}": actions[i] for i in range(2)}
         )
-        step = world.step({"agent": torch.from_numpy(actions)[None]})
+        step = env.step({"agent": torch.from_numpy(actions)[None]})
         assert list(rewards.values()) == step.rewards["agent"][0].tolist()
 
 
@@ -208,32 +208,32 @@ def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 512])
-def test_render_draws_the_world_and_its_colors(size: int) -> None:
-    world = SimpleCentroid(2, num_noise=5)
-    world.reset()
-    image = world.frame(1, size=size)
+def test_render_draws_the_env_and_its_colors(size: int) -> None:
+    env = SimpleCentroid(2, num_noise=5)
+    env.reset()
+    image = env.frame(1, size=size)
     assert image.shape == (size, size, 3)
     assert image.dtype == np.uint8
-    for entity, kind in enumerate(world.entities):
-        x, y = world.state[1, entity, :2].tolist()
-        scale = size / (2 * world.extent)
+    for entity, kind in enumerate(env.entities):
+        x, y = env.state[1, entity, :2].tolist()
+        scale = size / (2 * env.extent)
         column, row = int(size / 2 + x * scale), int(size / 2 - y * scale)
         near = image[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
-        colors = {other.color for other in world.entities}  # one may hide another
+        colors = {other.color for other in env.entities}  # one may hide another
         assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
-    assert np.array_equal(image, world.frame(1, size=size))
-    assert not np.array_equal(image, world.frame(0, size=size))
+    assert np.array_equal(image, env.frame(1, size=size))
+    assert not np.array_equal(image, env.frame(0, size=size))
 
 
 def test_render_draws_attention_where_it_goes() -> None:
-    world = SimpleCentroid(1, num_signal=1, num_noise=1)
-    world.reset()
+    env = SimpleCentroid(1, num_signal=1, num_noise=1)
+    env.reset()
     start = [[0.0, 0, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]]  # agent, signal, noise
-    world.state.copy_(torch.tensor([start]))
-    plain = world.frame().astype(int)
+    env.state.copy_(torch.tensor([start]))
+    plain = env.frame().astype(int)
     changed = {}
     for token, name in enumerate(("self", "noise", "signal")):
-        image = world.frame(attention=torch.eye(3)[token])
+        image = env.frame(attention=torch.eye(3)[token])
         changed[name] = np.abs(image - plain).sum(-1) > 0
     # Half way from the agent in the middle to the signal, right, and the noise, up.
     right = (slice(250, 262), slice(310, 340))
@@ -245,16 +245,16 @@ def test_render_draws_attention_where_it_goes() -> None:
     assert not changed["self"][up].any()
     assert not changed["self"][right].any()
     assert changed["self"].any()
-    weak = world.frame(attention=torch.tensor([0.0, 0.1, 0.9])).astype(int)
+    weak = env.frame(attention=torch.tensor([0.0, 0.1, 0.9])).astype(int)
     strength = np.abs(weak - plain).sum(-1)
     assert 0 < strength[up].sum() < strength[right].sum()
 
 
 def test_attention_must_have_a_weight_for_each_token() -> None:
-    world = SimpleCentroid(1)
-    world.reset()
+    env = SimpleCentroid(1)
+    env.reset()
     with pytest.raises(InputError, match=r"each of 32 tokens, got the shape \(5,\)"):
-        world.frame(attention=torch.ones(5))
+        env.frame(attention=torch.ones(5))
 
 
 def test_a_view_without_a_render_mode_draws_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Every world from the command line: train, evaluate, render."""
+"""Every environment from the command line: train, evaluate, render."""
 
 import csv
 

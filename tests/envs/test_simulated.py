@@ -1,4 +1,4 @@
-"""Worlds around simulators: seeds, exact replays, and simulators in a process."""
+"""Environments around simulators: seeds, exact replays, and simulators in a process."""
 
 import gc
 import os
@@ -20,9 +20,9 @@ from helpers.toy_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.simulation.env import SimulatedEnv
 from marl_pool.envs.simulation.process import SimulatorProcess
 from marl_pool.envs.simulation.simulator import ActionLog, Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedEnv
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
@@ -122,7 +122,7 @@ def only(*rows: int, of: int) -> Tensor:
 
 
 @EACH_ENV
-def test_an_episode_follows_from_seed_world_and_number_alone(make: Maker) -> None:
+def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
     env = begun(make, 3, seed=3)
     seen: dict[tuple[int, int], list[Tensor]] = {}
     resets = {2: [1], 4: [0, 1], 6: [2]}
@@ -138,7 +138,7 @@ def test_an_episode_follows_from_seed_world_and_number_alone(make: Maker) -> Non
 
 
 @EACH_ENV
-def test_starts_differ_between_seeds_worlds_and_episodes(make: Maker) -> None:
+def test_starts_differ_between_seeds_envs_and_episodes(make: Maker) -> None:
     # Cars stand alike, and their tracks come into sight as the picture grows.
     def start(**options: int) -> bytes:
         return run(begun(make, **options), 8).numpy().tobytes()
@@ -220,7 +220,7 @@ def test_what_was_seen_is_not_changed_by_later_steps(make: Maker) -> None:
     assert not torch.equal(env.observe()["agent"].features, before)
 
 
-def test_a_world_that_has_ended_stands_still_until_it_is_reset() -> None:
+def test_a_env_that_has_ended_stands_still_until_it_is_reset() -> None:
     env = begun(Counted, 2)
     full = torch.ones(2, 1, 1)
     ends = []
@@ -243,7 +243,7 @@ def test_a_world_that_has_ended_stands_still_until_it_is_reset() -> None:
     )
 
 
-def test_simulators_that_no_world_holds_are_used_again() -> None:
+def test_simulators_that_no_env_holds_are_used_again() -> None:
     Counter.built = 0
     env = begun(Counted, 2)
     for _ in range(5):
@@ -254,7 +254,7 @@ def test_simulators_that_no_world_holds_are_used_again() -> None:
     assert Counter.built <= 5
 
 
-def test_dropping_ended_worlds_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_ended_envs_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     env = begun(Counted, 3)
     run(env, 1)
     begun_again: list[Any] = []
@@ -292,7 +292,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_the_process_starts_when_needed_and_ends_with_its_worlds() -> None:
+def test_the_process_starts_when_needed_and_ends_with_its_envs() -> None:
     env = in_process(2)
     assert isinstance(env._pool.backend, SimulatorProcess)
     assert env._pool.backend._process is None

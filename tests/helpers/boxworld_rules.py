@@ -22,7 +22,7 @@ from marl_pool.envs.boxworld.codes import (
     NOTHING,
     TRAP,
 )
-from marl_pool.envs.boxworld.world import BoxWorld
+from marl_pool.envs.boxworld.env import BoxWorld
 
 Cell = tuple[int, int]
 """Row and column, from 1 to n; (0, 0) is the corner of the wall."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.cartpole.world import CartPole
+from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.kernels.batched import batched_linear, tanh
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent

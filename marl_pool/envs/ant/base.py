@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
 from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
 from marl_pool.envs.simulation.simulator import SimulatorBackend
-from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
@@ -37,16 +37,14 @@ class AntEnv(SimulatedEnv):
     bar for each channel; the line across the bars is the uniform weight.
 
     Args:
-        num_envs: environments in the batch, with one ant each.
         simulators: their observations are the channels, then the positions of 13 parts.
         channels: names of the channels, in the order of the tokens.
-        num_frames: readings of a channel in its token, at least 1; they are the token's
-            features, the newest last.
+        num_frames: readings of a channel in its token; they are the token's features,
+            the newest last.
         channel_ids: give each channel a token type of its own.
-        max_steps: steps until truncation.
-        **common: see `BatchedEnv`.
     """
 
+    state_names = (*SimulatedEnv.state_names, "frames")
     frames: Tensor
     """``(num_envs, num_frames, channels)`` readings, the newest last."""
 
@@ -85,11 +83,6 @@ class AntEnv(SimulatedEnv):
         self._groups = {"agent": AgentGroup(1, spec, action)}
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
-
-    @property
     def readings(self) -> Tensor:
         """The newest readings, ``(num_envs, channels)``."""
         return self.observations[:, : len(self.channels)]
@@ -101,6 +94,7 @@ class AntEnv(SimulatedEnv):
 
     @override
     def observe(self) -> dict[str, Tokens]:
+        # Features are contiguous, token by token, with the newest reading last.
         types = self._types.expand(self.num_envs, 1, -1).contiguous()
         padding = torch.zeros_like(types, dtype=torch.bool)
         features = self.frames.mT[:, None].clone(memory_format=torch.contiguous_format)
@@ -111,20 +105,13 @@ class AntEnv(SimulatedEnv):
         return list(self.channels)
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         return draw(
             self.parts[index].double().cpu().numpy(),
             text=f"step {int(self.steps[index])}",
-            num_tokens=len(self.channels),
-            attention=attention,
+            weights=weights,
             size=size,
         )
 
@@ -136,7 +123,3 @@ class AntEnv(SimulatedEnv):
     def _update_frames(self, rows: Tensor, *, first: bool) -> None:
         newest = self.readings[rows]
         self.frames = push_frames(self.frames, rows, newest, first=first)
-
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**super()._tensors(), "frames": self.frames}

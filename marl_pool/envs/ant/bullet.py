@@ -52,17 +52,15 @@ class AntBullet(AntEnv):
     substitute for the package ``gym``. They cannot save their state; see
     `SimulatedEnv`.
 
-    Source: ``AntBulletEnv-v0`` of PyBullet (Coumans and Bai, 2016,
-    https://pybullet.org), as in Tang and Ha, The sensory neuron as a transformer
-    (2021), section 4.2, https://arxiv.org/abs/2109.02869. Starts are sampled from
-    another generator than with ``gym``, so episodes of one seed differ from the source.
+    Source: ``AntBulletEnv-v0`` of `PyBullet <https://pybullet.org>`_ (Coumans and Bai,
+    2016), as in section 4.2 of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_. Starts are sampled from another generator than
+    with ``gym``, so episodes of one seed differ from the source.
 
     Args:
-        num_envs: environments in the batch, with one ant each.
         alive_bonus: include the bonus; without it, negative rewards become 0.
 
     Raises:
-        InputError: a number out of range.
         ModuleNotFoundError: pybullet, of the extra ``bullet``, is not installed.
         StoppedError: in a step or reset, the process of the simulators has exited.
     """

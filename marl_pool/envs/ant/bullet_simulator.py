@@ -15,11 +15,7 @@ PARTS = [0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19]
 
 
 class AntBulletSimulator(Simulator):
-    """One ant; an observation is its 28 channels, then the positions of its 13 parts.
-
-    Args:
-        alive_bonus: include the bonus; without it, negative rewards become 0.
-    """
+    """One ant; an observation is its channels, then the positions of its 13 parts."""
 
     def __init__(self, *, alive_bonus: bool) -> None:
         self._env = AntBulletEnv()

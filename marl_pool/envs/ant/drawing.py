@@ -1,9 +1,6 @@
 """Pictures of an ant, with a bar for the attention to each channel."""
 
-from typing import Any
-
 import numpy as np
-from torch import Tensor
 
 from marl_pool.envs.drawing.canvas import (
     ATTENTION,
@@ -13,8 +10,8 @@ from marl_pool.envs.drawing.canvas import (
     PAPER,
     Color,
     opencv,
+    write_title,
 )
-from marl_pool.utils.errors import InputError
 
 NUM_PARTS = 13
 """The torso, and three parts of each of four legs."""
@@ -40,13 +37,10 @@ STRIP = 0.16
 
 
 def skeleton(parts: np.ndarray) -> np.ndarray:
-    """Compute the joints of the legs from the centers of their parts.
+    """Compute the joints of the legs from the centers ``(13, 3)`` of their parts.
 
     The center c of a part is halfway between its ends, so the outer end is 2c minus the
     inner end.
-
-    Args:
-        parts: ``(13, 3)`` centers of the torso and of each leg's parts, outwards.
 
     Returns:
         ``(4, 4, 3)`` points of each leg: torso, hip, ankle and tip.
@@ -66,6 +60,7 @@ class _AntCanvas:
         self._center = np.array([center[0], center[1], 0.0])
         self._scale = size / VIEW
         self._middle = np.array([0.5, HORIZON]) * size
+        # Axes of the picture, and the direction away from the camera.
         across = (np.cos(YAW), np.sin(YAW), 0)
         away = (-np.sin(YAW) * np.cos(PITCH), np.cos(YAW) * np.cos(PITCH))
         self._away = np.array([*away, -np.sin(PITCH)])
@@ -114,37 +109,18 @@ class _AntCanvas:
         uniform = bottom - round((bottom - top) / FOCUS)
         self.image[uniform, 4:-4] = INK
 
-    def text(self, text: str) -> None:
-        """Write a line in the upper left."""
-        line = max(12, len(self.image) // 28)
-        at, font = (line // 2, line), self.cv2.FONT_HERSHEY_SIMPLEX
-        style: Any = (font, line / 36, INK, 1, self.cv2.LINE_AA)
-        self.cv2.putText(self.image, text, at, *style)
-
 
 def draw(
-    parts: np.ndarray,
-    *,
-    text: str,
-    num_tokens: int,
-    attention: Tensor | None,
-    size: int,
+    parts: np.ndarray, *, text: str, weights: np.ndarray | None, size: int
 ) -> np.ndarray:
     """Draw an ant on the ground.
 
     Args:
         parts: ``(13, 3)`` centers of the torso and of each leg's parts, in meters.
         text: a line in the upper left.
-        num_tokens: number of tokens N.
-        attention: ``(N,)`` weights; None draws no bars. The line across the bars is the
-            uniform weight 1/N, and the height of the strip is `FOCUS` times that.
+        weights: ``(N,)`` attention weights; None draws no bars. The line across the
+            bars is the uniform weight 1/N; the strip is `FOCUS` times as high.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
-
-    Raises:
-        InputError: another number of weights, or OpenCV is not installed.
     """
     canvas = _AntCanvas(parts[0], size)
     canvas.ground()
@@ -157,12 +133,7 @@ def draw(
     # Draw from far to near, so that near rods hide far ones.
     for rod in sorted(rods, key=lambda rod: -canvas.distance(rod[0].mean(0))):
         canvas.limb(*rod)
-    if attention is not None:
-        if attention.shape != (num_tokens,):
-            raise InputError(
-                f"attention: expected one weight for each of {num_tokens} tokens, "
-                f"got the shape {tuple(attention.shape)}"
-            )
-        canvas.bars(attention.double().cpu().numpy())
-    canvas.text(text)
+    if weights is not None:
+        canvas.bars(weights)
+    write_title(canvas.image, text)
     return canvas.image

@@ -56,14 +56,12 @@ class Ant(AntEnv):
     https://doi.org/10.1109/IROS.2012.6386109), with its rewards and starts.
 
     Args:
-        num_envs: environments in the batch, with one ant each.
         contact_forces: include the 78 channels of the forces on each body, as Gymnasium
             does by default.
         alive_bonus: include the bonus; without it, negative rewards become 0, as in the
             fitness of the published search on ``ant_bullet``.
 
     Raises:
-        InputError: a number out of range.
         ModuleNotFoundError: mujoco or imageio, of the extra ``mujoco``, is missing.
     """
 

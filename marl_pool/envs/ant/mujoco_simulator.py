@@ -8,12 +8,7 @@ from marl_pool.envs.simulation.simulator import Simulator
 
 
 class AntSimulator(Simulator):
-    """One ant; an observation is its channels, then the positions of its 13 parts.
-
-    Args:
-        contact_forces: include the channels of the contact forces.
-        alive_bonus: include the bonus; without it, negative rewards become 0.
-    """
+    """One ant; an observation is its channels, then the positions of its 13 parts."""
 
     def __init__(self, *, contact_forces: bool, alive_bonus: bool) -> None:
         self._env = AntEnv(include_cfrc_ext_in_observation=contact_forces)

@@ -1,6 +1,5 @@
 """Codes of the contents of a BoxWorld cell, and the rules for them."""
 
-from dataclasses import dataclass
 from functools import cache
 
 from marl_pool.envs.drawing.canvas import Color
@@ -57,25 +56,13 @@ CODES = TRAP + COLORS
 TYPE_NAMES = ("self", "floor", "key", "lock", "gem", "held")
 
 
-@dataclass(frozen=True)
-class Code:
-    """Token type and color of a code."""
-
-    type_name: str
-    color: Color
-
-
-def describe_codes() -> list[Code]:
-    """Return type and color of every code; distractors look like boxes on the path."""
-    single = [
-        Code("held", NO_COLOR),
-        Code("floor", FLOOR_COLOR),
-        Code("self", AGENT_COLOR),
-        Code("gem", GEM_COLOR),
-        Code("held", GEM_COLOR),
-    ]
-    kinds = ("key", "held", "key", "lock", "lock", "lock")
-    return single + [Code(kind, color) for kind in kinds for color in KEY_COLORS]
+_KINDS = ("key", "held", "key", "lock", "lock", "lock")
+CODE_TYPES = ["held", "floor", "self", "gem", "held"]
+CODE_TYPES += [kind for kind in _KINDS for _ in KEY_COLORS]
+"""Token type of each code."""
+CODE_COLORS = [NO_COLOR, FLOOR_COLOR, AGENT_COLOR, GEM_COLOR, GEM_COLOR]
+CODE_COLORS += KEY_COLORS * len(_KINDS)
+"""Color of each code; distractors look like boxes on the path."""
 
 
 @cache
@@ -84,14 +71,14 @@ def entries() -> list[list[int]]:
 
     An entry is ``ahead`` if an agent that holds ``held`` can move there, else NOTHING.
     """
-    return [[_enter(held, code) for code in range(CODES)] for held in range(CODES)]
 
+    def can_enter(held: int, code: int) -> bool:
+        if code >= LOCK:
+            return held >= HELD and held - HELD == (code - LOCK) % COLORS
+        return code in (FLOOR, AGENT) or code >= LOOSE
 
-def _enter(held: int, code: int) -> int:
-    fits = held >= HELD and (held - HELD) == (code - LOCK) % COLORS
-    if code in (FLOOR, AGENT) or LOOSE <= code < LOCK or (code >= LOCK and fits):
-        return code
-    return NOTHING
+    codes = range(CODES)
+    return [[c if can_enter(held, c) else NOTHING for c in codes] for held in codes]
 
 
 def in_hand(code: int) -> int:

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marl_pool.envs.drawing.canvas import ATTENTION, FOCUS, Color, blend, opencv
+from marl_pool.envs.drawing.canvas import (
+    ATTENTION,
+    Color,
+    attention_strengths,
+    blend,
+    write,
+)
 
 WALL: Color = (25, 25, 25)
 LINE: Color = (200, 200, 200)
@@ -18,9 +24,7 @@ def draw_grid(
 ) -> np.ndarray:
     """Draw the room within its wall, and the held key in the corner of the wall.
 
-    Attention is an orange rim around a cell. A weight is measured in multiples of
-    uniform attention, 1 over the number of tokens with a weight, so that uniform
-    attention looks faint for any number of tokens.
+    Attention is an orange rim around a cell; see `attention_strengths`.
 
     Args:
         colors: ``(n² + 1, 3)`` uint8 RGB of the held key (black for none), then of
@@ -29,14 +33,13 @@ def draw_grid(
         attention: ``(n² + 1,)`` attention weights, at least 0; None draws no rims.
         text: text in the lower wall.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
     """
     side = size / (n + 2)
     image = np.full((size, size, 3), WALL, np.uint8)
     _square(image, (1, 1), side, (0, n), LINE)
-    strengths = np.zeros(len(colors)) if attention is None else _strengths(attention)
+    if attention is None:
+        attention = np.zeros(len(colors))
+    strengths = attention_strengths(attention)
     for place, color in enumerate(colors.tolist()):
         if place == 0 and color == [0, 0, 0]:
             continue  # no key is held
@@ -47,14 +50,9 @@ def draw_grid(
             _square(image, (row + 1, column + 1), side, (GAP, 1 - GAP), rim)
         inset = GAP + MAX_RIM * strength
         _square(image, (row + 1, column + 1), side, (inset, 1 - inset), color)
-    _write(image, text, side)
+    at = (round(0.3 * side), round(size - 0.3 * side))
+    write(image, text, at, 0.6 * side, TEXT)
     return image
-
-
-def _strengths(attention: np.ndarray) -> np.ndarray:
-    """Convert attention weights to widths of rims in [0, 1)."""
-    uniform = 1 / max(int(np.count_nonzero(attention)), 1)
-    return np.asarray(1 - np.exp(-attention / (FOCUS * uniform)))
 
 
 def _square(
@@ -68,10 +66,3 @@ def _square(
     top, left = (round((at + reach[0]) * side) for at in cell)
     bottom, right = (round((at + reach[1]) * side) for at in cell)
     image[top:bottom, left:right] = color
-
-
-def _write(image: np.ndarray, text: str, side: float) -> None:
-    cv2 = opencv()
-    at = (round(0.3 * side), round(len(image) - 0.3 * side))
-    scale, font = side / 60, cv2.FONT_HERSHEY_SIMPLEX
-    cv2.putText(image, text, at, font, scale, TEXT, 1, cv2.LINE_AA)

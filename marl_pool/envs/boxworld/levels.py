@@ -26,20 +26,20 @@ MOST_AHEAD = 8
 
 
 class Levels(NamedTuple):
-    """A batch of levels.
+    """A batch of levels, in int64.
 
     Place 0 is the held key; then come the cells row by row, and one last place for
     boxes that a level lacks.
     """
 
     codes: Tensor
-    """``(B, n² + 2)`` int64, the code of each place."""
+    """``(B, n² + 2)``, the code of each place."""
     agent: Tensor
-    """``(B,)`` int64, the initial place of the agent."""
+    """``(B,)``, the initial place of the agent."""
     key: Tensor
-    """``(B,)`` int64, the place of the loose key."""
+    """``(B,)``, the place of the loose key."""
     boxes: Tensor
-    """``(B, boxes, 2)`` int64, places of content and lock, in reading order."""
+    """``(B, boxes, 2)``, places of content and lock, in reading order."""
 
 
 class LevelGenerator:
@@ -61,14 +61,7 @@ class LevelGenerator:
     again from the next numbers of its own stream, so other levels do not change. It
     cannot happen with default options.
 
-    Args:
-        n: cells along a side, 3 to 32.
-        goal_length: number of keys and gem on the path, at least 2.
-        num_distractors: number of branches.
-        distractor_length: boxes of a branch, at least 1.
-        random_distractors: True to sample the number of branches from 0 to
-            ``num_distractors``.
-        device: device of the levels.
+    The arguments are options of `BoxWorld`.
 
     Raises:
         InputError: more boxes or colors than fit.
@@ -87,7 +80,7 @@ class LevelGenerator:
         self.branches, self.length = num_distractors, distractor_length
         self.random_distractors = random_distractors
         self.num_boxes = self.path + self.branches * self.length
-        self._check_room()
+        self._validate_room()
         self._sizes = [
             self.num_boxes + 2,  # places
             self.path,  # its colors
@@ -100,12 +93,10 @@ class LevelGenerator:
         self._build_tables(torch.device(device))
 
     def __call__(self, sample: Callable[[Tensor, int], Tensor], count: int) -> Levels:
-        """Sample levels.
+        """Sample ``count`` levels.
 
-        Args:
-            sample: function of ``(k,)`` level indices and a position in their streams
-                that returns the next `numbers` uniform numbers, ``(k, numbers)``.
-            count: number of levels.
+        ``sample`` returns ``(k, numbers)`` uniform numbers of the levels ``(k,)``, from
+        a position in their streams on.
         """
         rows = torch.arange(count, device=self._starts.device)
         levels, stuck = self._attempt(sample(rows, 0))
@@ -121,6 +112,7 @@ class LevelGenerator:
 
     def _attempt(self, uniforms: Tensor) -> tuple[Levels, Tensor]:
         """Build levels from ``(B, numbers)``; return a mask ``(B,)`` of failures."""
+        # Each part of a level has numbers of its own, whatever the others need.
         places, path, roots, branches, number = uniforms.split(self._sizes, 1)
         absent = self._absent(number) if self.random_distractors else None
         boxes, key, agent, stuck = self._place(places, absent)
@@ -137,14 +129,14 @@ class LevelGenerator:
         codes[:, 0] = codes[:, -1] = NOTHING
         if self.num_boxes > 1:
             boxes = boxes.sort(1).values
-        beside = (boxes + 1).clamp_(max=nowhere)
-        pairs = torch.stack((boxes, beside), 2)
+        pairs = torch.stack((boxes, (boxes + 1).clamp_(max=nowhere)), 2)
         return Levels(codes, agent[:, 0], key[:, 0], pairs), stuck[:, 0]
 
     def _place(
         self, uniforms: Tensor, absent: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sample the places of boxes, key and agent; return a mask of failures too."""
+        # Place the boxes one by one; each excludes the cells around it.
         legal = self._starts.repeat(len(uniforms), 1)
         boxes = []
         for i in range(self.num_boxes):
@@ -153,6 +145,7 @@ class LevelGenerator:
             apart = self._box_apart.index_select(0, cell[:, 0])
             legal &= apart if absent is None else apart | absent[:, i : i + 1]
         cells = torch.cat(boxes, 1)
+        # The key keeps a distance to boxes, the agent may stand next to them.
         free = self._around(self._key_apart, cells, absent)
         key, no_key = choose(free, uniforms[:, -2:-1])
         free = self._around(self._outside, cells, absent).scatter_(1, key, False)
@@ -170,12 +163,14 @@ class LevelGenerator:
         self, path: Tensor, roots: Tensor, branches: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sample the colors of the path, and the codes of all contents and locks."""
+        # Each box on the path holds the key of the next one, the last the gem.
         free = torch.ones_like(path[:, :1], dtype=torch.bool).repeat(1, COLORS)
         colors = choose_several(free, path)
         gem = torch.full_like(colors[:, :1], GEM)
         contents = [colors[:, 1:] + KEY, gem]
         locks = [colors[:, :-1] + LOCK, colors[:, -1:] + GOAL]
         if self.branches:
+            # Each branch starts with a lock of a random color of the path.
             shape = (len(path), self.branches, self.length)
             free = free[:, None].repeat(1, self.branches, 1)
             ends = choose_several(free, branches.view(shape))
@@ -191,7 +186,7 @@ class LevelGenerator:
         """Return a mask ``(B, boxes)`` of boxes on branches that a level lacks."""
         return (number * (self.branches + 1)).long() <= self._branch
 
-    def _check_room(self) -> None:
+    def _validate_room(self) -> None:
         most = (self.n + 1) // 2 * ((self.n + 1) // 3) // 2
         if self.num_boxes > most:
             raise InputError(
@@ -224,13 +219,7 @@ class LevelStock:
 
     Sampling a few levels costs as much as sampling a hundred, and in each step a few
     episodes may end. The levels do not depend on the number that is sampled ahead.
-
-    Args:
-        generator: sampler of the levels.
-        sample: function of ``(k,)`` int64 stream keys, a count and a position that
-            returns ``(k, count)`` uniform numbers of these streams.
-        seed: seed of the run.
-        env_ids: ``(num_envs,)`` int64 environment numbers.
+    ``sample`` is `BatchedEnv.sample_uniform`.
     """
 
     def __init__(
@@ -247,12 +236,7 @@ class LevelStock:
         self._levels: Levels | None = None
 
     def select(self, rows: Tensor, episodes: Tensor) -> Levels:
-        """Return the levels of environments that begin an episode.
-
-        Args:
-            rows: ``(k,)`` indices of the environments.
-            episodes: ``(num_envs,)`` present episode number of each environment.
-        """
+        """Return the levels of the environments ``rows`` ``(k,)`` in their episodes."""
         place = episodes[rows] - self._first[rows]
         if self._levels is None or bool(((place < 0) | (place >= self._ahead)).any()):
             self._levels = self._sample_ahead(rows, episodes)
@@ -276,11 +260,7 @@ class LevelStock:
 
 
 def choose(legal: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample uniformly among the legal places.
-
-    Args:
-        legal: ``(*B, M)`` bool.
-        uniforms: ``(*B, 1)`` in (0, 1].
+    """Sample uniformly among the ``legal`` places ``(*B, M)``.
 
     Returns:
         ``(*B, 1)`` int64 places, 0 where none is legal, and ``(*B, 1)`` bool, True

@@ -1,15 +1,15 @@
 """Reference policy of BoxWorld: a solver that reads the room from its tokens."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.boxworld.codes import TYPE_NAMES
-from marl_pool.envs.boxworld.world import MOVES, BoxWorldGroup
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.envs.boxworld.env import MOVES, BoxWorldGroup
+from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
-from marl_pool.utils.randomness import Stream
 
 KEY, LOCK = TYPE_NAMES.index("key"), TYPE_NAMES.index("lock")
 GEM, HELD = TYPE_NAMES.index("gem"), TYPE_NAMES.index("held")
@@ -36,7 +36,7 @@ class Map(NamedTuple):
     """``(B, cells)`` bool, True for cells known to be inside the walls."""
 
 
-class BoxWorldHeuristic(Policy):
+class BoxWorldHeuristic(Heuristic):
     """Take the shortest way to the gem.
 
     The search starts at the gem and follows the chain of boxes back: from a box to the
@@ -50,7 +50,8 @@ class BoxWorldHeuristic(Policy):
     Pixels contain the whole room. Entities contain no walls: before the agent holds a
     key, it stays in the smallest rectangle around all tokens and leaves it only if that
     contains no way; then it may push against a wall forever. The token of a held key is
-    at the corner of the walls and so determines their position.
+    at the corner of the walls and so determines their position. `Decision.logits` are
+    minus the steps left after each action.
 
     Args:
         group: the group of agents, with the size of the room.
@@ -58,33 +59,18 @@ class BoxWorldHeuristic(Policy):
 
     def __init__(self, group: BoxWorldGroup) -> None:
         super().__init__()
-        self.n = group.n
-        self.side = 2 * group.n + 1
-        self.config: dict[str, Any] = {}
+        self.n, self.side = group.n, 2 * group.n + 1
 
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """See `Policy.act`; ``logits`` are minus the steps left after each action."""
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         steps = self.steps_left(tokens.flatten_batch())
         logits = -steps.view(*tokens.batch_shape, len(MOVES)).to(torch.float32)
-        none = torch.zeros(tokens.batch_shape, device=logits.device)
-        return Decision(logits.argmax(-1), none, none, logits, state)
+        return logits.argmax(-1), logits
 
     def steps_left(self, tokens: Tokens) -> Tensor:
-        """Compute the steps to the next goal after each of the four moves.
-
-        Args:
-            tokens: tokens with batch dimension ``(B,)``.
-
-        Returns:
-            ``(B, 4)`` int64, `FAR` if there is no way.
-        """
+        """Compute the steps ``(B, 4)`` to the next goal after each move, or `FAR`."""
         seen = self.read(tokens)
+        # All boxes but the goal are obstacles.
         goal = self.next_goal(seen)
         barred = (seen.items != NO_COLOR) | (seen.locks != NO_COLOR)
         barred.scatter_(1, goal, False)
@@ -98,6 +84,7 @@ class BoxWorldHeuristic(Policy):
     def read(self, tokens: Tokens) -> Map:
         """Build the maps of tokens with batch dimension ``(B,)``."""
         cells, far = self.side**2, self.side // 2
+        # Positions and colors become integers, which ignores small noise.
         features = torch.where(tokens.padding[..., None], 0.0, tokens.features)
         features = features.nan_to_num(0.0, 0.0, 0.0)
         away = (features[..., 3:] * (self.n + 1)).round().long().clamp(-far, far)
@@ -113,6 +100,7 @@ class BoxWorldHeuristic(Policy):
             where = place.masked_fill(~shown, cells)
             return blank.scatter(1, where, color)[:, :cells]
 
+        # Without a gem, take the middle, which no walk can improve.
         gem = torch.where(types == GEM, place, -1).max(1, keepdim=True).values
         return Map(
             mark((types == KEY) | (types == GEM)),

@@ -60,14 +60,10 @@ BACKGROUNDS: dict[str, Callable[[], np.ndarray]] = {
 
 
 def find_background(name: str) -> np.ndarray | None:
-    """Return the picture ``(96, 96, 3)`` uint8 RGB of a name, or None for "none".
-
-    Args:
-        name: a key of `BACKGROUNDS`, an image file that pygame can read (JPEG, PNG and
-            others), or "none".
+    """Return the picture ``(96, 96, 3)`` uint8 RGB of `BACKGROUNDS` or of a file.
 
     Raises:
-        InputError: an unknown name, or a file that is not an image.
+        InputError: an unknown name, or a file that pygame cannot read.
     """
     if name == NONE:
         return None
@@ -82,16 +78,9 @@ def find_background(name: str) -> np.ndarray | None:
 
 
 def replace_grass(screens: np.ndarray, picture: np.ndarray) -> np.ndarray:
-    """Replace the grass by a picture.
+    """Replace the grass of screens ``(n, 96, 96, 3)`` by a picture ``(96, 96, 3)``.
 
     A mixture of grass and road becomes the same mixture of picture and road.
-
-    Args:
-        screens: ``(n, 96, 96, 3)`` uint8 RGB.
-        picture: ``(96, 96, 3)`` uint8 RGB.
-
-    Returns:
-        An array like ``screens``.
     """
     # On the ground red equals blue; the share of grass is the excess of green.
     red, green, blue = np.moveaxis(screens.astype(np.int32), -1, 0)

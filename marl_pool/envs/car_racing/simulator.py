@@ -18,11 +18,7 @@ MARGIN = 2
 class CarRacingSimulator(Simulator):
     """One car on one track; an observation is ``(96, 96, 3)`` uint8 RGB.
 
-    Args:
-        smooth: shrink the picture by averaging, as Gymnasium does; otherwise take the
-            middle pixel of each block.
-        action_repeat: frames of one action; their rewards are summed.
-        lap_complete_percent: option of Gymnasium's environment.
+    The arguments are options of `CarRacing`.
     """
 
     def __init__(
@@ -57,9 +53,8 @@ class _FastCarRacing(car_racing.CarRacing):
         super().__init__(lap_complete_percent=lap_complete_percent)
         self._smooth = smooth
         self._lawns = _lawns()
-        height, width = car_racing.WINDOW_H, car_racing.WINDOW_W
-        self._rows = _middles(height, car_racing.STATE_H)
-        self._columns = _middles(width, car_racing.STATE_W)
+        self._rows = _middles(car_racing.WINDOW_H, car_racing.STATE_H)
+        self._columns = _middles(car_racing.WINDOW_W, car_racing.STATE_W)
 
     @override
     def _create_track(self) -> bool:

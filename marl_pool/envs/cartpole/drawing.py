@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from marl_pool.envs.cartpole.physics import POLE_LENGTH, TRACK
 from marl_pool.envs.drawing.canvas import (
@@ -17,13 +16,14 @@ from marl_pool.envs.drawing.canvas import (
     Color,
     Frame,
     blend,
+    write,
 )
-from marl_pool.utils.errors import InputError
 
+Point = tuple[float, float]
 EXTENT = 2.8
 RAIL = 1.0
 """Height of the track in the image; the bars are below."""
-CART: tuple[float, float] = (0.2, 0.1)
+CART: Point = (0.2, 0.1)
 """Half the width and height of the cart."""
 CART_COLOR: Color = (31, 90, 200)
 POLE_COLOR: Color = (214, 39, 40)
@@ -33,14 +33,7 @@ SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
 
 
 class CartPoleFrame(Frame):
-    """A `Frame` with a cart and bars.
-
-    Args:
-        size: height and width in pixels.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(Camera(EXTENT, size))
+    """A `Frame` with a cart and bars."""
 
     def cart(self, position: float, angle: float) -> None:
         """Draw the track, and the cart with its pole at ``angle`` from upright."""
@@ -83,20 +76,12 @@ class CartPoleFrame(Frame):
         line = round(min(self.camera.size / 28, room))
         ((x, y),) = self.camera.project(np.array([(middle, FLOOR)]))
         start = round(x - 0.25 * line * len(name))
-        self._text(name, (start, round(y + line)), line)
+        write(self.image, name, (start, round(y + line)), line)
 
-    def _stroke(
-        self,
-        first: tuple[float, float],
-        last: tuple[float, float],
-        color: Color,
-        width: int,
-    ) -> None:
+    def _stroke(self, first: Point, last: Point, color: Color, width: int) -> None:
         self._line(self.camera.project(np.array([first, last])), color, width)
 
-    def _box(
-        self, low: tuple[float, float], high: tuple[float, float], color: Color
-    ) -> None:
+    def _box(self, low: Point, high: Point, color: Color) -> None:
         corners = self.camera.project(np.array([low, high]))
         first, last = (self._fixed(corner) for corner in corners)
         cv2 = self._cv2
@@ -109,33 +94,22 @@ def draw(
     *,
     text: str,
     names: Sequence[str],
-    attention: Tensor | None,
+    weights: np.ndarray | None,
     size: int,
 ) -> np.ndarray:
-    """Render the image of a cart and its pole.
+    """Render the image ``(size, size, 3)`` of a cart and its pole.
 
     Args:
         position: position of the cart in meters.
         angle: angle of the pole in radians from upright, growing to the left.
         text: text in the upper left.
         names: channel of each token.
-        attention: ``(N,)`` attention weights; None draws no bars.
+        weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
-
-    Raises:
-        InputError: a wrong number of attention weights.
     """
-    frame = CartPoleFrame(size)
+    frame = CartPoleFrame(Camera(EXTENT, size))
     frame.cart(position, angle)
-    if attention is not None:
-        if attention.shape != (len(names),):
-            raise InputError(
-                f"attention: expected one weight for each of {len(names)} tokens, "
-                f"got the shape {tuple(attention.shape)}"
-            )
-        frame.bars(names, attention.double().cpu().numpy())
+    if weights is not None:
+        frame.bars(names, weights)
     frame.legend((), text)
     return frame.image

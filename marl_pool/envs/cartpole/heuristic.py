@@ -1,10 +1,10 @@
 """Reference controller of cartpole: swing up by energy, then balance."""
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.cartpole.physics import (
@@ -18,9 +18,8 @@ from marl_pool.envs.cartpole.physics import (
     TOTAL_MASS,
     accelerations,
 )
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
-from marl_pool.utils.randomness import Stream
 
 # Found by a random search over a few hundred environments.
 PUMP = 16.0
@@ -39,7 +38,7 @@ STATE_COSTS = (1.0, 0.1, 1.0, 0.1)
 ACTION_COST = 0.1
 
 
-class CartPoleHeuristic(Policy):
+class CartPoleHeuristic(Heuristic):
     r"""Balance if the pole is near upright, else brake near the ends, else swing up.
 
     *Balance* is the linear-quadratic regulator of the upright pole, used where its
@@ -53,42 +52,37 @@ class CartPoleHeuristic(Policy):
 
     The five channels are read from the newest frame of the first five tokens, by
     position, so it is no reference for shuffled tokens. A padded token counts as 0.
+    `Decision.logits` are the action before it is clipped.
 
     Args:
         group: the group of the agent.
     """
 
+    gain: Tensor
+    cost: Tensor
+
     def __init__(self, group: AgentGroup) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {}
-        self.gain: Tensor
-        self.cost: Tensor
-        gain, cost = regulator()
-        dtype = torch.get_default_dtype()
-        self.register_buffer("gain", gain.to(dtype), persistent=False)
-        self.register_buffer("cost", cost.to(dtype), persistent=False)
+        for name, matrix in zip(("gain", "cost"), regulator(), strict=True):
+            buffer = matrix.to(torch.get_default_dtype())
+            self.register_buffer(name, buffer, persistent=False)
 
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """See `Policy.act`; ``logits`` are the action before it is clipped."""
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         seen = tokens.features[..., :5, -1].to(self.gain.dtype)
         # Padded slots may hold NaN, so replace them instead of multiplying by zero.
         readings = torch.where(tokens.padding[..., :5], 0.0, seen)
         wanted = self.decide(readings)[..., None]
-        none = wanted.new_zeros(tokens.batch_shape)
-        return Decision(wanted.clamp(-1, 1), none, none, wanted, state)
+        return wanted.clamp(-1, 1), wanted
 
     def decide(self, readings: Tensor) -> Tensor:
         """Compute the action ``(*B,)`` from the channels ``(*B, 5)``."""
         position, velocity, cos, sin, turn = readings.unbind(-1)
         swing = _swing(position, velocity, cos, sin, turn)
+        # Brake where the cart would come to rest too far out.
         rest = position + velocity * velocity.abs() / (2 * BRAKING)
         action = torch.where(rest.abs() > LAST_STOP, -rest.sign(), swing)
+        # Balance where the regulator's cost to go is low.
         errors = torch.stack((position, velocity, torch.atan2(sin, cos), turn), -1)
         balance = -(errors @ self.gain)
         caught = ((errors @ self.cost) * errors).sum(-1) < CATCH
@@ -109,15 +103,13 @@ def _swing(
 
 @cache
 def regulator(steps: int = 1000) -> tuple[Tensor, Tensor]:
-    """Solve the regulator of the upright pole by value iteration.
-
-    Args:
-        steps: number of iterations, the horizon in steps.
+    """Solve the regulator of the upright pole by value iteration over ``steps``.
 
     Returns:
         Its gains ``(4,)`` and the quadratic form ``(4, 4)`` of its cost to go, float64,
         for position, velocity, angle and angular velocity.
     """
+    # Linearise the equations of motion at the upright pole.
     inertia = TOTAL_MASS - 0.75 * POLE_MASS
     cart = torch.tensor([0.0, -FRICTION, 0.75 * POLE_MASS * GRAVITY, 0.0]).double()
     cart = cart / inertia

@@ -34,12 +34,7 @@ def accelerations(
     These are the equations of Deisenroth and Rasmussen, PILCO (2011), with the angle
     rotated by half a turn.
 
-    Args:
-        velocity: velocity of the cart in m/s, of any shape; so are the others.
-        cos: cosine of the angle.
-        sin: sine of the angle.
-        angular_velocity: angular velocity of the pole in rad/s.
-        force: force on the cart in N.
+    All are in SI units and of one shape.
     """
     pull = (cos * (3 * POLE_MASS * GRAVITY)).sub_(
         angular_velocity.square(), alpha=2 * POLE_MASS * POLE_LENGTH

@@ -68,18 +68,40 @@ def blend(color: Color, opacity: float, ground: Color = PAPER) -> Color:
     return red, green, blue
 
 
-class Frame:
-    """An image to draw on: lines first, then discs, then the legend.
+def attention_strengths(weights: np.ndarray) -> np.ndarray:
+    """Convert attention weights ``(n,)`` to strengths in [0, 1).
 
-    Args:
-        camera: visible square and size of the image.
+    A weight is measured in multiples of uniform attention, 1 over the number of
+    positive weights, so that uniform attention looks faint for any number.
     """
+    uniform = 1 / max(int(np.count_nonzero(weights)), 1)
+    return np.asarray(1 - np.exp(-weights / (FOCUS * uniform)))
+
+
+def write(
+    image: np.ndarray, text: str, at: tuple[int, int], line: float, color: Color = INK
+) -> None:
+    """Write text that starts at the pixel ``at``, in lines of ``line`` pixels."""
+    cv2 = opencv()
+    font = cv2.FONT_HERSHEY_SIMPLEX
+    cv2.putText(image, text, at, font, line / 36, color, 1, cv2.LINE_AA)
+
+
+def write_title(image: np.ndarray, text: str) -> None:
+    """Write a line in the upper left."""
+    line = max(12, len(image) // 28)
+    write(image, text, (round(0.5 * line), line), line)
+
+
+class Frame:
+    """An image to draw on: lines first, then discs, then the legend."""
 
     def __init__(self, camera: Camera) -> None:
         self._cv2 = opencv()
         self.camera = camera
         self.image = np.full((camera.size, camera.size, 3), PAPER, np.uint8)
         """``(size, size, 3)`` uint8 RGB."""
+        # Draw the grid of unit squares.
         reach = int(camera.extent)
         for place in range(-reach, reach + 1):
             for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):
@@ -88,18 +110,15 @@ class Frame:
     def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
         """Draw attention weights as lines from the observer to the entities.
 
-        A larger weight has a wider and stronger line. It is measured in multiples of
-        uniform attention, 1 over the number of entities with a weight, so that uniform
-        attention looks faint for any number of entities. The weight of the observer's
-        own token is a halo.
+        A larger weight has a wider and stronger line; see `attention_strengths`. The
+        weight of the observer's own token is a halo.
 
         Args:
             points: ``(entities, 2)`` positions.
             observer: index of the observing entity.
             weights: ``(entities,)`` attention weights, at least 0.
         """
-        uniform = 1 / max(int(np.count_nonzero(weights)), 1)
-        strengths = 1 - np.exp(-weights / (FOCUS * uniform))
+        strengths = attention_strengths(weights)
         ends = self.camera.project(points)
         # Draw the strongest last, because opaque lines cover earlier ones.
         for entity in np.argsort(strengths):
@@ -123,13 +142,7 @@ class Frame:
     def discs(
         self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
     ) -> None:
-        """Draw one disc for each entity, and a faint tail behind it.
-
-        Args:
-            looks: appearance of each entity; earlier ones cover later ones.
-            points: ``(entities, 2)`` positions.
-            tails: ``(entities, 2)`` ends of the tails.
-        """
+        """Draw discs at the ``points``, with faint tails; earlier ones cover others."""
         centers, ends = self.camera.project(points), self.camera.project(tails)
         for entity in reversed(range(len(looks))):
             look = looks[entity]
@@ -146,8 +159,9 @@ class Frame:
         for row, look in enumerate(looks):
             y = self.camera.size - line * (len(looks) - row) + line / 4
             self._disc(np.array([0.8 * line, y]), line / 4, look.color)
-            self._text(look.name, (round(1.4 * line), round(y + line / 4)), line)
-        self._text(text, (round(0.5 * line), line), line)
+            at = (round(1.4 * line), round(y + line / 4))
+            write(self.image, look.name, at, line)
+        write_title(self.image, text)
 
     def _fixed(self, point: np.ndarray) -> tuple[int, int]:
         # OpenCV's coordinates are 32-bit, so clip positions far outside the image.
@@ -163,8 +177,3 @@ class Frame:
         at, pixels = self._fixed(center), round(radius * (1 << SHIFT))
         cv2 = self._cv2
         cv2.circle(self.image, at, pixels, color, -1, cv2.LINE_AA, SHIFT)
-
-    def _text(self, text: str, at: tuple[int, int], line: int) -> None:
-        cv2 = self._cv2
-        font = cv2.FONT_HERSHEY_SIMPLEX
-        cv2.putText(self.image, text, at, font, line / 36, INK, 1, cv2.LINE_AA)

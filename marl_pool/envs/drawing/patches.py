@@ -4,15 +4,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from marl_pool.envs.drawing.canvas import ATTENTION, FOCUS, Color, opencv
-from marl_pool.utils.errors import InputError
 
 OPACITY = 0.8
 """Opacity of the tint of a patch with all the attention."""
-
-
 OUTLINE: Color = (255, 60, 60)
 
 
@@ -26,44 +22,32 @@ class PatchGrid(NamedTuple):
     stride: int
     """Pixels from a patch to the next one."""
 
+    @property
+    def side(self) -> int:
+        """Number of patches along a side."""
+        return (self.screen - self.patch) // self.stride + 1
+
     def corner(self, token: int) -> tuple[int, int]:
         """Return the left and upper pixel of a patch."""
-        side = (self.screen - self.patch) // self.stride + 1
-        return token % side * self.stride, token // side * self.stride
+        row, column = divmod(token, self.side)
+        return column * self.stride, row * self.stride
 
 
 def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.ndarray:
-    """Draw a frame around some patches.
-
-    Args:
-        image: ``(size, size, 3)`` uint8 RGB of the whole screen.
-        grid: patches of the screen.
-        tokens: indices of the patches.
-
-    Returns:
-        A new image.
-    """
+    """Draw a frame around the patches ``tokens`` in a copy of a square image."""
     cv2, framed = opencv(), image.copy()
     scale = len(image) / grid.screen
     width = max(1, round(scale / 3))
     for token in tokens:
         left, top = grid.corner(token)
-        first = (round(left * scale), round(top * scale))
-        last = (
-            round((left + grid.patch) * scale) - 1,
-            round((top + grid.patch) * scale) - 1,
-        )
-        cv2.rectangle(framed, first, last, OUTLINE, width)
+        first = round(left * scale), round(top * scale)
+        last = (round((at + grid.patch) * scale) - 1 for at in (left, top))
+        cv2.rectangle(framed, first, tuple(last), OUTLINE, width)
     return framed
 
 
 def draw(
-    screen: np.ndarray,
-    attention: Tensor | None,
-    *,
-    patch: int,
-    stride: int,
-    size: int,
+    screen: np.ndarray, weights: np.ndarray | None, grid: PatchGrid, size: int
 ) -> np.ndarray:
     """Enlarge a screen and tint its patches by their attention weights.
 
@@ -72,22 +56,14 @@ def draw(
 
     Args:
         screen: ``(height, height)`` uint8 grey, or ``(height, height, 3)`` RGB.
-        attention: ``(N,)`` weights in [0, 1] of the patches, row by row; None for no
-            tint.
-        patch: height and width of a patch in pixels.
-        stride: pixels from a patch to the next one.
+        weights: ``(N,)`` attention weights in [0, 1]; None for no tint.
+        grid: patches of the screen.
         size: height and width of the image in pixels.
-
-    Returns:
-        ``(size, size, 3)`` uint8 RGB.
-
-    Raises:
-        InputError: a wrong number of weights, or OpenCV is not installed.
     """
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)
-    if attention is not None:
-        opacity = _opacities(attention, len(screen), patch, stride)
+    if weights is not None:
+        opacity = _opacities(weights, grid)
         image = np.rint(opacity * ATTENTION + (1 - opacity) * image).astype(np.uint8)
     larger: np.ndarray = cv2.resize(
         image, (size, size), interpolation=cv2.INTER_NEAREST
@@ -95,19 +71,12 @@ def draw(
     return larger
 
 
-def _opacities(attention: Tensor, height: int, patch: int, stride: int) -> np.ndarray:
+def _opacities(weights: np.ndarray, grid: PatchGrid) -> np.ndarray:
     """Compute the opacity of the tint at each pixel, ``(height, height, 1)``."""
-    side = (height - patch) // stride + 1
-    if attention.shape != (side * side,):
-        raise InputError(
-            f"attention: expected one weight for each of {side * side} tokens, "
-            f"got the shape {tuple(attention.shape)}"
-        )
-    weights = attention.double().cpu().numpy().reshape(side, side)
-    opacities = OPACITY * (1 - np.exp(-weights * side * side / FOCUS))
-    image = np.zeros((height, height, 1))
-    for (row, column), opacity in np.ndenumerate(opacities):
-        top, left = row * stride, column * stride
-        covered = image[top : top + patch, left : left + patch]
+    opacities = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
+    image = np.zeros((grid.screen, grid.screen, 1))
+    for token, opacity in enumerate(opacities):
+        left, top = grid.corner(token)
+        covered = image[top : top + grid.patch, left : left + grid.patch]
         np.maximum(covered, opacity, out=covered)
     return image

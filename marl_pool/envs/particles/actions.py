@@ -5,7 +5,6 @@ action is five numbers in [0, 1]: the first has no effect, and the others push l
 right, down and up at the same time.
 """
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -37,21 +36,11 @@ class Steering:
 
     @property
     def space(self) -> spaces.Box | spaces.Discrete:
-        """Return the action space of one agent."""
-        if self.continuous:
-            return spaces.Box(0, 1, (5,), np.float32)
-        return spaces.Discrete(5)
+        """Action space of one agent."""
+        return spaces.Box(0, 1, (5,)) if self.continuous else spaces.Discrete(5)
 
     def forces(self, actions: Tensor) -> Tensor:
-        """Convert actions to forces.
-
-        Args:
-            actions: ``(num_envs, agents, 5)`` float, clipped to [0, 1], or
-                ``(num_envs, agents)`` int64.
-
-        Returns:
-            Forces ``(num_envs, agents, 2)``.
-        """
+        """Convert actions to forces ``(num_envs, agents, 2)``; numbers are clipped."""
         if self.continuous:
             pushes = actions.detach().to(self._pushes.dtype).clamp(0, 1)
             # Right minus left, up minus down.
@@ -65,19 +54,11 @@ class Steering:
         return chosen.view(*choices.shape, 2)
 
     def toward(self, force: Tensor) -> Tensor:
-        """Find the actions whose force is nearest to ``force`` ``(*B, 2)``.
-
-        Returns:
-            ``(*B, 5)`` float in [0, 1], or ``(*B,)`` int64.
-        """
-        return self._numbers(force) if self.continuous else self._nearest(force)
-
-    def _numbers(self, force: Tensor) -> Tensor:
+        """Find the actions whose force is nearest to ``force`` ``(*B, 2)``."""
+        if not self.continuous:
+            away = force[..., None, :] - self._pushes.to(force)
+            return away.square().sum(-1).argmin(-1)
         push = (force / self.acceleration).clamp(-1, 1)
         left, down = (-push).clamp(min=0).unbind(-1)
         right, up = push.clamp(min=0).unbind(-1)
         return torch.stack((torch.zeros_like(left), left, right, down, up), -1)
-
-    def _nearest(self, force: Tensor) -> Tensor:
-        squares = (force[..., None, :] - self._pushes.to(force)).square().sum(-1)
-        return squares.argmin(-1)

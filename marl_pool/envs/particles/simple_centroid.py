@@ -6,12 +6,11 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.actions import Steering
-from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.utils.types import (
     Counts,
     NonNegativeFloat,
@@ -21,8 +20,6 @@ from marl_pool.utils.types import (
 )
 
 TYPE_NAMES = ("self", "agent", "signal", "noise")
-SIGNAL_TYPES = ("self", "signal")
-"""Types that determine the reward; the positions of other agents do not."""
 FEATURE_SCALE = 5.0
 """Divisor of relative positions and velocities."""
 AGENT_ACCELERATION = 5.0
@@ -56,23 +53,21 @@ class SimpleCentroid(ParticleEnv):
     late), and all are truncated together.
 
     Args:
-        num_envs: number of environments in the batch.
         counts: numbers of agents, signal and noise entities, in the paper's notation.
-        num_agents: learning agents, at least 1; None uses ``counts``.
-        num_signal: signal entities, at least 1; None uses ``counts``.
-        num_noise: noise entities, at least 0; None uses ``counts``.
+        num_agents: learning agents; None uses ``counts``.
+        num_signal: signal entities; None uses ``counts``.
+        num_noise: noise entities; None uses ``counts``.
         continuous_actions: True for five numbers in [0, 1], of which the second to
             fifth push left, right, down and up; False for one of five choices: no-op,
             left, right, down, up.
-        reward_scale: factor c of the reward, positive.
-        noise_offset: largest length of the common offset of noise, at least 0.
+        reward_scale: factor c of the reward.
+        noise_offset: largest length of the common offset of noise.
         spread: half side of the starting square; None for
             ``max(log4(number of entities), 2)``.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range.
     """
+
+    type_names = TYPE_NAMES
+    feature_scale = FEATURE_SCALE
 
     def __init__(
         self,
@@ -89,70 +84,52 @@ class SimpleCentroid(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
-        num_agents, num_signal, num_noise = entity_counts(
+        numbers = entity_counts(
             counts,
-            {
-                "num_agents": num_agents,
-                "num_signal": num_signal,
-                "num_noise": num_noise,
-            },
             least=(1, 1, 0),
+            num_agents=num_agents,
+            num_signal=num_signal,
+            num_noise=num_noise,
         )
-        if spread is None:
-            spread = max(math.log(num_agents + num_signal + num_noise, 4), 2.0)
-        self.num_agents, self.num_signal = num_agents, num_signal
-        self.num_noise = num_noise
+        self.num_agents, self.num_signal, self.num_noise = numbers
+        self.spread = max(math.log(sum(numbers), 4), 2.0) if spread is None else spread
         self.reward_scale, self.noise_offset = reward_scale, noise_offset
-        self.spread, self.continuous_actions = spread, continuous_actions
-        device = common.get("device", "cpu")
-        dtype = common.get("dtype", torch.float32)
-        self._steering = Steering(AGENT_ACCELERATION, continuous_actions, device, dtype)
-        self._order = _token_order(num_agents, num_signal, num_noise).to(device)
-        self._types = _token_types(num_agents, num_signal, num_noise).to(device)
-        self._groups = {"agent": self._describe()}
         super().__init__(
             num_envs,
             entities=(
-                Entities("agent", num_agents, (44, 160, 44), 0.075, max_speed=5.0),
-                Entities("signal", num_signal, (31, 90, 200), max_speed=2.0),
-                Entities("noise", num_noise, (214, 39, 40), movable=False),
+                Entities(
+                    "agent",
+                    self.num_agents,
+                    (44, 160, 44),
+                    0.075,
+                    max_speed=5.0,
+                    acceleration=AGENT_ACCELERATION,
+                    signal=False,  # the positions of other agents do not matter
+                ),
+                Entities("signal", self.num_signal, (31, 90, 200), max_speed=2.0),
+                Entities(
+                    "noise", self.num_noise, (214, 39, 40), movable=False, signal=False
+                ),
             ),
-            extent=spread + max(noise_offset, 1.0) + 0.25,
+            learners=("agent",),
+            continuous_actions=continuous_actions,
+            extent=self.spread + max(noise_offset, 1.0) + 0.25,
             max_steps=max_steps,
             **common,
-            dynamics_size=num_signal,
+            dynamics_size=self.num_signal,
         )
         # Phases of (sin, cos), because cos(x) = sin(x + π / 2).
         self._phases = self._constant([0.0, math.pi / 2])
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The one group, ``"agent"``."""
-        return self._groups
-
-    def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, agents, N)``; see the class.
-
-        Every call returns the same types and padding, which must not be modified.
-        """
-        shape = (self.num_envs, self.num_agents, -1, 4)
-        # index_select on flat indices is several times faster than indexing by [].
-        features = self.state.index_select(1, self._order.flatten()).view(shape)
-        features.sub_(self.state[:, : self.num_agents, None]).div_(FEATURE_SCALE)
-        return {"agent": Tokens(features, self._batch_types, self._batch_padding)}
-
-    def token_entities(self, group: str) -> Tensor:
-        """Return the entity of each token, ``(agents, N)``; the first is the agent."""
-        return self._order
 
     def centroid(self) -> Tensor:
         """Return the mean position of the signal entities, ``(num_envs, 2)``."""
         return self._signal_position.mean(1)
 
+    @override
     def goals(self) -> Tensor:
-        """Return the centroid, ``(num_envs, 1, 2)``."""
         return self.centroid()[:, None]
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [4 * moving, 2, 2 * self.num_noise]
@@ -168,10 +145,10 @@ class SimpleCentroid(ParticleEnv):
         square = (2 * noise.view(len(rows), self.num_noise, 2) - 1) * self.spread
         self.state[rows, moving:, :2] = common[:, None] + square
 
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        pushes = self._steering.forces(actions["agent"])
+    @override
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Agents steer, signal entities wander, and noise entities rest.
+        pushes = self._steering["agent"].forces(actions["agent"])
         self.integrate(torch.cat((pushes, self._wander()), 1))
         away = self._agent_position - self.centroid()[:, None]
         distance = torch.linalg.vector_norm(away, dim=-1)
@@ -183,35 +160,8 @@ class SimpleCentroid(ParticleEnv):
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
         return angles.sin_().mul_(SIGNAL_ACCELERATION)
 
-    def _describe(self) -> AgentGroup:
-        tokens = self._order.shape[1]
-        spec = TokenSpec(
-            tokens, 4, TYPE_NAMES, signal_types=SIGNAL_TYPES, positions=POSITION
-        )
-        return AgentGroup(self.num_agents, spec, self._steering.space)
-
+    @override
     def _bind(self, state: Tensor) -> None:
         super()._bind(state)
-        agents, moving, batch = self.num_agents, self.num_movable, len(state)
-        self._agent_position = state[:, :agents, :2]
-        self._signal_position = state[:, agents:moving, :2]
-        self._never = torch.zeros(batch, dtype=torch.bool, device=self.device)
-        self._batch_types = self._types.expand(batch, -1, -1).contiguous()
-        self._batch_padding = torch.zeros_like(self._batch_types, dtype=torch.bool)
-
-
-def _token_order(agents: int, signal: int, noise: int) -> Tensor:
-    """Return the entity of each token, ``(agents, N)``: self, noise, others, signal."""
-    moving = agents + signal
-    still = list(range(moving, moving + noise))
-    signals = list(range(agents, moving))
-    others = [[j for j in range(agents) if j != i] for i in range(agents)]
-    return torch.tensor([[i, *still, *others[i], *signals] for i in range(agents)])
-
-
-def _token_types(agents: int, signal: int, noise: int) -> Tensor:
-    """Return the type of each token, ``(agents, N)``, in the same order."""
-    names = ["self", *["noise"] * noise, *["agent"] * (agents - 1)]
-    names += ["signal"] * signal
-    row = torch.tensor([TYPE_NAMES.index(name) for name in names])
-    return row.expand(agents, -1).contiguous()
+        self._agent_position = state[:, : self.num_agents, :2]
+        self._signal_position = state[:, self.num_agents : self.num_movable, :2]

@@ -6,21 +6,15 @@ from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.actions import DIRECTIONS, Steering
-from marl_pool.envs.particles.physics import POSITION, Entities, ParticleEnv
-from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.types import (
-    Counts,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from marl_pool.envs.particles.actions import DIRECTIONS
+from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.utils.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
 
 TYPE_NAMES = ("self", "obstacle", "predator", "prey")
-PREY = ("random", "flee", "learned")
 PREDATOR_SIZE, PREY_SIZE, OBSTACLE_SIZE = 0.075, 0.05, 0.2
 ACCELERATIONS = {"predator": 3.0, "prey": 4.0}
 TOUCH_REWARD = 10.0
@@ -69,11 +63,10 @@ class SimpleTag(ParticleEnv):
     less than, not equal to, the sum of their radii; an episode has 25 steps.
 
     Args:
-        num_envs: number of environments in the batch.
         counts: numbers of predators, prey and obstacles, in the paper's notation.
-        num_predators: predators, at least 1; None uses ``counts``.
-        num_prey: prey, at least 1; None uses ``counts``.
-        num_obstacles: obstacles, at least 0; None uses ``counts``.
+        num_predators: predators; None uses ``counts``.
+        num_prey: prey; None uses ``counts``.
+        num_obstacles: obstacles; None uses ``counts``.
         prey: policy of the prey: ``"random"`` samples one of the five actions,
             ``"flee"`` flees from predators (`flight`), ``"learned"`` makes the prey a
             group of its own.
@@ -84,11 +77,9 @@ class SimpleTag(ParticleEnv):
         shared_reward: True if each predator receives the sum of all rewards.
         obstacle_spread: half side of the square of obstacles; None for
             ``max(log4(number of obstacles), 2)``.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range, or an unknown ``prey``.
     """
+
+    type_names = TYPE_NAMES
 
     def __init__(
         self,
@@ -106,57 +97,35 @@ class SimpleTag(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
-        given = {
-            "num_predators": num_predators,
-            "num_prey": num_prey,
-            "num_obstacles": num_obstacles,
-        }
-        numbers = entity_counts(counts, given, least=(1, 1, 0))
+        numbers = entity_counts(
+            counts,
+            least=(1, 1, 0),
+            num_predators=num_predators,
+            num_prey=num_prey,
+            num_obstacles=num_obstacles,
+        )
         self.num_predators, self.num_prey, self.num_obstacles = numbers
         if obstacle_spread is None:
             obstacle_spread = max(math.log(max(self.num_obstacles, 1), 4), 2.0)
         self.prey, self.shared_reward = prey, shared_reward
         self.obstacle_spread = obstacle_spread
-        self._obstacles_push = obstacles_collide
-        device = common.get("device", "cpu")
-        dtype = common.get("dtype", torch.float32)
-        self._steering = {
-            name: Steering(acceleration, continuous_actions, device, dtype)
-            for name, acceleration in ACCELERATIONS.items()
-        }
-        learners = ("predator", "prey") if prey == "learned" else ("predator",)
-        self._order = {n: _token_order(n, *numbers).to(device) for n in learners}
-        self._types = {n: _token_types(n, *numbers).to(device) for n in learners}
-        self._groups = {name: self._describe(name) for name in learners}
         super().__init__(
             num_envs,
             entities=_entities(*numbers, obstacles_collide=obstacles_collide),
+            learners=("predator", "prey") if prey == "learned" else ("predator",),
+            continuous_actions=continuous_actions,
             extent=max(obstacle_spread, 2.0) + 0.25,
             max_steps=max_steps,
             **common,
             dynamics_size=self.num_prey if prey == "random" else 0,
         )
 
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The group ``"predator"``, and ``"prey"`` if they learn."""
-        return self._groups
-
-    def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, agents, N)`` of each group; see the class.
-
-        Every call returns the same types and padding, which must not be modified.
-        """
-        return {name: self._tokens(name) for name in self._groups}
-
-    def token_entities(self, group: str) -> Tensor:
-        """Return the entity of each token, ``(agents, N)``; the first is the agent."""
-        return self._order[group]
-
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [1, 4 * moving, 2 * self.num_obstacles]
         uniform = self.sample_uniform(keys, sum(parts))
+        # One number for the square, then predators and prey, then obstacles.
         width, start, still = torch.split(uniform, parts, 1)
         # One square of random size for the predators and prey of an episode.
         widest = math.log(moving, 4)
@@ -167,11 +136,11 @@ class SimpleTag(ParticleEnv):
         still = 2 * still.view(len(rows), self.num_obstacles, 2) - 1
         self.state[rows, moving:, :2] = still * self.obstacle_spread
 
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    @override
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
+        # Predators gain by each touch, and learning prey lose by it.
         touching = self._touching()
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:
@@ -198,32 +167,11 @@ class SimpleTag(ParticleEnv):
         away = self._predators[:, :, None] - self._prey[:, None]
         return torch.hypot(away[..., 0], away[..., 1]) <= PREDATOR_SIZE + PREY_SIZE
 
-    def _tokens(self, group: str) -> Tokens:
-        order, own, types, padding = self._seen[group]
-        # index_select on flat indices is several times faster than indexing by [].
-        features = self.state.index_select(1, order.flatten())
-        features = features.view(*types.shape, 4).sub_(own)
-        return Tokens(features, types, padding)
-
-    def _describe(self, group: str) -> AgentGroup:
-        agents, tokens = self._order[group].shape
-        # Obstacles are signal only if they collide.
-        signal = tuple(n for n in TYPE_NAMES if self._obstacles_push or n != "obstacle")
-        spec = TokenSpec(tokens, 4, TYPE_NAMES, signal_types=signal, positions=POSITION)
-        return AgentGroup(agents, spec, self._steering[group].space)
-
+    @override
     def _bind(self, state: Tensor) -> None:
         super()._bind(state)
-        batch, first = len(state), self.num_predators
-        self._predators = state[:, :first, :2]
-        self._prey = state[:, first : self.num_movable, :2]
-        self._never = torch.zeros(batch, dtype=torch.bool, device=self.device)
-        self._seen = {}
-        for name, order in self._order.items():
-            types = self._types[name].expand(batch, -1, -1).contiguous()
-            own = state[:, int(order[0, 0]) : int(order[-1, 0]) + 1, None]
-            padding = torch.zeros_like(types, dtype=torch.bool)
-            self._seen[name] = order, own, types, padding
+        self._predators = state[:, : self.num_predators, :2]
+        self._prey = state[:, self.num_predators : self.num_movable, :2]
 
 
 def flight(predators: Tensor, home: Tensor, missing: Tensor | None = None) -> Tensor:
@@ -268,8 +216,17 @@ def _entities(
             PREDATOR_SIZE,
             collide=True,
             max_speed=1.0,
+            acceleration=ACCELERATIONS["predator"],
         ),
-        Entities("prey", prey, (44, 160, 44), PREY_SIZE, collide=True, max_speed=1.3),
+        Entities(
+            "prey",
+            prey,
+            (44, 160, 44),
+            PREY_SIZE,
+            collide=True,
+            max_speed=1.3,
+            acceleration=ACCELERATIONS["prey"],
+        ),
         Entities(
             "obstacle",
             obstacles,
@@ -277,24 +234,6 @@ def _entities(
             OBSTACLE_SIZE,
             movable=False,
             collide=obstacles_collide,
+            signal=obstacles_collide,
         ),
     )
-
-
-def _token_order(group: str, predators: int, prey: int, obstacles: int) -> Tensor:
-    """Return the entity of each token: self, obstacles, predators, prey."""
-    moving = predators + prey
-    still = range(moving, moving + obstacles)
-    agents = range(predators) if group == "predator" else range(predators, moving)
-    others = {i: [j for j in range(moving) if j != i] for i in agents}
-    return torch.tensor([[i, *still, *others[i]] for i in agents])
-
-
-def _token_types(group: str, predators: int, prey: int, obstacles: int) -> Tensor:
-    """Return the type of each token, ``(agents, N)``, in the same order."""
-    kinds = ["predator"] * predators + ["prey"] * prey
-    kinds.remove(group)  # itself
-    names = ["self", *["obstacle"] * obstacles, *kinds]
-    row = torch.tensor([TYPE_NAMES.index(name) for name in names])
-    agents = predators if group == "predator" else prey
-    return row.expand(agents, -1).contiguous()

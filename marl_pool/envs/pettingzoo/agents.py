@@ -19,16 +19,12 @@ PARTS = ("features", "types", "padding")
 
 @dataclass(frozen=True)
 class PettingZooTeam:
-    """Agents of equal spaces that one policy controls.
-
-    Attributes:
-        agents: the environment's names of the agents.
-        observation: space of one agent, a flat Box or a Dict of `PARTS`.
-        action: space of one agent, a Discrete or a Box of one dimension.
-    """
+    """Agents of equal spaces that one policy controls."""
 
     agents: tuple[Any, ...]
+    """The environment's names of the agents."""
     observation: spaces.Box | spaces.Dict
+    """Space of one agent, a flat Box or a Dict of `PARTS`."""
     action: spaces.Box | spaces.Discrete
 
     @property
@@ -46,12 +42,7 @@ class PettingZooTeam:
 def make_teams(
     env: ParallelEnv[Any, Any, Any], groups: Mapping[str, Sequence[str]] | None
 ) -> dict[str, PettingZooTeam]:
-    """Group the agents of an environment.
-
-    Args:
-        env: an environment with ``possible_agents``.
-        groups: names of agents by group; None groups agents of equal spaces whose names
-            differ in a trailing number only.
+    """Group the agents of an environment; see `PettingZooEnv` for ``groups``.
 
     Raises:
         InputError: agents that are unknown, missing, in two groups or of different
@@ -71,20 +62,20 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     """
     if set(space.keys()) != set(PARTS):
         return None
+    # All three parts must be boxes whose shapes agree.
     boxes = [box for part in PARTS if isinstance(box := space[part], spaces.Box)]
     shape = boxes[0].shape or () if len(boxes) == len(PARTS) else ()
     if len(shape) != 2:
         return None
     features, types, padding = boxes
     count, width = shape
-    if types.shape != (count,) or padding.shape != (count,):
-        return None
-    if not np.issubdtype(types.dtype, np.integer):
+    fits = types.shape == padding.shape == (count,)
+    if not (fits and np.issubdtype(types.dtype, np.integer)):
         return None
     names = ("self", *(f"type_{i}" for i in range(1, int(types.high.max()) + 1)))
-    if features.dtype == np.uint8:
-        return TokenSpec(count, width, names, dtype="uint8")
-    return TokenSpec(count, width, names)
+    return TokenSpec(
+        count, width, names, dtype="uint8" if features.dtype == np.uint8 else "float32"
+    )
 
 
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
@@ -110,6 +101,7 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
 def _listed(
     agents: list[Any], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Any]]:
+    # Each agent must be in exactly one group.
     known = {str(agent): agent for agent in agents}
     seen: dict[str, str] = {}
     for name, members in groups.items():
@@ -126,12 +118,9 @@ def _listed(
                     f"env.groups: agent {agent!r} is in {seen[agent]!r} and {name!r}"
                 )
             seen[agent] = name
-    missing = [agent for agent in known if agent not in seen]
-    if missing:
+    if missing := [agent for agent in known if agent not in seen]:
         raise InputError(f"env.groups: no group has {', '.join(missing)}")
-    return {
-        name: [known[agent] for agent in members] for name, members in groups.items()
-    }
+    return {name: [known[agent] for agent in group] for name, group in groups.items()}
 
 
 def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
@@ -141,38 +130,34 @@ def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
 def _make_team(
     env: ParallelEnv[Any, Any, Any], name: str, agents: list[Any]
 ) -> PettingZooTeam:
-    observation, action = _spaces(env, agents[0])
+    first = agents[0]
+    observation, action = _spaces(env, first)
     for agent in agents[1:]:
         if _spaces(env, agent) != (observation, action):
             raise InputError(
-                f"env.groups: agents {agents[0]!r} and {agent!r} of group {name!r} "
+                f"env.groups: agents {first!r} and {agent!r} of group {name!r} "
                 "have different spaces"
             )
-    _check_observation(agents[0], observation)
-    _check_action(agents[0], action)
-    return PettingZooTeam(tuple(agents), observation, action)
-
-
-def _check_observation(agent: Any, space: Any) -> None:
-    flat = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0]
-    if flat or (isinstance(space, spaces.Dict) and token_spec(space)):
-        return
-    raise InputError(
-        f"env.module: agent {agent!r}: expected observations in a Box of one dimension "
-        f"or a Dict of {', '.join(PARTS)}, got {_one_line(space)}"
-    )
-
-
-def _check_action(agent: Any, space: Any) -> None:
-    try:
-        ActionSpec.of(space)
-    except InputError as error:
-        raise InputError(f"env.module: agent {agent!r}: {_one_line(error)}") from error
-    if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
+    where = f"env.module: agent {first!r}:"
+    if isinstance(observation, spaces.Box):
+        readable = len(observation.shape) == 1 and observation.shape[0] > 0
+    else:
+        tokens = isinstance(observation, spaces.Dict)
+        readable = tokens and token_spec(observation) is not None
+    if not readable:
         raise InputError(
-            f"env.module: agent {agent!r}: expected actions in a Box of floats, "
-            f"got {_one_line(space)}"
+            f"{where} expected observations in a Box of one dimension or a Dict of "
+            f"{', '.join(PARTS)}, got {_one_line(observation)}"
         )
+    try:
+        ActionSpec.of(action)
+    except InputError as error:
+        raise InputError(f"{where} {_one_line(error)}") from error
+    if isinstance(action, spaces.Box) and not np.issubdtype(action.dtype, np.floating):
+        raise InputError(
+            f"{where} expected actions in a Box of floats, got {_one_line(action)}"
+        )
+    return PettingZooTeam(tuple(agents), observation, action)
 
 
 def _one_line(value: object) -> str:

@@ -1,16 +1,15 @@
-"""Adapters from the observations of PettingZoo environments to batched tokens."""
+"""Steps of several PettingZoo environments as arrays, and observations as tokens."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.agents import PettingZooTeam, token_spec
+from marl_pool.envs.pettingzoo.agents import PettingZooTeam
+from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.envs.tokenizers.base import Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -19,16 +18,23 @@ Arrays = dict[str, np.ndarray]
 """Parts of a team's observations, each ``(num_envs, agents, …)``."""
 
 
-class ObservationAdapter(ABC):
+class ObservationAdapter:
     """Stores one team's observations in arrays, and converts them to tokens.
 
-    Attributes:
-        spec: spec of the tokens.
-        parts: shape and dtype of each part of an observation, by name.
+    This one is for observations that are tokens; uint8 features stay uint8.
     """
 
-    spec: TokenSpec
     parts: dict[str, tuple[tuple[int, ...], Any]]
+    """Shape and dtype of each part of an observation, by name."""
+
+    def __init__(self, spec: TokenSpec, dtype: Any) -> None:
+        self.spec = spec
+        kept = np.uint8 if spec.dtype == "uint8" else dtype
+        self.parts = {
+            "features": ((spec.num_tokens, spec.num_features), kept),
+            "types": ((spec.num_tokens,), np.int64),
+            "padding": ((spec.num_tokens,), np.bool_),
+        }
 
     def zeros(self, num_envs: int, agents: int) -> Arrays:
         """Return arrays of zeros, which absent agents keep."""
@@ -37,29 +43,26 @@ class ObservationAdapter(ABC):
             for name, (shape, dtype) in self.parts.items()
         }
 
-    @abstractmethod
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
         """Write the observation of one agent."""
+        for name, array in arrays.items():
+            array[row, agent] = observation[name]
 
-    @abstractmethod
     def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
         """Convert all observations to tokens ``(num_envs, agents, N)``."""
+        return Tokens(**parts)
 
 
 class FlatAdapter(ObservationAdapter):
     """Flat observations, converted by a tokenizer in one call for all agents.
 
-    Args:
-        tokenizer: tokenizer of the team.
-        name: name of the tokenizer, for messages.
-        dtype: dtype of the stored observations.
-
     Raises:
-        InputError: the tokenizer does not fit the observations.
+        InputError: the tokenizer ``name`` does not fit the observations.
     """
 
     def __init__(self, tokenizer: Tokenizer, name: str, dtype: Any) -> None:
-        self.tokenizer, self.spec = tokenizer, tokenizer.spec
+        super().__init__(tokenizer.spec, dtype)
+        self.tokenizer = tokenizer
         self.parts = {"numbers": ((tokenizer.observer.size,), dtype)}
         self._validate(name)
 
@@ -81,24 +84,27 @@ class FlatAdapter(ObservationAdapter):
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:2]))
 
     def _validate(self, name: str) -> None:
-        size, device = self.tokenizer.observer.size, self.tokenizer.observer.device
-        where = f"env.tokenizer: {name} does not fit observations of {size} numbers"
+        # Try the tokenizer on zeros, so that a misfit is found before training.
+        observer, spec = self.tokenizer.observer, self.spec
+        where = f"env.tokenizer: {name} does not fit observations of {observer.size} "
+        where += "numbers"
         try:
-            tokens = self.tokenizer(torch.zeros(2, size, device=device))
+            zeros = torch.zeros(2, observer.size, device=observer.device)
+            tokens = self.tokenizer(zeros)
         except (RuntimeError, LookupError, ValueError) as error:
             first = str(error).partition("\n")[0]
             raise InputError(f"{where}: {first}") from error
-        spec = self.spec
+        shape = (2, spec.num_tokens)
         expected = {
-            "features": ((2, spec.num_tokens, spec.num_features), None),
-            "types": ((2, spec.num_tokens), torch.int64),
-            "padding": ((2, spec.num_tokens), torch.bool),
+            "features": ((*shape, spec.num_features), None),
+            "types": (shape, torch.int64),
+            "padding": (shape, torch.bool),
         }
         for part, tensor in tokens._asdict().items():
-            shape, dtype = expected[part]
-            if tensor.shape != shape or tensor.dtype != (dtype or tensor.dtype):
+            wanted, dtype = expected[part]
+            if tensor.shape != wanted or dtype not in (None, tensor.dtype):
                 raise InputError(
-                    f"{where}: expected {part} of shape {shape}"
+                    f"{where}: expected {part} of shape {wanted}"
                     f"{f' and {dtype}' if dtype else ''}, got {tuple(tensor.shape)} "
                     f"and {tensor.dtype}"
                 )
@@ -109,40 +115,69 @@ class FlatAdapter(ObservationAdapter):
             )
 
 
-class TokenAdapter(ObservationAdapter):
-    """Observations that are tokens.
+class StepArrays:
+    """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent."""
 
-    Args:
-        space: space of one observation.
-        dtype: dtype of stored features; uint8 features stay uint8.
-    """
-
-    def __init__(self, space: spaces.Dict, dtype: Any) -> None:
-        spec = token_spec(space)
-        assert spec is not None
-        self.spec = spec
-        kept = np.uint8 if spec.dtype == "uint8" else dtype
-        self.parts = {
-            "features": ((spec.num_tokens, spec.num_features), kept),
-            "types": ((spec.num_tokens,), np.int64),
-            "padding": ((spec.num_tokens,), np.bool_),
+    def __init__(
+        self,
+        num_envs: int,
+        teams: Mapping[str, PettingZooTeam],
+        adapters: Mapping[str, ObservationAdapter],
+        dtype: Any,
+    ) -> None:
+        self.adapters = adapters
+        sizes = {name: len(team.agents) for name, team in teams.items()}
+        self.active = {n: np.zeros((num_envs, a), np.bool_) for n, a in sizes.items()}
+        self.rewards = {n: np.zeros((num_envs, a), dtype) for n, a in sizes.items()}
+        self.observations = {
+            n: adapters[n].zeros(num_envs, a) for n, a in sizes.items()
+        }
+        self.terminated = np.zeros(num_envs, np.bool_)
+        self.truncated = np.zeros(num_envs, np.bool_)
+        self._columns = {
+            agent: (name, i)
+            for name, team in teams.items()
+            for i, agent in enumerate(team.agents)
         }
 
-    @override
-    def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        for name, array in arrays.items():
-            array[row, agent] = observation[name]
+    def write(self, row: int, step: ParallelStep) -> None:
+        """Write the step of one environment."""
+        # Agents that remain, unless they ended in this step.
+        ended, late = step.terminations, step.truncations
+        active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
+        # When the last agents leave, those that are truncated stay active, so that
+        # their values are bootstrapped.
+        timed_out = [a for a in step.acted if late.get(a) and not ended.get(a)]
+        self.terminated[row] = not active and not timed_out
+        self.truncated[row] = not active and bool(timed_out)
+        # Write observations of the living, then rewards of all that acted.
+        for agent in active or timed_out:
+            name, column = self._column(agent)
+            if agent not in step.observations:
+                raise InputError(
+                    f"env.module: expected an observation of agent {agent!r}, got none"
+                )
+            self.active[name][row, column] = True
+            observation = step.observations[agent]
+            self.adapters[name].write(self.observations[name], row, column, observation)
+        for agent in step.acted:
+            name, column = self._column(agent)
+            self.rewards[name][row, column] = step.rewards.get(agent, 0.0)
 
-    @override
-    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
-        return Tokens(parts["features"], parts["types"], parts["padding"])
+    def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return active agents and observations, by ``group/part``."""
+        tensors = {}
+        for name, active in self.active.items():
+            tensors[f"{name}/active"] = torch.from_numpy(active).to(device)
+            for part, array in self.observations[name].items():
+                tensor = torch.from_numpy(array).to(device)
+                real = tensor.is_floating_point()
+                tensors[f"{name}/{part}"] = tensor.to(dtype) if real else tensor
+        return tensors
 
-
-def make_adapter(
-    team: PettingZooTeam, tokenizer: Tokenizer | None, name: str, dtype: Any
-) -> ObservationAdapter:
-    """Build the adapter of a team; a Dict of tokens needs no tokenizer."""
-    if tokenizer is None:
-        assert isinstance(team.observation, spaces.Dict)
-        return TokenAdapter(team.observation, dtype)
-    return FlatAdapter(tokenizer, name, dtype)
+    def _column(self, agent: Any) -> tuple[str, int]:
+        if agent not in self._columns:
+            raise InputError(
+                f"env.module: expected one of possible_agents, got agent {agent!r}"
+            )
+        return self._columns[agent]

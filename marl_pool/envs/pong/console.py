@@ -41,14 +41,7 @@ class Console:
     """An emulated console that plays one game of Pong.
 
     The same seed, no-ops and actions lead to the same screens as in the games of the
-    native vector environment.
-
-    Args:
-        frame_skip: emulated frames of one action.
-        sticky: probability that a frame repeats the previous action.
-
-    Raises:
-        ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
+    native vector environment. The arguments are options of `Pong`.
     """
 
     def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
@@ -67,12 +60,7 @@ class Console:
         return bool(self.emulator.game_over())
 
     def begin(self, noops: int, seed: int = 0) -> None:
-        """Start a game.
-
-        Args:
-            noops: number of idle frames at the start.
-            seed: of the emulator's random numbers, used by sticky actions only.
-        """
+        """Start a game by idle frames; only sticky actions use the ``seed``."""
         if self.sticky:  # without sticky actions the slow seeding has no effect
             self._load_game(seed)
         self.emulator.reset_game()

@@ -32,14 +32,7 @@ class BatchedEmulator:
     each game. Seeding it takes some twenty times as long as a start, since it rebuilds
     the console, so one seed is used for several starts: start number n is the start
     after n others from the same seed. Without sticky actions it does not depend on how
-    those games were played.
-
-    Args:
-        num_games: games in the batch.
-        frame_skip: emulated frames of one action.
-        noop_max: largest number of no-ops at a start.
-        sticky_actions: probability that a frame repeats the previous action.
-        threads: CPU threads of the emulator; 0 for one a core.
+    those games were played. The arguments are options of `Pong`.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class BatchedEmulator:
             numbers: ``(n,)`` start numbers for these seeds, at least 0.
 
         Returns:
-            ``(games, 1, 84, 84)`` uint8 frames of all games.
+            Frames ``(games, 1, 84, 84)`` uint8 of all games.
         """
         self.turn += 1
         wanted = np.full(self.num_games, UNKNOWN)
@@ -111,10 +104,9 @@ class BatchedEmulator:
         return frames
 
     def step(self, actions: np.ndarray) -> EmulatorStep:
-        """Step every game; a finished one starts a game that is discarded later.
+        """Step every game by one of Pong's six actions.
 
-        Args:
-            actions: ``(games,)`` int64 among Pong's six.
+        A finished one starts a game that is discarded later.
         """
         self.turn += 1
         self._seeds[self._over] = UNKNOWN  # they start from an unknown number
@@ -130,11 +122,7 @@ class BatchedEmulator:
 
 
 def vector_env() -> Any:
-    """Import the native vector environment.
-
-    Raises:
-        ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
-    """
+    """Import the native vector environment, which needs the extra ``atari``."""
     from ale_py.vector_env import AtariVectorEnv
 
     return AtariVectorEnv

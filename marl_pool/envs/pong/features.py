@@ -54,7 +54,6 @@ def privileged_targets(state: GameState) -> np.ndarray:
     the ball's position and velocity while there is no ball, and its crossing unless it
     approaches.
     """
-    known = state.ball_y > 0
     width = PADDLE_COLUMN - OPPONENT_COLUMN
     ball = (
         2 * (state.ball_x - OPPONENT_COLUMN) / width - 1,
@@ -66,7 +65,7 @@ def privileged_targets(state: GameState) -> np.ndarray:
         _scaled(crossing(state)) if approaches(state) else math.nan,
         _scaled(state.rest),
         _scaled(state.paddle_y),
-        *(ball if known else [math.nan] * len(ball)),
+        *(ball if state.ball_y > 0 else [math.nan] * len(ball)),
     )
     return np.array(targets, np.float32)
 

@@ -1,17 +1,17 @@
 """A scripted Pong policy that finds ball and paddle in the pixels."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.pong.emulator import SCREEN
-from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
-from marl_pool.utils.randomness import Stream
 
 BACKGROUND = 87
 """Grey level of the field; ball and paddles are lighter."""
@@ -20,7 +20,6 @@ MARGIN = 8
 FIELD = slice(14, 77)
 """Rows of the field, in pixels of a frame."""
 BALL_COLUMNS = slice(12, 72)
-"""Between the paddles."""
 PADDLE_COLUMNS = slice(73, 76)
 HIT = 72.5
 """Column at which the ball meets the paddle."""
@@ -45,7 +44,7 @@ class BrightSpot(NamedTuple):
     """bool; without bright pixels the centre is undefined."""
 
 
-class PongHeuristic(Policy):
+class PongHeuristic(Heuristic):
     r"""Move the paddle to the predicted crossing of the ball, from the last two frames.
 
     A ball at column x and row y that moves by (u, v) pixels a step crosses the
@@ -64,46 +63,38 @@ class PongHeuristic(Policy):
     loses. `ValueTableTeacher`, which reads the console's memory, is stronger.
 
     The patches are assembled by their order, so a shuffle makes the frames
-    meaningless. Missing patches are background.
+    meaningless. Missing patches are background. `Decision.logits` are the distances of
+    the paddle to its target.
 
     Args:
         group: the agents' group, for its patches and actions.
-        offset: of the paddle's centre below the crossing in pixels, so that the ball
-            leaves at an angle.
-        dead_zone: in pixels.
+        offset: aim in pixels below the crossing, so that the ball leaves at an angle.
+        dead_zone: distance in pixels within which the paddle rests.
     """
 
     def __init__(
         self, group: AgentGroup, offset: float = -2.0, dead_zone: float = 1.5
     ) -> None:
-        super().__init__()
+        super().__init__(offset=offset, dead_zone=dead_zone)
         assert isinstance(group.action_space, spaces.Discrete)
         self.up, self.down = UP_AND_DOWN[int(group.action_space.n)]
         self.side = math.isqrt(group.tokens.num_tokens)
         self.offset, self.dead_zone = offset, dead_zone
-        self.config: dict[str, Any] = {"offset": offset, "dead_zone": dead_zone}
 
-    def act(
-        self,
-        tokens: Tokens,
-        state: State = (),
-        generator: Stream | None = None,
-        explore: bool = False,
-    ) -> Decision:
-        """Choose actions; ``logits`` are the distances. See `Policy.act`."""
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         distance = self.distance(tokens)
         action = torch.zeros_like(distance, dtype=torch.int64)
         action = action.masked_fill(distance < -self.dead_zone, self.up)
         action = action.masked_fill(distance > self.dead_zone, self.down)
-        none = torch.zeros_like(distance)
-        return Decision(action, none, none, distance[..., None], state)
+        return action, distance[..., None]
 
     def distance(self, tokens: Tokens) -> Tensor:
         """Compute the signed distance ``(*B,)`` of the paddle to its target."""
-        before, now = self.frames(tokens)
-        ball, paddle = _find(now, BALL_COLUMNS), _find(now, PADDLE_COLUMNS)
-        old_ball = _find(before, BALL_COLUMNS)
-        old_paddle = _find(before, PADDLE_COLUMNS)
+        # Positions and motions of ball and paddle in the last two frames.
+        frames = self.frames(tokens)
+        old_ball, ball = (_find(frame, BALL_COLUMNS) for frame in frames)
+        old_paddle, paddle = (_find(frame, PADDLE_COLUMNS) for frame in frames)
         seen_twice = paddle.present & old_paddle.present
         motion = torch.where(seen_twice, paddle.row - old_paddle.row, 0.0)
         distance = self._target(ball, old_ball) - paddle.row - motion
@@ -112,16 +103,17 @@ class PongHeuristic(Policy):
     def frames(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Assemble the last two frames ``(*B, 84, 84)``; a single frame is repeated."""
         pixels = SCREEN // self.side
+        # Patches to frames: undo the cut of `patch_tokens` in its order.
         features = tokens.features.masked_fill(tokens.padding[..., None], BACKGROUND)
         shape = (self.side, self.side, -1, pixels, pixels)
         patches = features.unflatten(-1, shape[2:]).unflatten(-4, shape[:2])
         first = max(patches.shape[-3] - 2, 0)
         both = patches[..., [first, -1], :, :].movedim(-3, -5)
         stacked = both.transpose(-3, -2).flatten(-4, -3).flatten(-2)
-        before, now = stacked.unbind(-3)
-        return before, now
+        return stacked.select(-3, 0), stacked.select(-3, 1)
 
     def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:
+        # Extrapolate the ball to the paddle's column, reflected at the walls.
         velocity_x, velocity_y = ball.column - old.column, ball.row - old.row
         steps = (HIT - ball.column) / velocity_x.clamp(min=SLOWEST)
         crossing = _reflect(ball.row + velocity_y * steps.clamp(0, FARTHEST))

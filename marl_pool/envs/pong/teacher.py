@@ -6,15 +6,83 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.pong.controller import GameStart, ValueController
-from marl_pool.envs.pong.emulator import UNKNOWN
-from marl_pool.envs.pong.features import TARGET_NAMES, privileged_targets
-from marl_pool.envs.pong.value_tables import DIRECTIONS
-from marl_pool.envs.pong.world import Pong
+from marl_pool.envs.pong.console import PUSH, Console
+from marl_pool.envs.pong.emulator import NOOP, UNKNOWN
+from marl_pool.envs.pong.env import Pong
+from marl_pool.envs.pong.features import TARGET_NAMES, approaches, privileged_targets
+from marl_pool.envs.pong.value_tables import DIRECTIONS, DOWN, SIGNS, UP, action_values
 from marl_pool.utils.errors import InputError
 
+MOVES = (NOOP, DOWN, UP)
+"""Native actions of the controller, in the order of `SIGNS`."""
+WAITING_ROW = 118
+"""Resting place of the paddle while no ball approaches."""
+WAITING_SCALE = 500.0
+"""Pixels from the waiting row that cost one point while no ball approaches."""
 SPARE = 32
 """Number of controllers kept for environments other than those asked about last."""
+
+
+class GameStart(NamedTuple):
+    """Arguments of `Console.begin`, which with the actions decide a game."""
+
+    noops: int
+    seed: int
+
+
+class ValueController:
+    """Mirror a game on a second console, and choose the action of highest value.
+
+    An approaching ball that leaves the paddle at two rows a frame wins from some rows;
+    no other return does. `action_values` estimates the probability that an action
+    leads to such a return, or to a miss. While no ball approaches, the paddle goes to
+    `WAITING_ROW`. Everything that the choice depends on is visible on the screen.
+    """
+
+    def __init__(self, frame_skip: int, sticky: float = 0.0) -> None:
+        self.options = frame_skip, sticky
+        self.console = Console(frame_skip, sticky)
+        self.start: GameStart | None = None
+        """The mirrored game; None before `begin`."""
+        self.played = bytearray()
+        """The native actions of the game so far."""
+        self.action = NOOP
+        """The native action that the controller chooses in the present state."""
+        self.values = np.zeros(len(MOVES))
+        """The value of each of `MOVES` in points; 0 after the end of the game."""
+
+    def follow(self, start: GameStart, actions: bytes) -> None:
+        """Go to the state after native actions, from the present one if possible."""
+        if self.start != start or not actions.startswith(self.played):
+            self.begin(start)
+        for action in actions[len(self.played) :]:
+            self.step(action)
+
+    def begin(self, start: GameStart) -> None:
+        """Go to the start of a game."""
+        self.start, self.played = start, bytearray()
+        self.console.begin(*start)
+        self._choose()
+
+    def step(self, action: int) -> None:
+        """Follow an executed native action; it has no effect after the game's end."""
+        self.played.append(action)
+        if not self.console.over:
+            self.console.step(action)
+            self._choose()
+
+    def _choose(self) -> None:
+        self.state = self.console.read()
+        frame_skip, sticky = self.options
+        if self.console.over:
+            self.values = np.zeros(len(MOVES))
+        elif approaches(self.state):
+            last = self.played[-1] if self.played else NOOP
+            self.values = action_values(self.state, last, frame_skip, sticky)
+        else:
+            rests = self.state.rest + PUSH * frame_skip * np.array(SIGNS)
+            self.values = -np.abs(rests - WAITING_ROW) / WAITING_SCALE
+        self.action = MOVES[int(self.values.argmax())]
 
 
 class ValueTableAnswer(NamedTuple):
@@ -36,9 +104,8 @@ class ValueTableTeacher:
     paddle, and a table has the value of each action there: `ValueController`.
 
     The executed actions may be anybody's, so that it can label the states that a
-    student visits (DAgger: Ross, Gordon and Bagnell, 2011,
-    https://arxiv.org/abs/1011.0686). Its answers depend on the game and its actions
-    only, not on when it was asked.
+    student visits (`DAgger <https://arxiv.org/abs/1011.0686>`_). Its answers depend on
+    the game and its actions only, not on when it was asked.
     """
 
     target_names = TARGET_NAMES
@@ -59,6 +126,7 @@ class ValueTableTeacher:
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}
         self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
+        # Lead each controller through its game's actions, then ask it.
         logs, steps = env.action_log.cpu().numpy(), env.steps.tolist()
         starts = zip(env.noops.tolist(), env.game_seeds.tolist(), strict=True)
         order = env.native_actions.tolist()

@@ -71,12 +71,9 @@ def action_values(
 ) -> np.ndarray:
     """Look up the values of staying, down and up, ``(3,)``, for an approaching ball.
 
-    Args:
-        state: the present state.
-        last: the previous native action.
-        frame_skip: emulated frames of one action.
-        sticky: probability that a frame repeats the previous action.
+    ``last`` is the previous native action.
     """
+    # Offsets are relative to the row where the ball arrives.
     tables = solve(frame_skip, sticky)
     row = crossing(state)
     # Earlier than the tables begin, take their first entry of the same phase.
@@ -115,6 +112,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
     a press, and :math:`V_n(r, p) = \max_a Q_n(b', a, r, p)` with the move b' that was
     executed last. V at the ball's arrival is `_arrival_values`.
     """
+    # Solve from the arrival backwards, for each previous and present move.
     shots = tuple((down, up) for down in (False, True) for up in (False, True))
     ends = np.stack([_arrival_values(*shot) for shot in shots]).astype(np.float32)
     size = len(OFFSETS)
@@ -142,12 +140,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
 
 
 def _arrival_values(down: bool, up: bool) -> np.ndarray:
-    """Compute the value of each offset ``(G,)`` at the ball's arrival.
-
-    Args:
-        down: a steep shot downwards wins.
-        up: a steep shot upwards wins.
-    """
+    """Compute the value of each offset ``(G,)`` where shots win at the arrival."""
     errors = np.linspace(-4, 4, 33)
     weights = np.exp(-(errors**2) / 2)
     offsets = OFFSETS[:, None] + OFFSET_STD * errors

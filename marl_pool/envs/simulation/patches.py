@@ -19,9 +19,6 @@ def patch_tokens(screens: Tensor, grid: PatchGrid) -> Tokens:
     Args:
         screens: ``(num_envs, num_frames, height, width, colors)`` uint8.
         grid: the patches of a screen.
-
-    Returns:
-        Tokens ``(num_envs, 1, N)`` with num_frames · patch² · colors features.
     """
     windows = screens.unfold(2, grid.patch, grid.stride)
     windows = windows.unfold(3, grid.patch, grid.stride)
@@ -35,15 +32,14 @@ def patch_tokens(screens: Tensor, grid: PatchGrid) -> Tokens:
 
 def patch_group(
     grid: PatchGrid,
-    *,
     num_frames: int,
+    *,
     colors: int,
     action_space: spaces.Box | spaces.Discrete,
 ) -> AgentGroup:
     """Describe the one agent that observes `patch_tokens`."""
-    side = (grid.screen - grid.patch) // grid.stride + 1
     spec = TokenSpec(
-        side**2,
+        grid.side**2,
         num_frames * grid.patch**2 * colors,
         ("patch",),
         has_self=False,

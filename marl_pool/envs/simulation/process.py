@@ -18,9 +18,11 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import numpy as np
+from typing_extensions import override
 
 from marl_pool.envs.simulation.simulator import (
     ActionLog,
+    SimulatorBackend,
     Simulators,
     SimulatorStep,
 )
@@ -31,8 +33,8 @@ PATIENCE = 5
 """Seconds to wait for a process to exit before it is killed."""
 
 
-class SimulatorProcess:
-    """A `SimulatorBackend` in a child process, with a message for each call.
+class SimulatorProcess(SimulatorBackend):
+    """Simulators in a child process, with a message for each call.
 
     The process starts at the first call, and exits with this object or with the
     interpreter, even a killed one. The output of the simulators is hidden; their
@@ -52,12 +54,12 @@ class SimulatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._printed: IO[bytes] | None = None
 
+    @override
     def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
-        """Reset simulators, at least one, and repeat the actions of their logs."""
         return self._call("replay", ids, logs)
 
+    @override
     def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
-        """Step simulators, at least one, by actions ``(n, A)``."""
         return self._call("step", ids, actions)
 
     def _call(self, name: str, *arguments: Any) -> SimulatorStep:
@@ -66,6 +68,7 @@ class SimulatorProcess:
         pipe, process = self._pipe, self._process
         assert pipe is not None
         assert process is not None
+        # A call is one message, and so is its answer or its exception.
         try:
             pipe.send((name, arguments))
             answer = pipe.recv()
@@ -91,11 +94,7 @@ class SimulatorProcess:
         self._process = subprocess.Popen(
             command,
             pass_fds=[child_end.fileno()],
-            env={
-                **os.environ,
-                **inheritance(),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
+            env=os.environ | inheritance() | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,

@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
+from typing_extensions import override
 
 from marl_pool.utils.errors import InputError
 
@@ -25,7 +26,6 @@ def extra(name: str) -> Iterator[None]:
 
     Raises:
         InputError: Gymnasium cannot import a dependency of its environment.
-        ModuleNotFoundError: a module is not installed.
     """
     with catch_warnings():
         simplefilter("ignore")
@@ -52,11 +52,7 @@ class Simulator(ABC):
 class ActionLog:
     """The seed and the actions of an episode, which determine its present state.
 
-    A log only grows, and is compared by identity.
-
-    Attributes:
-        seed: seed of the reset, in [0, 2^31).
-        actions: one flat array for each step.
+    A log only grows, and is compared by identity. An action is a flat array.
     """
 
     seed: int
@@ -74,33 +70,31 @@ class SimulatorStep(NamedTuple):
     """``(n,)`` bool."""
 
 
-class SimulatorBackend(Protocol):
+class SimulatorBackend(ABC):
     """Simulators addressed by integer ids, in this process or in another one."""
 
+    @abstractmethod
     def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
         """Reset simulators, at least one, and repeat the actions of their logs."""
 
+    @abstractmethod
     def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
         """Step simulators, at least one, by actions ``(n, A)``."""
 
 
-class Simulators:
-    """A `SimulatorBackend` that steps its simulators one after the other.
-
-    Args:
-        build: constructs a simulator, at the first use of its id.
-    """
+class Simulators(SimulatorBackend):
+    """Simulators that are stepped one after the other, built at their first use."""
 
     def __init__(self, build: Callable[[], Simulator]) -> None:
         self._build = build
         self._simulators: dict[int, Simulator] = {}
 
+    @override
     def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
-        """Reset simulators, at least one, and repeat the actions of their logs."""
         return _stack(map(self._replay_one, ids, logs))
 
+    @override
     def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
-        """Step simulators, at least one, by actions ``(n, A)``."""
         pairs = zip(ids, actions, strict=True)
         return _stack(self._simulators[i].step(action) for i, action in pairs)
 

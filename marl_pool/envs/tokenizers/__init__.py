@@ -8,20 +8,15 @@ if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 
 TOKENIZERS: dict[str, str] = {
-    "features": "marl_pool.envs.tokenizers.features:FeatureTokenizer",
-    "simple_adversary": (
-        "marl_pool.envs.tokenizers.simple_adversary:SimpleAdversaryTokenizer"
-    ),
-    "simple_push": "marl_pool.envs.tokenizers.simple_push:SimplePushTokenizer",
-    "simple_spread": "marl_pool.envs.tokenizers.simple_spread:SimpleSpreadTokenizer",
-    "simple_tag": "marl_pool.envs.tokenizers.simple_tag:SimpleTagTokenizer",
+    "features": "marl_pool.envs.tokenizers.base:FeatureTokenizer",
+    "simple_adversary": "marl_pool.envs.tokenizers.mpe:SimpleAdversaryTokenizer",
+    "simple_push": "marl_pool.envs.tokenizers.mpe:SimplePushTokenizer",
+    "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",
+    "simple_tag": "marl_pool.envs.tokenizers.mpe:SimpleTagTokenizer",
 }
 
 FITTING: dict[str, str] = {
-    "mpe2.simple_adversary_v3": "simple_adversary",
-    "mpe2.simple_push_v3": "simple_push",
-    "mpe2.simple_spread_v3": "simple_spread",
-    "mpe2.simple_tag_v3": "simple_tag",
+    f"mpe2.{name}_v3": name for name in TOKENIZERS if name != "features"
 }
 """Default tokenizer of a module."""
 
@@ -32,11 +27,7 @@ def fitting(module: str) -> str:
 
 
 def make_tokenizer(name: str, observer: "Observer") -> "Tokenizer":
-    """Build a tokenizer.
-
-    Args:
-        name: a key of `TOKENIZERS`, or the ``package.module:Class`` of a `Tokenizer`.
-        observer: the group of agents whose observations it converts.
+    """Build the tokenizer of `TOKENIZERS`, or of a ``package.module:Class``.
 
     Raises:
         InputError: an unknown name, or observations that it cannot convert.

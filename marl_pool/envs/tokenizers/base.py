@@ -1,4 +1,4 @@
-"""Base classes of tokenizers."""
+"""Base classes of tokenizers, and the generic tokenizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,18 @@ from marl_pool.tokens import Tokens, TokenSpec
 
 @dataclass(frozen=True)
 class Observer:
-    """The group of agents whose observations a tokenizer converts.
-
-    Attributes:
-        group: name of the group.
-        agents: names of its agents in the PettingZoo env.
-        all_agents: names of the agents of all groups, in the env's order.
-        size: F, the length of one observation.
-        options: keyword arguments with which the env was built.
-        device: device of the observations.
-    """
+    """The group of agents whose observations a tokenizer converts."""
 
     group: str
+    """Name of the group."""
     agents: tuple[str, ...]
+    """Names of its agents in the PettingZoo env."""
     all_agents: tuple[str, ...]
+    """Names of the agents of all groups, in the env's order."""
     size: int
+    """Length F of one observation."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments with which the env was built."""
     device: torch.device | str = "cpu"
 
 
@@ -70,6 +66,24 @@ class Tokenizer(ABC):
         return Tokens(features, types, self._padding.expand(batch, -1).contiguous())
 
 
+class FeatureTokenizer(Tokenizer):
+    """Each number of an observation is a token of its own type.
+
+    Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
+    type identifies a number, so a policy needs a type embedding. No token belongs to
+    the observing agent.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        names = tuple(f"feature_{i}" for i in range(observer.size))
+        spec = TokenSpec(observer.size, 1, names, has_self=False, positions=())
+        super().__init__(observer, spec, range(observer.size))
+
+    @override
+    def __call__(self, observations: Tensor) -> Tokens:
+        return self.tokens(observations[..., None])
+
+
 class Slot(NamedTuple):
     """One token, and the position of its features in the observation."""
 
@@ -82,12 +96,8 @@ class Slot(NamedTuple):
 class SlotTokenizer(Tokenizer):
     """Tokenizer whose features have fixed positions in the observation.
 
-    Args:
-        observer: the group of agents whose observations are converted.
-        type_names: names of the types; the first is the type of the observing agent.
-        slots: the tokens, in order.
-        signal_types: names of the types that matter for the task; empty if unknown.
-        positions: indices of the features that are a position; None if unknown.
+    The first of the ``type_names`` is that of the observing agent. For ``signal_types``
+    and ``positions`` see `TokenSpec`.
     """
 
     def __init__(

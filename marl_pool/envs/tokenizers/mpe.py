@@ -1,7 +1,15 @@
-"""Shared parts of the tokenizers of mpe2's particle envs."""
+"""Tokenizers of mpe2's particle envs.
 
+Their source is ``Scenario.observation`` of mpe2 1.1: each parses an observation from
+left to right.
+"""
+
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import ClassVar, NoReturn
+
+from typing_extensions import override
 
 from marl_pool.envs.tokenizers.base import Observer, Slot, SlotTokenizer
 from marl_pool.utils.errors import InputError
@@ -11,18 +19,36 @@ Places = tuple[int, ...]
 
 
 class ObservationLayout:
-    """Parser of an mpe2 observation, from left to right, that collects tokens.
+    """Parser of an mpe2 observation that collects tokens.
 
     Args:
         name: name of the tokenizer, for messages.
         observer: the group of agents whose observation is parsed.
         parts: number of features of each part of a token, by name.
+
+    Attributes:
+        kind: kind of the group's agents, ``agent`` or ``adversary``.
+        others: numbers of the other agents by kind.
+
+    Raises:
+        InputError: agents with other names, or a group of both kinds.
     """
 
     def __init__(self, name: str, observer: Observer, parts: Mapping[str, int]) -> None:
-        self.name, self.observer, self.parts = name, observer, dict(parts)
+        self.name, self.observer, self.parts = name, observer, parts
         self.size = 0
         self.slots: list[Slot] = []
+        self.others = Counter(a.rpartition("_")[0] for a in observer.all_agents)
+        if not set(self.others) <= {"adversary", "agent"}:
+            self.fail(
+                f"expected agents named agent_N or adversary_N, "
+                f"got {', '.join(observer.all_agents)}"
+            )
+        kinds = {agent.rpartition("_")[0] for agent in observer.agents}
+        if len(kinds) > 1:
+            self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
+        (self.kind,) = kinds
+        self.others[self.kind] -= 1
 
     def read(self, count: int, length: int = 2) -> list[Places]:
         """Return the indices of the next ``count`` vectors of ``length`` numbers."""
@@ -36,35 +62,11 @@ class ObservationLayout:
             places += parts.get(part, [None] * length)
         self.slots.append(Slot(type_, tuple(places), padded))
 
-    def features(self, part: str) -> tuple[int, ...]:
-        """Return the indices of the features of a part; () if there is no such part."""
-        names = [name for name, length in self.parts.items() for _ in range(length)]
-        return tuple(i for i, name in enumerate(names) if name == part)
-
-    def count(self, prefix: str) -> int:
-        """Count the agents named ``prefix_0``, ``prefix_1``, ….
-
-        Raises:
-            InputError: agents with other names.
-        """
-        kinds = [agent.rpartition("_")[0] for agent in self.observer.all_agents]
-        if not set(kinds) <= {"adversary", "agent"}:
-            self.fail(
-                f"expected agents named agent_N or adversary_N, "
-                f"got {', '.join(self.observer.all_agents)}"
-            )
-        return kinds.count(prefix)
-
-    def kind(self) -> str:
-        """Return the kind of the group's agents, ``agent`` or ``adversary``.
-
-        Raises:
-            InputError: a group of both kinds.
-        """
-        kinds = {agent.rpartition("_")[0] for agent in self.observer.agents}
-        if len(kinds) > 1:
-            self.fail(f"group {self.observer.group!r} mixes {', '.join(sorted(kinds))}")
-        return kinds.pop()
+    def add_positions(self, type_: str, count: int, present: int | None = None) -> None:
+        """Read relative positions, a token each, padded from ``present`` on."""
+        for i, place in enumerate(self.read(count)):
+            padded = present is not None and i >= present
+            self.add(type_, position=place, padded=padded)
 
     def visible(self, option: str, count: int) -> int:
         """Return the number of vectors in the observation for ``count`` entities.
@@ -75,58 +77,198 @@ class ObservationLayout:
         limit: int | None = self.observer.options.get(option)
         return count if limit is None else limit
 
-    def reject_neighbors(self) -> None:
-        """Reject partial observability of agents of several kinds.
-
-        Raises:
-            InputError: ``num_agent_neighbors`` is set.
-        """
-        if self.observer.options.get("num_agent_neighbors") is not None:
-            self.fail(
-                "expected num_agent_neighbors=None, because the observation does not "
-                "identify adversaries among neighbors; tokenizer=features reads any"
-            )
-
-    def check(self) -> None:
-        """Check that the whole observation was parsed.
-
-        Raises:
-            InputError: its length differs.
-        """
-        if self.size != self.observer.size:
-            self.fail(
-                f"reads {self.size} numbers in {len(self.slots)} tokens, but group "
-                f"{self.observer.group!r} observes {self.observer.size}"
-            )
-
     def fail(self, reason: str) -> NoReturn:
         """Raise an InputError that names the tokenizer."""
         raise InputError(f"env.tokenizer: {self.name}: {reason}")
 
 
 class MpeTokenizer(SlotTokenizer):
-    """Tokenizer of a completely parsed `ObservationLayout`.
-
-    Args:
-        layout: the parsed observation.
-        type_names: names of the types; the first is the type of the observing agent.
-        signal_types: types that matter for the task; empty if unknown.
+    """Tokenizer that parses the observation by an `ObservationLayout`.
 
     Raises:
-        InputError: the layout and the observation differ in size.
+        InputError: a wrong length of the observation, agents with other names, or
+            ``num_agent_neighbors`` where it hides the kinds of agents.
     """
 
-    def __init__(
-        self,
-        layout: ObservationLayout,
-        type_names: tuple[str, ...],
-        signal_types: tuple[str, ...] = (),
-    ) -> None:
-        layout.check()
+    name: ClassVar[str]
+    parts: ClassVar[tuple[tuple[str, int], ...]]
+    """Name and number of features of each part of a token."""
+    type_names: ClassVar[tuple[str, ...]]
+    all_signal: ClassVar[bool] = False
+    """True if all tokens matter for the task; otherwise signal is unknown."""
+    neighbors: ClassVar[bool] = True
+    """True if the observation may be limited to the nearest agents."""
+
+    def __init__(self, observer: Observer) -> None:
+        layout = ObservationLayout(self.name, observer, dict(self.parts))
+        hidden = observer.options.get("num_agent_neighbors") is not None
+        if hidden and not self.neighbors:
+            layout.fail(
+                "expected num_agent_neighbors=None, because the observation does not "
+                "identify adversaries among neighbors; tokenizer=features reads any"
+            )
+        # Whatever remains unread shows that the layout is another one.
+        self._parse(layout)
+        if layout.size != observer.size:
+            layout.fail(
+                f"reads {layout.size} numbers in {len(layout.slots)} tokens, but group "
+                f"{observer.group!r} observes {observer.size}"
+            )
+        names = [name for name, length in self.parts for _ in range(length)]
         super().__init__(
-            layout.observer,
-            type_names,
+            observer,
+            self.type_names,
             layout.slots,
-            signal_types,
-            layout.features("position"),
+            self.type_names if self.all_signal else (),
+            [i for i, name in enumerate(names) if name == "position"],
         )
+
+    @abstractmethod
+    def _parse(self, layout: ObservationLayout) -> None:
+        """Read the whole observation, and add its tokens."""
+
+
+class SimpleAdversaryTokenizer(MpeTokenizer):
+    """Self, goal, landmarks and other agents of mpe2's simple_adversary_v3.
+
+    Every token is a relative position. The observation contains nothing about the
+    observing agent, so its own token is zero; it can still be AdaPool's query. The
+    goal, which only good agents observe, is a token besides that of its landmark.
+
+    Observation: relative positions of the goal (good agents only), of the landmarks
+    and of the other agents, the adversary first.
+    """
+
+    name = "simple_adversary"
+    parts = (("position", 2),)
+    type_names = ("self", "goal", "landmark", "adversary", "agent")
+    neighbors = False
+
+    @override
+    def _parse(self, layout: ObservationLayout) -> None:
+        good = layout.kind == "agent"
+        landmarks = layout.others["agent"] + good
+        layout.add("self")
+        layout.add_positions("goal", int(good))
+        visible = layout.visible("num_landmark_neighbors", landmarks)
+        layout.add_positions("landmark", visible, present=landmarks)
+        for name in ("adversary", "agent"):
+            layout.add_positions(name, layout.others[name])
+
+
+class SimplePushTokenizer(MpeTokenizer):
+    """Self, goal, landmarks and the other agent of mpe2's simple_push_v3.
+
+    =========  =============  ========  =================
+    type       0, 1           2, 3      4, 5, 6
+    =========  =============  ========  =================
+    self       0              velocity  color of the goal
+    goal       relative pos.  0         0
+    landmark   relative pos.  0         its color
+    adversary  relative pos.  0         0
+    agent      relative pos.  0         0
+    =========  =============  ========  =================
+
+    Only the good agent observes the goal and the colors.
+
+    Observation: own velocity, relative position of the goal, own color, relative
+    positions and colors of the landmarks, relative position of the other agent; for
+    the adversary without goal and colors.
+    """
+
+    name = "simple_push"
+    parts = (("position", 2), ("velocity", 2), ("color", 3))
+    type_names = ("self", "goal", "landmark", "adversary", "agent")
+
+    @override
+    def _parse(self, layout: ObservationLayout) -> None:
+        (velocity,), landmarks = layout.read(1), 2
+        if layout.kind == "agent":
+            (goal,), (own,) = layout.read(1), layout.read(1, 3)
+            layout.add("self", velocity=velocity, color=own)
+            layout.add("goal", position=goal)
+            places, colors = layout.read(landmarks), layout.read(landmarks, 3)
+            for place, color in zip(places, colors, strict=True):
+                layout.add("landmark", position=place, color=color)
+        else:
+            layout.add("self", velocity=velocity)
+            layout.add_positions("landmark", landmarks)
+        for name in ("adversary", "agent"):
+            layout.add_positions(name, layout.others[name])
+
+
+class SimpleSpreadTokenizer(MpeTokenizer):
+    """Self, landmarks and other agents of mpe2's simple_spread_v3.
+
+    =========  =============  ========  ====================
+    type       0, 1           2, 3      4, 5
+    =========  =============  ========  ====================
+    self       position       velocity  0
+    landmark   relative pos.  0         0
+    agent      relative pos.  0         communication
+    =========  =============  ========  ====================
+
+    Slots beyond the number of entities are padding, where ``num_agent_neighbors`` or
+    ``num_landmark_neighbors`` exceeds it. All tokens are signal: agents cover the
+    landmarks and avoid each other.
+
+    Observation: own velocity, own position, relative positions of landmarks and of
+    other agents, their communication.
+    """
+
+    name = "simple_spread"
+    parts = (("position", 2), ("velocity", 2), ("communication", 2))
+    type_names = ("self", "landmark", "agent")
+    all_signal = True
+
+    @override
+    def _parse(self, layout: ObservationLayout) -> None:
+        others = layout.others["agent"]
+        velocity, position = layout.read(2)
+        layout.add("self", position=position, velocity=velocity)
+        landmarks = layout.visible("num_landmark_neighbors", others + 1)
+        layout.add_positions("landmark", landmarks, present=others + 1)
+        visible = layout.visible("num_agent_neighbors", others)
+        places, messages = layout.read(visible), layout.read(visible)
+        for i, (place, message) in enumerate(zip(places, messages, strict=True)):
+            padded = i >= others
+            layout.add("agent", position=place, communication=message, padded=padded)
+
+
+class SimpleTagTokenizer(MpeTokenizer):
+    """Self, obstacles, adversaries and good agents of mpe2's simple_tag_v3.
+
+    =========  =============  ========
+    type       0, 1           2, 3
+    =========  =============  ========
+    self       position       velocity
+    obstacle   relative pos.  0
+    adversary  relative pos.  0
+    agent      relative pos.  velocity
+    =========  =============  ========
+
+    Obstacles collide here, so all tokens are signal.
+
+    Observation: own velocity, own position, relative positions of obstacles and of
+    other agents (adversaries first), velocities of the good agents among them. The
+    number of obstacles is the env's option ``num_obstacles``.
+    """
+
+    name = "simple_tag"
+    parts = (("position", 2), ("velocity", 2))
+    type_names = ("self", "obstacle", "adversary", "agent")
+    all_signal = True
+    neighbors = False
+
+    @override
+    def _parse(self, layout: ObservationLayout) -> None:
+        obstacles = layout.observer.options.get("num_obstacles", 2)
+        velocity, position = layout.read(2)
+        layout.add("self", position=position, velocity=velocity)
+        visible = layout.visible("num_landmark_neighbors", obstacles)
+        layout.add_positions("obstacle", visible, present=obstacles)
+        layout.add_positions("adversary", layout.others["adversary"])
+        agents = layout.others["agent"]
+        places, moves = layout.read(agents), layout.read(agents)
+        for place, move in zip(places, moves, strict=True):
+            layout.add("agent", position=place, velocity=move)

@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from typing_extensions import override
 
 from marl_pool.envs.views.pettingzoo import (
     FRAMES_PER_SECOND,
@@ -15,14 +16,7 @@ from marl_pool.utils.errors import InputError
 
 
 class OneAgentView(gymnasium.Env[Observation, Any]):
-    """An environment with one agent behind Gymnasium's ``Env``.
-
-    Seeds work as in `ParallelView`.
-
-    Args:
-        name: a registered environment, or ``package.module:Class``.
-        render_mode: ``"rgb_array"`` or None.
-        options: options of the environment's constructor.
+    """An environment with one agent behind Gymnasium's ``Env``; see `ParallelView`.
 
     Raises:
         InputError: as for `ParallelView`, or an environment of several agents.
@@ -48,29 +42,22 @@ class OneAgentView(gymnasium.Env[Observation, Any]):
         self.observation_space = self.view.observation_space(self.agent)
         self.action_space = self.view.action_space(self.agent)
 
+    @override
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin the next episode, or the first one of ``seed``."""
         super().reset(seed=seed)
         observations, infos = self.view.reset(seed=seed, options=options)
         return observations[self.agent], infos[self.agent]
 
+    @override
     def step(
         self, action: Any
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Advance by one step."""
-        parts = self.view.step({self.agent: action})
-        observations, rewards, terminated, truncated, infos = parts
-        agent = self.agent
-        return (
-            observations[agent],
-            rewards[agent],
-            terminated[agent],
-            truncated[agent],
-            infos[agent],
-        )
+        results: Any = self.view.step({self.agent: action})
+        observation, reward, ended, late, info = (part[self.agent] for part in results)
+        return observation, reward, ended, late, info
 
+    @override
     def render(self) -> np.ndarray | None:  # type: ignore[override]
-        """Render an image ``(height, width, 3)`` uint8."""
         return self.view.render()

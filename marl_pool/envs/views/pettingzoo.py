@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.tokens import Tokens
@@ -34,7 +35,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         options: options of the environment's constructor.
 
     Raises:
-        InputError: an unknown name or mode, a wrong option or a number out of range.
+        InputError: an unknown name or mode, a wrong option or a number out of range; in
+            `step`, a living agent without an action, or an invalid action.
     """
 
     def __init__(
@@ -72,18 +74,19 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
 
+    @override
     def observation_space(self, agent: str) -> spaces.Dict:
-        """Return the observation space of an agent."""
         return self.observation_spaces[agent]
 
+    @override
     def action_space(self, agent: str) -> spaces.Space:
-        """Return the action space of an agent."""
         return self.action_spaces[agent]
 
+    @override
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
-        """Begin the next episode, or the first one of ``seed``."""
+        # Without any seed, new views shall differ.
         if seed is None and not self._seeded:
             seed = secrets.randbits(31)
         if seed is not None:
@@ -92,8 +95,9 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             self.env = make_batched_env(self._name, 1, **seeded)
         self.env.reset()
         self.agents = self._living()
-        return self._observe(), {agent: {} for agent in self.agents}
+        return self._observe(self.agents), {agent: {} for agent in self.agents}
 
+    @override
     def step(
         self, actions: dict[str, Any]
     ) -> tuple[
@@ -103,32 +107,22 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """Advance by one step; see PettingZoo's ``ParallelEnv.step``.
-
-        Raises:
-            InputError: a living agent without an action, or an invalid action.
-        """
         step = self.env.step(self._batch(actions))
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         living = self._living()
         # Report to agents that acted and to agents that this step brought to life.
         reported = [a for a in self.possible_agents if a in self.agents or a in living]
-        self.agents = reported
-        observations = self._observe()
-        rewards = {a: float(step.rewards[g][0, i]) for a, g, i in self._where(reported)}
-        terminations = {agent: ended or agent not in living for agent in reported}
-        truncations = dict.fromkeys(reported, truncated)
         self.agents = [] if ended or truncated else living
         return (
-            observations,
-            rewards,
-            terminations,
-            truncations,
-            {a: {} for a in reported},
+            self._observe(reported),
+            {a: float(step.rewards[g][0, i]) for a, g, i in self._where(reported)},
+            {agent: ended or agent not in living for agent in reported},
+            dict.fromkeys(reported, truncated),
+            {agent: {} for agent in reported},
         )
 
+    @override
     def render(self) -> np.ndarray | None:
-        """Render an image ``(height, width, 3)`` uint8; None without a render mode."""
         return None if self.render_mode is None else self.env.frame()
 
     def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
@@ -139,11 +133,11 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         agents = self._where(self.possible_agents)
         return [agent for agent, group, i in agents if active[group][0, i]]
 
-    def _observe(self) -> dict[str, Observation]:
+    def _observe(self, agents: list[str]) -> dict[str, Observation]:
         groups = self.env.observe()
         return {
             agent: self._arrays(agent, groups[group].at((0, i)))
-            for agent, group, i in self._where(self.agents)
+            for agent, group, i in self._where(agents)
         }
 
     def _arrays(self, agent: str, tokens: Tokens) -> Observation:
@@ -156,11 +150,13 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
         """Convert actions to the batched form; inactive agents get zeros."""
-        batch: dict[str, np.ndarray] = {}
-        for name, group in self.env.groups.items():
-            space = group.action_space
-            shape = (1, group.num_agents, *(space.shape or ()))
-            batch[name] = np.zeros(shape, space.dtype)
+        batch = {
+            name: np.zeros(
+                (1, group.num_agents, *(group.action_space.shape or ())),
+                group.action_space.dtype,
+            )
+            for name, group in self.env.groups.items()
+        }
         for agent, group_name, i in self._where(self.agents):
             batch[group_name][0, i] = self._checked(agent, actions)
         device = self.env.device

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from helpers.boxworld_rules import Cell, Level, read
 from marl_pool.envs.boxworld.codes import COLORS, KEY_COLORS
+from marl_pool.envs.boxworld.env import BoxWorld
 from marl_pool.envs.boxworld.levels import (
     MOST_AHEAD,
     LevelGenerator,
     choose,
     choose_several,
 )
-from marl_pool.envs.boxworld.world import BoxWorld
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -180,10 +180,10 @@ def test_the_default_level_never_lacks_room() -> None:
 
 
 @given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
-def test_drawing_ahead_changes_nothing(before: int, worlds: int) -> None:
-    env = BoxWorld(worlds, seed=1)
+def test_drawing_ahead_changes_nothing(before: int, envs: int) -> None:
+    env = BoxWorld(envs, seed=1)
     for _ in range(before + 1):
         env.reset()
-    fresh = BoxWorld(worlds, seed=1, first_episode=before)
+    fresh = BoxWorld(envs, seed=1, first_episode=before)
     fresh.reset()
     assert torch.equal(env.codes, fresh.codes)

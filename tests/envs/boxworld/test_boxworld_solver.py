@@ -8,13 +8,13 @@ from torch import Tensor
 
 from helpers.boxworld_rules import draw, read, write
 from marl_pool.envs import make_heuristic
-from marl_pool.envs.boxworld.world import BoxWorld
+from marl_pool.envs.boxworld.env import BoxWorld
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import Tokens
 
 
 def play(env: BoxWorld, limit: int = 200) -> tuple[Tensor, Tensor]:
-    """Returns and lengths of the heuristic's episodes; ended worlds are dropped."""
+    """Returns and lengths of the heuristic's episodes; ended envs are dropped."""
     policy = make_heuristic("boxworld", env.groups["agent"])
     returns = torch.zeros(env.num_envs)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)

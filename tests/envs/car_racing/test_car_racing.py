@@ -28,7 +28,7 @@ from marl_pool.envs.car_racing.backgrounds import (
     find_background,
     replace_grass,
 )
-from marl_pool.envs.car_racing.world import CarRacing
+from marl_pool.envs.car_racing.env import CarRacing
 from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES / "car_racing.json"

@@ -1,4 +1,4 @@
-"""Particle physics, against mpe2's `BatchedEnv` as the oracle."""
+"""Particle physics, against mpe2's `World` as the oracle."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ from marl_pool.utils.errors import InputError
 GREY = (128, 128, 128)
 
 
-class StandalonePolicy(ParticleEnv):
+class PhysicsOnly(ParticleEnv):
     """The physics alone: all that moves is an agent, and only the first observes."""
 
     def __init__(self, num_envs: int, entities: Sequence[Entities]) -> None:
@@ -52,7 +52,7 @@ class StandalonePolicy(ParticleEnv):
 
 
 def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:
-    """The same world in mpe2: movable entities are its agents."""
+    """The same environment in mpe2: movable entities are its agents."""
     env = OracleWorld()
     kinds = [kind for kind in entities for _ in range(kind.count)]
     for kind, (x, y, vx, vy) in zip(kinds, state, strict=True):
@@ -108,7 +108,7 @@ CASES = {
 def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
     entities, num_envs, steps = CASES[case], 6, 60
     rng = np.random.default_rng(list(CASES).index(case))
-    env = StandalonePolicy(num_envs, entities)
+    env = PhysicsOnly(num_envs, entities)
     count, moving = len(env.entities), env.num_movable
     state = rng.uniform(-0.6, 0.6, (num_envs, count, 4))
     state[:, moving:, 2:] = 0
@@ -145,7 +145,7 @@ def test_any_mixture_agrees_with_mpe2(
         for collide, size, speed, mass in kinds
     ] + [Entities("s", 1, GREY, size, False, collide) for collide, size in still]
     rng = np.random.default_rng(seed)
-    env = StandalonePolicy(1, entities)
+    env = PhysicsOnly(1, entities)
     state = rng.uniform(-0.5, 0.5, (len(entities), 4))
     state[len(kinds) :, 2:] = 0
     env.state.copy_(torch.from_numpy(state))
@@ -158,13 +158,13 @@ def test_any_mixture_agrees_with_mpe2(
 
 
 def test_coinciding_entities_stay_finite() -> None:
-    env = StandalonePolicy(1, [Entities("a", 2, GREY, collide=True)])
+    env = PhysicsOnly(1, [Entities("a", 2, GREY, collide=True)])
     env.step({"agent": torch.zeros(1, 2, 2, dtype=torch.float64)})
     assert torch.equal(env.state, torch.zeros(1, 2, 4, dtype=torch.float64))
 
 
 def test_contact_forces_are_opposite_between_movable_entities() -> None:
-    env = StandalonePolicy(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
+    env = PhysicsOnly(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
     generator = torch.Generator().manual_seed(0)
     env.state.copy_(torch.rand(3, 2, 4, generator=generator) * 0.3)
     forces = env.contact_forces()
@@ -173,19 +173,17 @@ def test_contact_forces_are_opposite_between_movable_entities() -> None:
 
 
 def test_entities_that_do_not_collide_feel_no_contact() -> None:
-    env = StandalonePolicy(1, CASES["free"])
+    env = PhysicsOnly(1, CASES["free"])
     assert torch.equal(env.contact_forces(), torch.zeros_like(env.state[:, :3, :2]))
 
 
 def test_a_movable_kind_after_an_immovable_one_is_refused() -> None:
     with pytest.raises(InputError, match="movable kinds before"):
-        StandalonePolicy(
-            1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)]
-        )
+        PhysicsOnly(1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)])
 
 
-def test_taken_worlds_go_their_own_way() -> None:
-    env = StandalonePolicy(3, CASES["all collide"])
+def test_taken_envs_go_their_own_way() -> None:
+    env = PhysicsOnly(3, CASES["all collide"])
     env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
     before = env.state.clone()
     taken = env.select(torch.tensor([2, 0]))

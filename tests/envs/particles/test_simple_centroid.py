@@ -17,7 +17,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs.particles.heuristics import CentroidHeuristic
+from marl_pool.envs.particles.physics import DAMPING, DT
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -28,44 +30,38 @@ from marl_pool.utils.randomness import Purpose, Stream
 GOLDEN = GOLDEN_FILES / "simple_centroid.json"
 
 
-def actions_for(world: SimpleCentroid, step: int) -> dict[str, Tensor]:
-    """Some actions that depend on world number, agent and step alone."""
-    shape = (world.num_envs, world.num_agents, 5)
-    place = torch.arange(world.num_agents * 5, dtype=torch.float64).view(shape[1:])
-    wave = torch.sin(7.0 * world.env_ids[:, None, None] + 3.0 * place + step)
-    return {"agent": wave.expand(shape).to(world.dtype)}
+def actions_for(env: SimpleCentroid, step: int) -> dict[str, Tensor]:
+    """Some actions that depend on environment number, agent and step alone."""
+    shape = (env.num_envs, env.num_agents, 5)
+    place = torch.arange(env.num_agents * 5, dtype=torch.float64).view(shape[1:])
+    wave = torch.sin(7.0 * env.env_ids[:, None, None] + 3.0 * place + step)
+    return {"agent": wave.expand(shape).to(env.dtype)}
 
 
-def run(world: SimpleCentroid, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
+def run(env: SimpleCentroid, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """The states and rewards of ``steps`` steps."""
     states, rewards = [], []
     for step in range(first, first + steps):
-        rewards.append(world.step(actions_for(world, step)).rewards["agent"])
-        states.append(world.state.clone())
+        rewards.append(env.step(actions_for(env, step)).rewards["agent"])
+        states.append(env.state.clone())
     return torch.stack(states), torch.stack(rewards)
 
 
-def returns(world: SimpleCentroid, choose: Callable[[Tokens], Tensor]) -> float:
-    """The mean return of one episode in every world."""
-    world.reset()
-    total = torch.zeros(world.num_envs, world.num_agents)
-    for _ in range(world.max_steps):
-        action = choose(world.observe()["agent"])
-        total += world.step({"agent": action}).rewards["agent"]
+def returns(env: SimpleCentroid, choose: Callable[[Tokens], Tensor]) -> float:
+    """The mean return of one episode in every environment."""
+    env.reset()
+    total = torch.zeros(env.num_envs, env.num_agents)
+    for _ in range(env.max_steps):
+        action = choose(env.observe()["agent"])
+        total += env.step({"agent": action}).rewards["agent"]
     return float(total.mean())
 
 
-def test_names() -> None:
-    assert "simple_centroid" in env_names()
-    assert "simple_centroid" in heuristic_names()
-    assert isinstance(make_batched_env("simple_centroid", 2), SimpleCentroid)
-
-
 def test_starts_lie_where_the_paper_puts_them() -> None:
-    world = SimpleCentroid(4000, num_signal=3, num_noise=28)
-    world.reset()
-    moving, noise = world.state[:, :4], world.state[:, 4:]
-    assert world.spread == pytest.approx(2.5)
+    env = SimpleCentroid(4000, num_signal=3, num_noise=28)
+    env.reset()
+    moving, noise = env.state[:, :4], env.state[:, 4:]
+    assert env.spread == pytest.approx(2.5)
     for part, bound in ((moving[..., :2], 2.5), (moving[..., 2:], 2.0)):
         # A uniform distribution fills its range; 32 000 draws come close to its ends.
         assert bound * 0.999 < part.abs().max() <= bound
@@ -94,39 +90,39 @@ def test_starts_lie_where_the_paper_puts_them() -> None:
 def test_spread_grows_with_the_number_of_entities(
     options: dict[str, Any], spread: float
 ) -> None:
-    world = SimpleCentroid(300, **options)
-    world.reset()
-    assert world.spread == pytest.approx(spread)
-    assert world.state[:, : world.num_movable, :2].abs().max() <= spread + 1e-6
+    env = SimpleCentroid(300, **options)
+    env.reset()
+    assert env.spread == pytest.approx(spread)
+    assert env.state[:, : env.num_movable, :2].abs().max() <= spread + 1e-6
 
 
 def test_tokens_are_relative_and_in_the_published_order() -> None:
-    world = SimpleCentroid(
+    env = SimpleCentroid(
         3, num_agents=2, num_signal=2, num_noise=3, dtype=torch.float64
     )
-    world.reset()
-    run(world, 5)
-    tokens = world.observe()["agent"]
+    env.reset()
+    run(env, 5)
+    tokens = env.observe()["agent"]
     assert tokens.types.tolist() == [[[0, 3, 3, 3, 1, 2, 2]] * 2] * 3
     assert not tokens.padding.any()
-    state = world.state.numpy()  # two agents, two signals, three noise
+    state = env.state.numpy()  # two agents, two signals, three noise
     for agent, order in enumerate(([0, 4, 5, 6, 1, 2, 3], [1, 4, 5, 6, 0, 2, 3])):
         expected = (state[:, order] - state[:, [agent]]) / 5.0
         np.testing.assert_allclose(tokens.features[:, agent], expected, atol=1e-15)
-        assert world.token_entities("agent")[agent].tolist() == order
+        assert env.token_entities("agent")[agent].tolist() == order
     signal = [True, False, False, False, False, True, True]
-    assert world.signal()["agent"].tolist() == [[signal, signal]] * 3
+    assert env.signal()["agent"].tolist() == [[signal, signal]] * 3
 
 
 def test_observation_matches_its_description() -> None:
-    world = SimpleCentroid(2, num_agents=3)
-    world.reset()
-    group = world.groups["agent"]
+    env = SimpleCentroid(2, num_agents=3)
+    env.reset()
+    group = env.groups["agent"]
     assert group.num_agents == 3
     assert group.tokens.type_names == ("self", "agent", "signal", "noise")
     assert group.tokens.has_self
     assert group.action_space == spaces.Box(0, 1, (5,), np.float32)
-    tokens = world.observe()["agent"]
+    tokens = env.observe()["agent"]
     group.tokens.check(tokens)
     assert tokens.features.shape == (2, 3, 34, 4)
     one = tokens.at((1, 2))
@@ -134,48 +130,39 @@ def test_observation_matches_its_description() -> None:
     assert group.tokens.space().contains(arrays)
 
 
-def test_observation_is_not_changed_by_later_steps() -> None:
-    world = SimpleCentroid(2)
-    world.reset()
-    features = world.observe()["agent"].features
-    before = features.clone()
-    run(world, 3)
-    assert torch.equal(features, before)
-
-
 def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
-    world = SimpleCentroid(
+    env = SimpleCentroid(
         1, num_signal=2, num_noise=1, reward_scale=0.01, dtype=torch.float64
     )
-    world.reset()
+    env.reset()
     start = [[0, 0, 1, 0], [3.2, 4.0, 0, 0], [3.0, 4.0, 0, 0], [9, 9, 0, 0]]
-    world.state.copy_(torch.tensor([start], dtype=torch.float64))
+    env.state.copy_(torch.tensor([start], dtype=torch.float64))
     # The agent drifts to x = 0.1; the signals, at rest, stay for this step.
-    step = world.step({"agent": torch.zeros(1, 1, 5)})
-    assert world.centroid()[0].tolist() == pytest.approx([3.1, 4.0])
+    step = env.step({"agent": torch.zeros(1, 1, 5)})
+    assert env.centroid()[0].tolist() == pytest.approx([3.1, 4.0])
     assert step.rewards["agent"].item() == pytest.approx(-0.01 * math.sqrt(5.0))
     assert not step.terminated.any()
 
 
 def test_each_agent_has_its_own_reward() -> None:
-    world = SimpleCentroid(4, num_agents=3, dtype=torch.float64, reward_scale=0.5)
-    world.reset()
-    rewards = run(world, 2)[1][-1]
-    away = world.state[:, :3, :2] - world.state[:, 3:6, :2].mean(1, keepdim=True)
+    env = SimpleCentroid(4, num_agents=3, dtype=torch.float64, reward_scale=0.5)
+    env.reset()
+    rewards = run(env, 2)[1][-1]
+    away = env.state[:, :3, :2] - env.state[:, 3:6, :2].mean(1, keepdim=True)
     expected = -0.5 * away.square().sum(-1).sqrt().sqrt()
     torch.testing.assert_close(rewards, expected)
     assert len(set(rewards.flatten().tolist())) == 12
 
 
 def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
-    world = SimpleCentroid(300, num_signal=3, num_noise=0, dtype=torch.float64)
-    world.reset()
-    world.state[..., 2:] = 0
+    env = SimpleCentroid(300, num_signal=3, num_noise=0, dtype=torch.float64)
+    env.reset()
+    env.state[..., 2:] = 0
     pushes = []
     for step in range(20):
-        before = world.state[:, 1:4, 2:].clone()
-        world.step(actions_for(world, step))
-        pushes.append((world.state[:, 1:4, 2:] - 0.75 * before) / 0.1)
+        before = env.state[:, 1:4, 2:].clone()
+        env.step(actions_for(env, step))
+        pushes.append((env.state[:, 1:4, 2:] - 0.75 * before) / 0.1)
     push = torch.stack(pushes)
     torch.testing.assert_close(push.norm(dim=-1), torch.ones(20, 300, 3).double())
     angle = torch.atan2(push[..., 1], push[..., 0]).flatten() / (2 * math.pi) + 0.5
@@ -186,21 +173,21 @@ def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
 
 
 def test_speeds_are_capped() -> None:
-    world = SimpleCentroid(64)
-    world.reset()
-    world.state[:, :4, 2:] = 30
-    world.step(actions_for(world, 0))
-    speed = world.state[..., 2:].norm(dim=-1)
+    env = SimpleCentroid(64)
+    env.reset()
+    env.state[:, :4, 2:] = 30
+    env.step(actions_for(env, 0))
+    speed = env.state[..., 2:].norm(dim=-1)
     assert speed[:, 0].numpy() == pytest.approx(5.0, rel=1e-5)
     assert speed[:, 1:4].numpy() == pytest.approx(2.0, rel=1e-5)
 
 
 def test_noise_never_moves() -> None:
-    world = SimpleCentroid(5)
-    world.reset()
-    before = world.state[:, 4:].clone()
-    run(world, 30)
-    assert torch.equal(world.state[:, 4:], before)
+    env = SimpleCentroid(5)
+    env.reset()
+    before = env.state[:, 4:].clone()
+    run(env, 30)
+    assert torch.equal(env.state[:, 4:], before)
 
 
 def test_actions_are_clipped_to_their_box() -> None:
@@ -226,11 +213,11 @@ def test_actions_are_clipped_to_their_box() -> None:
     ],
 )
 def test_actions_that_do_not_fit_are_refused(continuous, actions, message):
-    world = SimpleCentroid(2, continuous_actions=continuous)
-    world.reset()
+    env = SimpleCentroid(2, continuous_actions=continuous)
+    env.reset()
     with pytest.raises(InputError, match=message):
-        world.step(actions)
-    assert world.steps.tolist() == [0, 0]
+        env.step(actions)
+    assert env.steps.tolist() == [0, 0]
 
 
 def test_discrete_actions_equal_unit_continuous_ones() -> None:
@@ -248,63 +235,28 @@ def test_discrete_actions_equal_unit_continuous_ones() -> None:
 
 
 def test_a_push_to_each_side_goes_there() -> None:
-    world = SimpleCentroid(5, continuous_actions=False)
-    world.reset()
-    world.state[..., 2:] = 0
-    world.step({"agent": torch.arange(5)[:, None]})
+    env = SimpleCentroid(5, continuous_actions=False)
+    env.reset()
+    env.state[..., 2:] = 0
+    env.step({"agent": torch.arange(5)[:, None]})
     expected = [[0, 0], [-0.5, 0], [0.5, 0], [0, -0.5], [0, 0.5]]
-    torch.testing.assert_close(world.state[:, 0, 2:], torch.tensor(expected))
-
-
-def test_episode_ends_by_truncation_only() -> None:
-    world = SimpleCentroid(2, max_steps=3)
-    world.reset()
-    ends = [world.step(actions_for(world, step)) for step in range(3)]
-    assert [step.truncated.tolist() for step in ends] == [[False] * 2] * 2 + [
-        [True] * 2
-    ]
-    assert not any(step.terminated.any() for step in ends)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("signal", "noise"), [(3, 28), (31, 0), (1, 2)])
-def test_one_world_equals_the_same_world_among_many(
-    signal: int, noise: int, dtype: torch.dtype
-) -> None:
-    options: dict[str, Any] = {
-        "num_agents": 2,
-        "num_signal": signal,
-        "num_noise": noise,
-        "seed": 11,
-        "dtype": dtype,
-    }
-    many = SimpleCentroid(37, **options)
-    many.reset()
-    states, rewards = run(many, 70)
-    features = many.observe()["agent"].features
-    for number in (0, 3, 36):
-        one = SimpleCentroid(1, first_env=number, **options)
-        one.reset()
-        alone, its_rewards = run(one, 70)
-        assert torch.equal(alone[:, 0], states[:, number])
-        assert torch.equal(its_rewards[:, 0], rewards[:, number])
-        assert torch.equal(one.observe()["agent"].features[0], features[number])
+    torch.testing.assert_close(env.state[:, 0, 2:], torch.tensor(expected))
 
 
 def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
     first, again, other = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
-    for world in (first, again, other):
-        world.reset()
+    for env in (first, again, other):
+        env.reset()
     assert not torch.equal(first.state[0], first.state[1])
     assert torch.equal(first.state, again.state)
     assert not (first.state[..., :2] == other.state[..., :2]).any()
     assert torch.equal(run(first, 20)[0], run(again, 20)[0])
 
 
-def test_the_dynamics_differ_between_seeds_worlds_and_episodes() -> None:
-    def wander(seed: int, world: int, episode: int) -> Tensor:
+def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
+    def wander(seed: int, env_id: int, episode: int) -> Tensor:
         env = SimpleCentroid(
-            1, seed=seed, first_env=world, first_episode=episode, num_noise=0
+            1, seed=seed, first_env=env_id, first_episode=episode, num_noise=0
         )
         env.reset()
         env.state.zero_()
@@ -316,72 +268,6 @@ def test_the_dynamics_differ_between_seeds_worlds_and_episodes() -> None:
         assert torch.equal(path, wander(*keys[i]))
         for other in paths[:i]:
             assert not torch.equal(path, other)
-
-
-def test_first_episode_is_where_a_restarted_runner_goes_on() -> None:
-    world = SimpleCentroid(2, seed=1)
-    for _ in range(3):
-        world.reset()
-        run(world, 4)
-    later = SimpleCentroid(2, seed=1, first_episode=2)
-    later.reset()
-    run(later, 4)
-    assert torch.equal(world.state, later.state)
-
-
-def test_a_partial_reset_leaves_the_other_worlds_alone() -> None:
-    world, calm = SimpleCentroid(4, seed=2), SimpleCentroid(4, seed=2)
-    fresh = SimpleCentroid(4, seed=2, first_episode=1)
-    for each in (world, calm, fresh):
-        each.reset()
-    run(world, 10)
-    run(calm, 10)
-    where = torch.tensor([False, True, False, True])
-    world.reset(where)
-    assert torch.equal(world.state[where], fresh.state[where])
-    assert world.steps.tolist() == [10, 0, 10, 0]
-    # The same actions at the same row; the streams of the restarted start anew.
-    for step in range(80):
-        action = actions_for(world, step)
-        for each in (world, calm, fresh):
-            each.step(action)
-    assert torch.equal(world.state[~where], calm.state[~where])
-    assert torch.equal(world.state[where], fresh.state[where])
-
-
-def test_take_continues_exactly() -> None:
-    world = SimpleCentroid(4, num_agents=2, seed=4)
-    world.reset()
-    run(world, 9)
-    rows = torch.tensor([3, 1])
-    taken = world.select(rows)
-    assert taken.num_envs == 2
-    for before, after in zip(
-        world.observe()["agent"], taken.observe()["agent"], strict=True
-    ):
-        assert torch.equal(before[rows], after)
-    states, rewards = run(world, 90, first=9)
-    its_states, its_rewards = run(taken, 90, first=9)
-    assert torch.equal(states[:, rows], its_states)
-    assert torch.equal(rewards[:, rows], its_rewards)
-
-
-def test_state_dict_continues_exactly_and_survives_its_use() -> None:
-    world = SimpleCentroid(3, num_agents=2, seed=4)
-    world.reset()
-    run(world, 7)
-    saved = world.state_dict()
-    expected = run(world, 80, first=7)
-    other = SimpleCentroid(3, num_agents=2, seed=4)
-    for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        assert other.steps.tolist() == [7] * 3
-        got = run(other, 80, first=7)
-        assert torch.equal(got[0], expected[0])
-        assert torch.equal(got[1], expected[1])
-    world.reset()
-    other.reset()
-    assert torch.equal(world.state, other.state)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +302,7 @@ def test_unknown_names_and_options_list_the_choices() -> None:
         make_heuristic("nobody", SimpleCentroid(1).groups["agent"])
 
 
-def test_a_world_of_ones_own_is_found_by_its_path() -> None:
+def test_a_env_of_ones_own_is_found_by_its_path() -> None:
     target = "marl_pool.envs.particles.simple_centroid:SimpleCentroid"
     assert isinstance(make_batched_env(target, 1), SimpleCentroid)
     with pytest.raises(InputError, match="must be a subclass of"):
@@ -440,42 +326,44 @@ def test_returns_agree_with_an_independent_implementation(
     Its controller did not reckon with the delay of a step. Both means are over 512
     episodes, with standard errors near 0.004 and 0.02.
     """
-    world = SimpleCentroid(512, num_signal=signal, num_noise=noise)
-    policy = make_heuristic("simple_centroid", world.groups["agent"], steps_ahead=1)
-    got = returns(world, lambda tokens: policy.act(tokens).action)
+    env = SimpleCentroid(512, num_signal=signal, num_noise=noise)
+    policy = make_heuristic("simple_centroid", env.groups["agent"])
+    assert isinstance(policy, CentroidHeuristic)
+    policy.lead = (1 - DAMPING) * DT
+    got = returns(env, lambda tokens: policy.act(tokens).action)
     assert got == pytest.approx(expected, abs=0.025)
-    stream = Stream(0, world.env_ids, Purpose.POLICY, 5)
-    chance = returns(world, lambda _: stream.next()[:, None])
+    stream = Stream(0, env.env_ids, Purpose.POLICY, 5)
+    chance = returns(env, lambda _: stream.next()[:, None])
     assert chance == pytest.approx(floor, abs=0.09)
 
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_heuristic_solves_the_task(continuous: bool) -> None:
-    world = SimpleCentroid(256, continuous_actions=continuous)
-    policy = make_heuristic("simple_centroid", world.groups["agent"])
-    best = returns(world, lambda tokens: policy.act(tokens).action)
+    env = SimpleCentroid(256, continuous_actions=continuous)
+    policy = make_heuristic("simple_centroid", env.groups["agent"])
+    best = returns(env, lambda tokens: policy.act(tokens).action)
     assert best == pytest.approx(-0.233 if continuous else -0.364, abs=0.03)
     # The worst start takes longest: it is the learner's distance that must be small.
-    away = world.state[:, 0, :2] - world.centroid()
+    away = env.state[:, 0, :2] - env.centroid()
     assert away.norm(dim=-1).max() < (0.1 if continuous else 0.3)
-    chance = RandomPolicy(world.groups["agent"].action_space)
-    stream = Stream(0, world.env_ids, Purpose.POLICY, chance.noise_size)
-    floor = returns(world, lambda tokens: chance.act(tokens, (), stream).action)
+    chance = RandomPolicy(env.groups["agent"].action_space)
+    stream = Stream(0, env.env_ids, Purpose.POLICY, chance.noise_size)
+    floor = returns(env, lambda tokens: chance.act(tokens, (), stream).action)
     assert floor < -1.7
 
 
 def test_the_heuristic_solves_it_for_several_agents() -> None:
-    world = SimpleCentroid(64, num_agents=3)
-    policy = make_heuristic("simple_centroid", world.groups["agent"])
-    assert returns(world, lambda tokens: policy.act(tokens).action) > -0.3
+    env = SimpleCentroid(64, num_agents=3)
+    policy = make_heuristic("simple_centroid", env.groups["agent"])
+    assert returns(env, lambda tokens: policy.act(tokens).action) > -0.3
 
 
 def heuristic(continuous: bool) -> tuple[Policy, Tokens]:
-    world = SimpleCentroid(6, num_agents=2, continuous_actions=continuous)
-    world.reset()
+    env = SimpleCentroid(6, num_agents=2, continuous_actions=continuous)
+    env.reset()
     return (
-        make_heuristic("simple_centroid", world.groups["agent"]),
-        world.observe()["agent"],
+        make_heuristic("simple_centroid", env.groups["agent"]),
+        env.observe()["agent"],
     )
 
 
@@ -518,23 +406,17 @@ def test_the_heuristic_is_permutation_invariant() -> None:
     torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
 
 
-def test_steps_ahead_is_one_or_two() -> None:
-    group = SimpleCentroid(1).groups["agent"]
-    with pytest.raises(InputError, match="steps_ahead: expected 1 or 2, got 3"):
-        make_heuristic("simple_centroid", group, steps_ahead=3)
-
-
 def golden() -> dict[str, Any]:
-    """A short trajectory of two worlds with two agents."""
-    world = SimpleCentroid(
+    """A short trajectory of two environments with two agents."""
+    env = SimpleCentroid(
         2, num_agents=2, num_signal=2, num_noise=3, seed=7, dtype=torch.float64
     )
-    world.reset()
-    start = world.state.tolist()
-    states, rewards = run(world, 12)
-    features = world.observe()["agent"].features
+    env.reset()
+    start = env.state.tolist()
+    states, rewards = run(env, 12)
+    features = env.observe()["agent"].features
     return {
-        "version": world.version,
+        "version": env.version,
         "start": start,
         "states": states[3::4].tolist(),
         "rewards": rewards.tolist(),

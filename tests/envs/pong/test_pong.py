@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs.pong.env import EPISODES_PER_SEED, Pong
 from marl_pool.envs.pong.heuristic import PongHeuristic, _reflect
-from marl_pool.envs.pong.world import EPISODES_PER_SEED, Pong
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout, collect
@@ -73,7 +73,7 @@ def oracle(frame_skip: int = 4) -> AtariPreprocessing:
 
 @pytest.fixture(scope="module")
 def finished() -> Pong:
-    """World 0 lost a whole game 300 steps ago; env 1 is at its start."""
+    """Env 0 lost a whole game 300 steps ago; env 1 is at its start."""
     env = begun(2)
     for _ in range(1100):
         env.step(idle(env))
@@ -207,7 +207,7 @@ def test_starts_are_those_after_up_to_noop_max_no_ops() -> None:
     assert met == set(starts)
 
 
-def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
+def test_starts_differ_between_seeds_envs_and_episodes() -> None:
     def frames(env: Pong) -> list[bytes]:
         shown = []
         for _ in range(6):
@@ -226,7 +226,7 @@ def test_starts_differ_between_seeds_worlds_and_episodes() -> None:
 
 
 @STICKY
-def test_an_episode_follows_from_seed_world_and_number_alone(sticky: float) -> None:
+def test_an_episode_follows_from_seed_env_and_number_alone(sticky: float) -> None:
     options: dict[str, Any] = {"seed": 3, "sticky_actions": sticky}
     env = begun(3, **options)
     shown: dict[tuple[int, int], list[Tensor]] = {}
@@ -316,7 +316,7 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
     assert torch.equal(run(twin, 5), run(env, 5))
 
 
-def test_a_picture_taken_of_a_world_does_not_move() -> None:
+def test_a_picture_taken_of_a_env_does_not_move() -> None:
     env = begun()
     run(env, 10)
     taken = env.select(torch.zeros(1, dtype=torch.int64))
@@ -326,7 +326,7 @@ def test_a_picture_taken_of_a_world_does_not_move() -> None:
     assert not np.array_equal(env.frame(), before)
 
 
-def test_an_ended_world_is_reset_without_the_others(finished: Pong) -> None:
+def test_an_ended_env_is_reset_without_the_others(finished: Pong) -> None:
     env = finished.select(torch.tensor([0]))
     env.reset()
     assert torch.equal(run(env, 5), run(begun(first_episode=1), 5))

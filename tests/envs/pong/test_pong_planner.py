@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.pong.console import FIRST_REST, PUSH, Console, GameState
-from marl_pool.envs.pong.controller import GameStart, ValueController
 from marl_pool.envs.pong.emulator import NOOP
+from marl_pool.envs.pong.env import Pong
 from marl_pool.envs.pong.features import PADDLE_COLUMN, approaches, crossing
-from marl_pool.envs.pong.teacher import SPARE, ValueTableTeacher
+from marl_pool.envs.pong.teacher import (
+    SPARE,
+    GameStart,
+    ValueController,
+    ValueTableTeacher,
+)
 from marl_pool.envs.pong.value_tables import DIRECTIONS
-from marl_pool.envs.pong.world import Pong
 from marl_pool.utils.errors import InputError
 
 BALL, PADDLE = 236, 147
@@ -30,7 +34,7 @@ def begun(num_envs: int = 1, **options: Any) -> Pong:
 
 
 def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
-    """Other actions than the labels in one of four steps, in alternating worlds."""
+    """Other actions than the labels in one of four steps, in alternating envs."""
     row = torch.arange(len(labels))[:, None]
     other = (labels + 1 + (time // 8 + row) % (choices - 1)) % choices
     return torch.where((time // 2 + row) % 4 == 0, other, labels)
@@ -43,7 +47,7 @@ def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
 
 
 def led(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
-    """Two worlds, of which one was reset halfway, and a teacher that labelled them."""
+    """Two envs, of which one was reset halfway, and a teacher that labelled them."""
     env = begun(2, actions="moves", **options)
     teacher = ValueTableTeacher()
     for time in range(steps):
@@ -187,7 +191,7 @@ def test_directions_are_those_of_the_actions() -> None:
 
 
 def shown(frames: list[np.ndarray]) -> np.ndarray:
-    """The world's frame of an action's emulated frames."""
+    """The environment's frame of an action's emulated frames."""
     screen = np.maximum(*frames[-2:])
     return cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
 
@@ -282,7 +286,7 @@ def test_labels_are_in_the_environments_actions() -> None:
     assert met == {0, 1, 2}
 
 
-def test_taken_worlds_are_followed_from_where_they_were() -> None:
+def test_taken_envs_are_followed_from_where_they_were() -> None:
     env, teacher = led(60)
     expected = ValueTableTeacher().answer(env)
     teacher.answer(env)
@@ -308,7 +312,7 @@ def test_taken_worlds_are_followed_from_where_they_were() -> None:
 def test_two_environments_in_turn_are_followed_from_where_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worlds = [begun(2, first_env=first) for first in (0, 7)]
+    envs = [begun(2, first_env=first) for first in (0, 7)]
     teacher, begins = ValueTableTeacher(), []
     begin = ValueController.begin
     monkeypatch.setattr(
@@ -317,9 +321,9 @@ def test_two_environments_in_turn_are_followed_from_where_they_were(
         lambda *args: (begins.append(args[1]), begin(*args))[1],
     )
     for _ in range(5):
-        for env in worlds:
+        for env in envs:
             env.step({"agent": teacher.answer(env).actions})
-    noops = [*worlds[0].noops.tolist(), *worlds[1].noops.tolist()]
+    noops = [*envs[0].noops.tolist(), *envs[1].noops.tolist()]
     assert [start.noops for start in begins] == noops
 
 

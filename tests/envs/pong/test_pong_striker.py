@@ -6,6 +6,7 @@ import torch
 
 from marl_pool.envs.pong.console import PUSH, Console, GameState
 from marl_pool.envs.pong.emulator import NOOP
+from marl_pool.envs.pong.env import Pong
 from marl_pool.envs.pong.features import (
     PADDLE_COLUMN,
     TARGET_NAMES,
@@ -29,7 +30,6 @@ from marl_pool.envs.pong.value_tables import (
     solve,
     winning_shots,
 )
-from marl_pool.envs.pong.world import Pong
 from marl_pool.training.cloning.teacher import PrivilegedTeacher
 
 STAY, LOWER, HIGHER = range(3)

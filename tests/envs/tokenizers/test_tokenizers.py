@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 from marl_pool.cli import arguments
 from marl_pool.cli.main import main
 from marl_pool.config import compose
-from marl_pool.envs.pettingzoo.world import PettingZooEnv
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.tokenizers import FITTING, TOKENIZERS, fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 from marl_pool.tokens import Tokens, TokenSpec

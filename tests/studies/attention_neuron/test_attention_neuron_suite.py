@@ -697,5 +697,5 @@ def test_an_env_may_be_changed_in_part_or_named_whole() -> None:
     assert compose("render", ["env.duplicates=2"])["env"] == {"duplicates": 2}
     whole = compose("evaluate", ["env=cartpole", "env.duplicates=2"])["env"]
     assert (whole["duplicates"], whole["max_steps"]) == (2, 1000)
-    plug_in = compose("evaluate", ["env=marl_pool.envs.cartpole.world:CartPole"])["env"]
-    assert plug_in["name"] == "marl_pool.envs.cartpole.world:CartPole"
+    plug_in = compose("evaluate", ["env=marl_pool.envs.cartpole.env:CartPole"])["env"]
+    assert plug_in["name"] == "marl_pool.envs.cartpole.env:CartPole"

@@ -20,7 +20,7 @@ from marl_pool.cli import arguments
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.cartpole.world import CartPole
+from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.evaluation.episodes import play
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.shuffle import Shuffle

@@ -10,23 +10,32 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions, Step
-from marl_pool.envs.pettingzoo.agents import make_teams
-from marl_pool.envs.pettingzoo.batch import StepArrays
-from marl_pool.envs.pettingzoo.env_copy import EnvCopy, ParallelStep, build_env
-from marl_pool.envs.pettingzoo.observations import ObservationAdapter, make_adapter
-from marl_pool.envs.pettingzoo.rendering import FrameRenderer, fit_square
-from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
+from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
+from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
+from marl_pool.envs.pettingzoo.env_copy import (
+    EnvCopy,
+    FrameRenderer,
+    ParallelStep,
+    build_env,
+    fit_square,
+)
+from marl_pool.envs.pettingzoo.observations import (
+    FlatAdapter,
+    ObservationAdapter,
+    StepArrays,
+)
+from marl_pool.envs.simulation.env import (
+    ReplayCursor,
+    ReplayedEnv,
+    reset_seeds,
+    saved_logs,
+)
 from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
-
-SEEDS = 1 << 31
-"""Number of seeds of an episode, counted from 0."""
 
 
 class PettingZooEnv(ReplayedEnv):
@@ -51,11 +60,10 @@ class PettingZooEnv(ReplayedEnv):
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
 
-    Source: PettingZoo's parallel API (Terry et al., 2021,
-    https://arxiv.org/abs/2009.14471).
+    Source: PettingZoo's parallel API (`Terry et al., 2021
+    <https://arxiv.org/abs/2009.14471>`_).
 
     Args:
-        num_envs: environments in the batch.
         module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
             ``package.module:callable``, or an id of PettingZoo's registry, which
             contains a slash. It is imported.
@@ -104,11 +112,6 @@ class PettingZooEnv(ReplayedEnv):
         self._set_tensors(empty.tensors(self.device, self.dtype))
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The groups of the option ``groups``."""
-        return self._groups
-
-    @property
     def active(self) -> dict[str, Tensor]:
         """For each group, ``(num_envs, agents)`` bool: agents in the episode."""
         return {name: self._state[f"{name}/active"] for name in self._teams}
@@ -137,14 +140,8 @@ class PettingZooEnv(ReplayedEnv):
             )
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         cursor = self._cursors[index]
         if cursor is None:
@@ -153,9 +150,9 @@ class PettingZooEnv(ReplayedEnv):
 
     @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
-        seeds = (uniform(keys, 1)[:, 0] * SEEDS).long().tolist()
         arrays = self._step_arrays(len(rows))
-        for i, (row, seed) in enumerate(zip(rows.tolist(), seeds, strict=True)):
+        pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
+        for i, (row, seed) in enumerate(pairs):
             arrays.write(i, self._replay(row, ActionLog(seed)))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():
@@ -163,9 +160,8 @@ class PettingZooEnv(ReplayedEnv):
         self._set_tensors(state)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
         for row, encoded in enumerate(self._encode(actions)):
             cursor = self._cursors[row]
@@ -212,6 +208,7 @@ class PettingZooEnv(ReplayedEnv):
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
             size = len(team.agents) * team.action_size
+            # The row has the actions of one team after the other.
             own, row = row[:size], row[size:]
             shaped = own.reshape(len(team.agents), -1)
             by_agent |= zip(team.agents, team.decode(shaped), strict=True)
@@ -220,34 +217,31 @@ class PettingZooEnv(ReplayedEnv):
     def _make_adapter(
         self, group: str, all_agents: tuple[str, ...], tokenizer: str | None
     ) -> ObservationAdapter:
-        team, built = self._teams[group], None
-        name = tokenizer or fitting(self.module)
+        team = self._teams[group]
         if isinstance(team.observation, spaces.Box):
+            name = tokenizer or fitting(self.module)
             agents = tuple(map(str, team.agents))
             size = team.observation.shape[0]
             observer = Observer(
                 group, agents, all_agents, size, self.options, self.device
             )
-            built = make_tokenizer(name, observer)
-        elif tokenizer is not None:
+            return FlatAdapter(make_tokenizer(name, observer), name, self._number)
+        if tokenizer is not None:
             raise InputError(
                 f"env.tokenizer: expected null, because group {group!r} observes "
                 f"tokens, got {tokenizer!r}"
             )
-        return make_adapter(team, built, name, self._number)
+        spec = token_spec(team.observation)
+        assert spec is not None
+        return ObservationAdapter(spec, self._number)
 
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(num_envs, self._teams, self._adapters, self._number)
 
     def _tokens(self, name: str) -> Tokens:
-        prefix = f"{name}/"
-        parts = {
-            key.removeprefix(prefix): tensor
-            for key, tensor in self._state.items()
-            if key.startswith(prefix)
-        }
-        active = parts.pop("active")
-        tokens = self._adapters[name].tokens(parts)
+        adapter = self._adapters[name]
+        parts = {part: self._state[f"{name}/{part}"] for part in adapter.parts}
+        tokens, active = adapter.tokens(parts), self._state[f"{name}/active"]
         return tokens._replace(padding=tokens.padding | ~active[..., None])
 
     @override
@@ -261,5 +255,4 @@ class PettingZooEnv(ReplayedEnv):
 
 def _equal(left: Tensor, right: Tensor) -> bool:
     """Return True if two tensors are equal, with NaN equal to NaN."""
-    arrays = left.cpu().numpy(), right.cpu().numpy()
-    return np.array_equal(*arrays, equal_nan=True)
+    return np.array_equal(left.cpu().numpy(), right.cpu().numpy(), equal_nan=True)

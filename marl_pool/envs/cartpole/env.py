@@ -9,8 +9,9 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.cartpole.drawing import draw
 from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
 from marl_pool.tokens import Tokens, TokenSpec
@@ -57,26 +58,21 @@ class CartPole(BatchedEnv):
     (footnote 3), as ``rescale_codes`` and ``suite=attention_neuron`` do here.
 
     Args:
-        num_envs: number of environments in the batch.
-        duplicates: number of copies of each channel, at least 1; all channels in
-            order, then all again.
-        noise_channels: number of further tokens of pure noise, at least 0.
-        noise_std: standard deviation of their Gaussian noise, sampled in each step, at
-            least 0.
+        duplicates: number of copies of each channel; all channels in order, then all
+            again.
+        noise_channels: number of further tokens of pure noise.
+        noise_std: standard deviation of their Gaussian noise, sampled in each step.
         num_frames: consecutive readings of a channel in a token's features, the newest
-            last, at least 1; the first reading of an episode pads the history.
+            last; the first reading of an episode pads the history.
         channel_ids: True to give each channel a type of its own; duplicates have equal
             types.
         start_speed: largest initial velocity, of the cart in m/s and of the pole in
-            rad/s, at least 0.
-        start_angle: largest initial angle from hanging, in [0, π] radians.
-        max_steps: steps until truncation.
-
-    Raises:
-        InputError: a number out of range.
+            rad/s.
+        start_angle: largest initial angle from hanging in radians.
     """
 
     steps_past_end = True
+    state_names = ("state", "past")
 
     state: Tensor
     """``(num_envs, 5 + noise_channels + 1)``: the channels, the noise, the angle."""
@@ -98,67 +94,52 @@ class CartPole(BatchedEnv):
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            dynamics_size=noise_channels,
-            **common,
+            num_envs, max_steps=max_steps, dynamics_size=noise_channels, **common
         )
         self.duplicates, self.noise_channels = duplicates, noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
         self.channel_ids = channel_ids
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
+        # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
         scale = (TRACK, start_speed, start_angle, start_speed)
         self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
         self._groups = {"agent": self._describe()}
-        empty = torch.zeros(
-            num_envs, channels + 1, dtype=self.dtype, device=self.device
-        )
+        empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The one group, ``"agent"``, of one agent."""
-        return self._groups
 
     @property
     def angle(self) -> Tensor:
         """Angle of the pole from upright in radians, ``(num_envs,)``; left positive."""
         return self.state[:, -1]
 
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, 1, N)``; see the class.
-
-        Every call returns the same types and padding, which must not be modified.
-        """
+        """Return tokens ``(num_envs, 1, N)``; their types and padding are shared."""
         if self.num_frames == 1:
             features = self.state.index_select(1, self._order)
         else:
             frames = torch.cat((self.past, self._channels()[..., None]), 2)
             features = frames.index_select(1, self._order)
-        shape = (self.num_envs, 1, len(self._order), self.num_frames)
-        tokens = (features.view(shape), self._batch_types, self._batch_padding)
-        return {"agent": Tokens(*tokens)}
+        features = features.view(*self._batch_types.shape, self.num_frames)
+        return {"agent": Tokens(features, self._batch_types, self._batch_padding)}
 
     def channel_names(self) -> list[str]:
         """Return the channel of each token: one of `CHANNELS`, or ``noise_0``, …."""
-        noise = [f"noise_{i}" for i in range(self.noise_channels)]
-        names = [*CHANNELS, *noise]
+        names = [*CHANNELS, *(f"noise_{i}" for i in range(self.noise_channels))]
         return [names[i] for i in self._order.tolist()]
 
+    @override
     def signal(self) -> dict[str, Tensor]:
-        """Return masks of the channels that are not noise; see `BatchedEnv.signal`."""
         shown = self._order < len(CHANNELS)
         return {"agent": shown.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
-        """Set the state of some environments, and clear their history.
+        """Set the states of ``rows`` ``(n,)``, and clear their history.
 
-        Args:
-            rows: ``(n,)`` int64 indices of the environments.
-            start: ``(n, 4)`` position, velocity, angle and angular velocity.
+        ``start`` ``(n, 4)`` is position, velocity, angle and angular velocity.
         """
         position, velocity, angle, angular_velocity = start.to(self.dtype).unbind(1)
         sensed = (position, velocity, angle.cos(), angle.sin(), angular_velocity)
@@ -166,28 +147,20 @@ class CartPole(BatchedEnv):
         self.state[rows, -1] = angle
         self.past[rows] = self._channels()[rows, :, None]
 
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    @override
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment; see `BatchedEnv.frame`.
-
-        Attention is a bar for each token; the horizontal line is uniform attention.
-        """
         return draw(
             float(self._position[index]),
             float(self._angle[index]),
             text=f"step {int(self.steps[index])}",
             names=self.channel_names(),
-            attention=attention,
+            weights=weights,
             size=size,
         )
 
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         uniform = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
         start, noise = uniform.split([len(self._scale), self.noise_channels], 1)
@@ -196,9 +169,9 @@ class CartPole(BatchedEnv):
         start[:, 2] += math.pi
         self.put(rows, start)
 
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    @override
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Keep the readings before the step as the newest of the past.
         if self.num_frames > 1:
             newest = self._channels()[..., None]
             self.past = torch.cat((self.past[..., 1:], newest), 2)
@@ -207,6 +180,7 @@ class CartPole(BatchedEnv):
         self._move(force)
         if self.noise_channels:
             self._noise.copy_(self._gaussian(self.dynamics.next()))
+        # The reward is 1 for an upright pole over the middle of the track.
         upright = self._cos.add(1).mul_(0.5)
         centered = self._position.mul(math.pi / (2 * TRACK)).cos_()
         rewards = upright.mul_(centered)[:, None]
@@ -257,8 +231,6 @@ class CartPole(BatchedEnv):
         self._batch_types = types.contiguous()
         self._batch_padding = torch.zeros_like(self._batch_types, dtype=torch.bool)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"state": self.state, "past": self.past}
-
+    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._bind(tensors["state"], tensors["past"])

@@ -9,10 +9,13 @@ import torch
 from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.boxworld.codes import (
     AGENT,
+    CODE_COLORS,
+    CODE_TYPES,
     CODES,
     FLOOR,
     GEM,
@@ -25,7 +28,6 @@ from marl_pool.envs.boxworld.codes import (
     NOTHING,
     TRAP,
     TYPE_NAMES,
-    describe_codes,
     entries,
     in_hand,
     reward_of,
@@ -33,24 +35,18 @@ from marl_pool.envs.boxworld.codes import (
 from marl_pool.envs.boxworld.drawing import draw_grid
 from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by each action: up, down, left, right."""
 
-LEAST_N, MOST_N = 3, 32
-
 
 @dataclass(frozen=True)
 class BoxWorldGroup(AgentGroup):
-    """The agent of a BoxWorld.
-
-    Attributes:
-        n: cells along a side of its room; the unit of positions is n + 1 cells.
-    """
+    """The agent of a BoxWorld."""
 
     n: int
+    """Cells along a side of its room; the unit of positions is n + 1 cells."""
 
 
 class BoxWorld(BatchedEnv):
@@ -105,23 +101,20 @@ class BoxWorld(BatchedEnv):
     - The seed determines the level, and observations are float32, as in their space.
 
     Args:
-        num_envs: number of environments in the batch.
-        n: cells along a side, 3 to 32.
-        goal_length: number of keys and gem to collect, at least 2; the chain has one
-            box less.
-        num_distractors: branches that lead nowhere, at least 0.
-        distractor_length: boxes of a branch, at least 1. Opening the first ends the
-            episode, so the others are never reached.
+        n: cells along a side.
+        goal_length: number of keys and gem to collect; the chain has one box less.
+        num_distractors: branches that lead nowhere.
+        distractor_length: boxes of a branch; opening the first ends the episode, so the
+            others are never reached.
         random_distractors: True to sample the number of branches at each reset,
             uniformly from 0 to ``num_distractors``.
-        observation: ``"entities"`` or ``"pixels"``.
-        max_steps: steps until truncation.
+        observation: kind of the tokens, as above.
 
     Raises:
-        InputError: a number out of range, more boxes than fit into the room, or an
-            unknown observation.
+        InputError: more boxes than fit into the room.
     """
 
+    state_names = ("codes", "places")
     codes: Tensor
     """``(num_envs, n² + 2)`` int64, the code of each place; see `Levels`."""
     places: Tensor
@@ -133,7 +126,7 @@ class BoxWorld(BatchedEnv):
         self,
         num_envs: PositiveInt,
         *,
-        n: Annotated[int, Field(ge=LEAST_N, le=MOST_N)] = 7,
+        n: Annotated[int, Field(ge=3, le=32)] = 7,
         goal_length: Annotated[int, Field(ge=2)] = 2,
         num_distractors: NonNegativeInt = 2,
         distractor_length: PositiveInt = 1,
@@ -142,11 +135,7 @@ class BoxWorld(BatchedEnv):
         max_steps: PositiveInt = 30,
         **common: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(
-            num_envs,
-            max_steps=max_steps,
-            **common,
-        )
+        super().__init__(num_envs, max_steps=max_steps, **common)
         self.n, self.pixels = n, observation == "pixels"
         self.generator = LevelGenerator(
             n,
@@ -156,24 +145,18 @@ class BoxWorld(BatchedEnv):
             random_distractors,
             self.device,
         )
-        boxes = self.generator.num_boxes
-        num_tokens = n**2 + 1 if self.pixels else 2 + 2 * boxes
+        num_tokens = n**2 + 1 if self.pixels else 2 + 2 * self.generator.num_boxes
         spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
         self._groups: dict[str, AgentGroup] = {"agent": group}
         self._build_tables()
-        places = torch.zeros(num_envs, 1 if self.pixels else num_tokens)
-        codes = torch.full((num_envs, n**2 + 2), FLOOR)
-        tensors = {"codes": codes, "places": places.long()}
-        self._set_tensors({k: v.to(self.device) for k, v in tensors.items()})
+        places = self.env_ids.new_zeros(num_envs, 1 if self.pixels else num_tokens)
+        codes = self.env_ids.new_full((num_envs, n**2 + 2), FLOOR)
+        self._set_tensors({"codes": codes, "places": places})
 
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The one group, ``"agent"``, of one agent."""
-        return self._groups
-
+    @override
     def observe(self) -> dict[str, Tokens]:
-        """Return tokens ``(num_envs, 1, N)``; see the class."""
+        # Add each token's color to its position relative to the agent.
         own = self.places[:, 0]
         if self.pixels:
             codes = self.codes[:, :-1].flatten()
@@ -191,12 +174,14 @@ class BoxWorld(BatchedEnv):
             padding[..., 0] = False
         return {"agent": Tokens(features.view(*shape, 5), types, padding)}
 
+    @override
     def signal(self) -> dict[str, Tensor]:
         """Return masks of self, keys in hand or loose, and boxes on the path.
 
         Types do not distinguish branches from the path, but codes do. Floor is noise.
         """
         codes = self.codes
+        # Boxes on the path have other codes than traps.
         lock = (codes >= LOCK) & (codes < TRAP)
         # The lock of a box is right of its content.
         beside = torch.nn.functional.pad(lock[:, 1:], (0, 1))
@@ -212,44 +197,26 @@ class BoxWorld(BatchedEnv):
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
+    @override
     def renumber(self, env_ids: Tensor, episode: int) -> None:
-        """See `BatchedEnv.renumber`."""
         super().renumber(env_ids, episode)
         self._stock = None
 
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    @override
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment as in the paper's Figure 10; see `BatchedEnv.frame`.
-
-        The held key is in the upper left corner of the wall. Attention is an orange rim
-        around a cell, wider for a larger weight.
-        """
         colors = self._colors[self.codes[index, :-1], :3] * 255
-        weights = None
-        if attention is not None:
-            weights = self._by_place(attention, self.token_places(index))
+        by_place = None
+        if weights is not None:
+            places = self.token_places(index).cpu().numpy()
+            by_place = np.bincount(places, weights, self.n**2 + 2)[:-1]
         text = f"step {int(self.steps[index])}"
         return draw_grid(
-            colors.round().byte().cpu().numpy(), self.n, weights, text=text, size=size
+            colors.round().byte().cpu().numpy(), self.n, by_place, text=text, size=size
         )
 
-    def _by_place(self, attention: Tensor, places: Tensor) -> np.ndarray:
-        """Convert attention weights ``(N,)`` of tokens to ``(n² + 1,)`` of places."""
-        if attention.shape != places.shape:
-            raise InputError(
-                f"attention: expected one weight for each of {len(places)} tokens, "
-                f"got the shape {tuple(attention.shape)}"
-            )
-        weights = attention.new_zeros(self.n**2 + 2).index_add_(0, places, attention)
-        return weights[:-1].double().cpu().numpy()
-
+    @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:
             self._stock = LevelStock(
@@ -262,9 +229,9 @@ class BoxWorld(BatchedEnv):
             self.places[rows, 1] = levels.key
             self.places[rows, 2:] = levels.boxes.flatten(1)
 
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    @override
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Find the place ahead of the agent; at a wall it is the agent's own.
         codes, here = self.codes, self.places[:, :1]
         ahead = self._neighbors[here, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1
@@ -287,15 +254,15 @@ class BoxWorld(BatchedEnv):
         ends = _look_up(self._ends, entered)
         return {"agent": _look_up(self._rewards, entered)}, ends[:, 0]
 
+    @override
     def _reset_keys(self, rows: Tensor) -> Tensor:
         # The stock of levels computes the keys of many episodes at once.
         return rows
 
     def _build_tables(self) -> None:
-        about = describe_codes()
         # Tables hold whole tokens, so that one addition joins color and position.
-        self._colors = self._constant([(*code.color, 0, 0) for code in about]) / 255
-        types = [TYPE_NAMES.index(code.type_name) for code in about]
+        self._colors = self._constant([(*color, 0, 0) for color in CODE_COLORS]) / 255
+        types = [TYPE_NAMES.index(name) for name in CODE_TYPES]
         self._types = self._constant(types, torch.int64)
         # A token whose entity is gone is padding; the agent's cell is shown by its own
         # token only.
@@ -324,11 +291,9 @@ class BoxWorld(BatchedEnv):
     def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
         return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"codes": self.codes, "places": self.places}
-
+    @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.codes, self.places = tensors["codes"], tensors["places"]
+        super()._set_tensors(tensors)
         self._stock = None  # the tensors may be of other environments
 
 

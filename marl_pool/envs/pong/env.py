@@ -1,6 +1,7 @@
 """Atari Pong as a set of screen patches without positions."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self, Unpack
 
 import numpy as np
@@ -10,9 +11,8 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing.patches import PatchGrid, draw
-from marl_pool.envs.options import validate_number
 from marl_pool.envs.pong.emulator import (
     NOOP,
     SCREEN,
@@ -47,17 +47,15 @@ class Pong(BatchedEnv):
     a reset the first frame is repeated in place of earlier ones.
 
     All tokens have the same type, none represents the agent, and none contains its
-    position on the screen. A permutation-invariant policy without a memory therefore
-    cannot locate the ball. The environment keeps the order: permutations
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    paper's test with orders that change within an episode needs
-    ``perturbation.scope=frame``. The features are bytes; the embedding divides them by
-    255.
+    position on the screen, so a permutation-invariant policy without a memory cannot
+    locate the ball. Their order is fixed: permutations (``perturbation=shuffle``;
+    within an episode, as in the paper's test, ``perturbation.scope=frame``) and missing
+    patches (``occlude``) are perturbations. The features are bytes; the embedding
+    divides them by 255.
 
     The reward is 1 for a point won and -1 for a point lost; the game ends (terminated)
-    at 21 points. An episode is truncated after ``max_steps``: 27 000 steps of four
-    frames are the usual limit of 108 000 frames. After the end of a game its screen
-    and reward stay constant until the next reset.
+    at 21 points. 27 000 steps of four frames are the usual limit of 108 000 frames.
+    After the end of a game its screen and reward stay constant until the next reset.
 
     Without sticky actions the only random number of an episode is the number of no-ops
     before its first observation, uniform in 0, …, ``noop_max``. The game then depends
@@ -70,37 +68,34 @@ class Pong(BatchedEnv):
     and one made from it by `select` are stepped. Games that `select` leaves out
     continue with no-ops.
 
-    Source: PuzzlePong in Tang and Ha, The sensory neuron as a transformer (2021),
-    section 4.3, https://arxiv.org/abs/2109.02869, on the Arcade Learning Environment
-    (Bellemare et al., 2013, https://arxiv.org/abs/1207.4708) through ale-py. As in the
-    published code there are six actions and no sticky ones, the 10 rows with the score
-    are black, and the first frame is repeated. Frames and rewards are those of
-    Gymnasium's ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to
-    30.
+    Source: PuzzlePong in section 4.3 of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_, on the `Arcade Learning Environment
+    <https://arxiv.org/abs/1207.4708>`_ through ale-py. As in the published code there
+    are six actions and no sticky ones, the 10 rows with the score are black, and the
+    first frame is repeated. Frames and rewards are those of Gymnasium's
+    ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
 
     Args:
-        num_envs: games in the batch.
-        frame_skip: emulated frames of one action, at least 1.
-        num_frames: frames in a token, at least 1.
+        frame_skip: emulated frames of one action.
+        num_frames: frames in a token.
         patch: height and width of a patch in pixels, a divisor of 84.
-        noop_max: largest number of no-ops before the first observation, at least 0.
-        sticky_actions: probability in [0, 1) that an emulated frame repeats the
-            previous action; the usual values are 0 and 0.25.
-        zero_rows: rows of pixels at the top that are made black, 0 to 84; the first 10
-            contain the score.
+        noop_max: largest number of no-ops before the first observation.
+        sticky_actions: probability that an emulated frame repeats the previous action;
+            the usual values are 0 and 0.25.
+        zero_rows: rows of pixels at the top that are made black; the first 10 contain
+            the score.
         actions: ``"minimal"`` for Pong's six (no-op, fire, up, down, up and fire, down
             and fire), ``"moves"`` for no-op, up and down, which suffice.
         threads: CPU threads of the emulator; 0 for one a core. Use 1 where other
             processes occupy the cores.
-        max_steps: steps until truncation.
 
     Raises:
-        InputError: a number out of range, or an unknown choice.
+        InputError: a patch that does not divide the screen.
         ModuleNotFoundError: ale-py, of the extra ``atari``, is not installed.
     """
 
     simulated = True
-
+    state_names = ("screens", "over", "action_log", "noops")
     patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 84, 84)`` uint8, the newest frame last."""
@@ -126,27 +121,24 @@ class Pong(BatchedEnv):
         max_steps: PositiveInt = 27_000,
         **common: Unpack[EnvOptions],
     ) -> None:
-        divides = SCREEN % patch == 0
-        validate_number("patch", patch, divides, f"a divisor of {SCREEN}")
+        if SCREEN % patch:
+            raise InputError(f"env.patch: expected a divisor of {SCREEN}, got {patch}")
         vector_env()  # fail here if ale-py is missing
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.num_frames, self.zero_rows = num_frames, zero_rows
-        self._options: dict[str, Any] = {
-            "frame_skip": frame_skip,
-            "noop_max": noop_max,
-            "sticky_actions": sticky_actions,
-            "threads": threads,
-        }
+        self._new_emulator = partial(
+            BatchedEmulator,
+            frame_skip=frame_skip,
+            noop_max=noop_max,
+            sticky_actions=sticky_actions,
+            threads=threads,
+        )
         self.patch_grid = PatchGrid(SCREEN, patch, patch)
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
-        agent = patch_group(
-            self.patch_grid,
-            num_frames=num_frames,
-            colors=1,
-            action_space=spaces.Discrete(len(self.native_actions)),
-        )
+        space: spaces.Discrete = spaces.Discrete(len(self.native_actions))
+        agent = patch_group(self.patch_grid, num_frames, colors=1, action_space=space)
         self._groups = {"agent": agent}
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
@@ -154,22 +146,13 @@ class Pong(BatchedEnv):
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self.action_log = torch.zeros(
-            num_envs, 0, dtype=torch.uint8, device=self.device
-        )
+        self.action_log = self.screens.new_zeros(num_envs, 0)
         self.noops = torch.full_like(self.env_ids, UNKNOWN)
 
     @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
-
-    @property
     def game_seeds(self) -> Tensor:
-        """Seeds ``(num_envs,)`` int64 of the emulator, by episode.
-
-        With sticky actions every episode has its own.
-        """
+        """Seeds ``(num_envs,)`` int64 of the emulator, by episode."""
+        # Consecutive episodes share a seed, since seeding is slow.
         blocks = self.episodes // self._starts_per_seed
         keys = stream_keys(self.seed, self.env_ids, blocks, Purpose.RESET)
         return (uniform(keys, 1)[:, 0] * SEEDS).long() + 1
@@ -194,8 +177,7 @@ class Pong(BatchedEnv):
         saved, self._turn = self.screens, STALE
         if not saved.any():  # saved before the first reset
             return
-        emulator = self._emulator
-        if emulator is None or emulator.num_games != self.num_envs:
+        if self._emulator is None or self._emulator.num_games != self.num_envs:
             self._build()
         self._replay()
         if not torch.equal(saved, self.screens):
@@ -205,18 +187,11 @@ class Pong(BatchedEnv):
             )
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         screen = self.screens[index, -1].cpu().numpy()
-        patch = self.patch_grid.patch
-        return draw(screen, attention, patch=patch, stride=patch, size=size)
+        return draw(screen, weights, self.patch_grid, size)
 
     @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:
@@ -227,9 +202,8 @@ class Pong(BatchedEnv):
         self._begin(rows)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        # Log the native actions, from which the games can be replayed.
         self._catch_up()
         native = self.native_actions[actions["agent"][:, 0]]
         if int(self.steps.max()) >= self.action_log.shape[1]:
@@ -241,14 +215,9 @@ class Pong(BatchedEnv):
         rewards = self._step_games(native)
         return {"agent": rewards[:, None]}, self.over
 
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        names = ("screens", "over", "action_log", "noops")
-        return {name: getattr(self, name) for name in names}
-
     def _build(self) -> None:
         """Create an emulator that no other environment uses."""
-        self._emulator = BatchedEmulator(self.num_envs, **self._options)
+        self._emulator = self._new_emulator(self.num_envs)
         self._games = np.arange(self.num_envs)
 
     def _catch_up(self) -> None:
@@ -275,10 +244,9 @@ class Pong(BatchedEnv):
             return
         emulator = self._emulator
         assert emulator is not None
-        numbers = self.episodes[rows] % self._starts_per_seed
-        seeds = self.game_seeds[rows]
-        games = self._games[rows.cpu().numpy()]
-        frames = emulator.begin(games, seeds.cpu().numpy(), numbers.cpu().numpy())
+        starts = (self.game_seeds, self.episodes % self._starts_per_seed)
+        seeds, numbers = (part[rows].cpu().numpy() for part in starts)
+        frames = emulator.begin(self._games[rows.cpu().numpy()], seeds, numbers)
         self._turn = emulator.turn
         first = torch.zeros_like(self.over)
         first[rows] = True
@@ -291,10 +259,12 @@ class Pong(BatchedEnv):
         """Step the games by native actions ``(num_envs,)``; return the rewards."""
         emulator = self._emulator
         assert emulator is not None
+        # Games of other environments are stepped too; they get no-ops.
         moves = np.full(emulator.num_games, NOOP)
         moves[self._games] = actions.cpu().numpy()
         step = emulator.step(moves)
         self._turn = emulator.turn
+        # A finished game keeps its screen, and its points count no more.
         running = ~self.over
         self._push_frames(step.frames, running, first=False)
         over = torch.from_numpy(step.over[self._games]).to(self.device)
@@ -303,12 +273,9 @@ class Pong(BatchedEnv):
         return rewards.to(self.dtype).mul_(running)
 
     def _push_frames(self, frames: np.ndarray, where: Tensor, first: bool) -> None:
-        """Push frames onto the stacks in ``where``; the other stacks stay.
+        """Push frames ``(games, 1, 84, 84)`` onto the stacks in ``where``.
 
-        Args:
-            frames: ``(games, 1, 84, 84)`` of all games in the emulator.
-            where: ``(num_envs,)`` bool.
-            first: the frames are the first of an episode and fill the stack.
+        The first frames of an episode fill the stack.
         """
         if not np.array_equal(self._games, np.arange(len(frames))):
             frames = frames[self._games]

@@ -1,17 +1,20 @@
-"""Batched environments around simulators that step one after the other."""
+"""Batched environments around simulators that cannot save their state.
+
+Their state is the log of their episode, which is replayed when needed.
+"""
 
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import EnvOptions
-from marl_pool.envs.simulation.replay import ReplayCursor, ReplayedEnv, saved_logs
+from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
 from marl_pool.envs.simulation.simulator import (
     ActionLog,
     SimulatorBackend,
@@ -21,24 +24,17 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
 
-SEEDS = 1 << 31
-"""Number of seeds of a simulator's episodes, counted from 0."""
 
-
+@dataclass(eq=False)
 class PooledSimulator:
     """A simulator of a `SimulatorPool`, in the state at the end of its log."""
 
-    def __init__(self, id_: int) -> None:
-        self.id = id_
-        self.log: ActionLog | None = None
+    id: int
+    log: ActionLog | None = None
 
 
 class SimulatorPool:
-    """Simulators shared by a batch and the batches selected from it.
-
-    Args:
-        backend: runs the simulators.
-    """
+    """Simulators shared by a batch and the batches selected from it."""
 
     def __init__(self, backend: SimulatorBackend) -> None:
         self.backend = backend
@@ -56,6 +52,72 @@ class SimulatorPool:
         return simulator
 
 
+class ReplayCursor(NamedTuple):
+    """The state of an environment: after the first ``length`` actions of a log.
+
+    Environments made by `BatchedEnv.select` share simulators. The first one to be
+    stepped continues with the simulator; the others replay the episode in another one.
+    """
+
+    simulator: Any
+    """An object whose ``log`` leads to its state; None before the first episode."""
+    """`LoggedSimulator`."""
+    log: ActionLog
+    length: int
+
+    @property
+    def in_sync(self) -> bool:
+        """True if the simulator is in this state."""
+        return self.simulator.log is self.log and len(self.log.actions) == self.length
+
+    def prefix(self) -> ActionLog:
+        """Return a copy of the log up to this state."""
+        return ActionLog(self.log.seed, self.log.actions[: self.length])
+
+    def advanced(self) -> "ReplayCursor":
+        """Return the cursor one action later."""
+        return self._replace(length=self.length + 1)
+
+
+def reset_seeds(keys: Tensor) -> list[int]:
+    """Sample one seed in [0, 2^31) from each reset stream."""
+    return (uniform(keys, 1)[:, 0] * (1 << 31)).long().tolist()
+
+
+class ReplayedEnv(BatchedEnv):
+    """A batch of environments whose states are replay cursors.
+
+    Episodes must follow from the seed of their reset and the actions alone.
+    """
+
+    simulated = True
+
+    _cursors: list[ReplayCursor | None]
+    """One for each environment; None before its first reset."""
+
+    @override
+    def select(self, indices: Tensor) -> Self:
+        selected = super().select(indices)
+        selected._cursors = [self._cursors[row] for row in indices.tolist()]
+        return selected
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        logs = [cursor and cursor.prefix() for cursor in self._cursors]
+        # Plain tuples, so that a checkpoint does not depend on this module.
+        saved = [log and (log.seed, log.actions) for log in logs]
+        return {**super().state_dict(), "action_logs": saved}
+
+
+def saved_logs(state: Mapping[str, Any]) -> dict[int, ActionLog]:
+    """Return the logs in a `ReplayedEnv.state_dict`, by row."""
+    return {
+        row: ActionLog(saved[0], list(saved[1]))
+        for row, saved in enumerate(state["action_logs"])
+        if saved is not None
+    }
+
+
 class SimulatedEnv(ReplayedEnv):
     """A batch of environments with one simulator each and one group of one agent.
 
@@ -66,14 +128,12 @@ class SimulatedEnv(ReplayedEnv):
     environment keeps its observation, with reward 0, until the next reset.
 
     Args:
-        num_envs: environments in the batch.
         simulators: runs the simulators, which are built at their first reset.
         shape: shape of an observation.
         observation_dtype: dtype of the observations.
-        max_steps: steps until truncation.
-        **common: see `BatchedEnv`.
     """
 
+    state_names: ClassVar[tuple[str, ...]] = ("observations", "over")
     observations: Tensor
     """``(num_envs, *shape)``, the simulators' latest observations."""
     over: Tensor
@@ -125,18 +185,15 @@ class SimulatedEnv(ReplayedEnv):
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if not len(rows):
             return
-        seeds = (uniform(keys, 1)[:, 0] * SEEDS).long().tolist()
-        numbers = rows.tolist()
-        logs = [ActionLog(seed) for seed in seeds]
+        numbers, logs = rows.tolist(), [ActionLog(seed) for seed in reset_seeds(keys)]
         step = self._replay(numbers, self._simulators(numbers), logs)
         self.over = self.over.index_fill(0, rows, False)
         self._observe_step(rows, step, first=True)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards = torch.zeros(self.num_envs, 1, dtype=self.dtype, device=self.device)
+        # Step only the simulators whose episode has not ended.
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
         if len(rows):
@@ -150,16 +207,17 @@ class SimulatedEnv(ReplayedEnv):
         return {name: rewards}, self.over
 
     def _step(self, rows: list[int], actions: np.ndarray) -> SimulatorStep:
+        # Find a simulator for each row, in the row's state if there is one.
         simulators = self._simulators(rows)
-        cursors = [self._cursors[row] for row in rows]
         # Replay the episodes of rows whose simulator was stepped by another batch.
         lost = [
             (row, simulator, cursor.prefix())
-            for row, simulator, cursor in zip(rows, simulators, cursors, strict=True)
-            if cursor is not None and cursor.simulator is not simulator
+            for row, simulator in zip(rows, simulators, strict=True)
+            if (cursor := self._cursors[row]) and cursor.simulator is not simulator
         ]
         if lost:
             self._replay(*map(list, zip(*lost, strict=True)))
+        # Step all simulators, and log the actions for later replays.
         step = self._pool.backend.step([each.id for each in simulators], actions)
         for row, action in zip(rows, actions, strict=True):
             cursor = self._cursors[row]
@@ -173,7 +231,7 @@ class SimulatedEnv(ReplayedEnv):
         simulators: list[PooledSimulator] = []
         for row in rows:
             cursor = self._cursors[row]
-            own = cursor.simulator if cursor is not None and cursor.in_sync else None
+            own = cursor.simulator if cursor and cursor.in_sync else None
             # Rows that were selected twice share a simulator until they step.
             if own is None or own in simulators:
                 own = self._pool.acquire()
@@ -181,10 +239,7 @@ class SimulatedEnv(ReplayedEnv):
         return simulators
 
     def _replay(
-        self,
-        rows: list[int],
-        simulators: list[PooledSimulator],
-        logs: list[ActionLog],
+        self, rows: list[int], simulators: list[PooledSimulator], logs: list[ActionLog]
     ) -> SimulatorStep:
         """Bring the simulators of ``rows`` to the ends of the logs."""
         step = self._pool.backend.replay([each.id for each in simulators], logs)
@@ -194,6 +249,7 @@ class SimulatedEnv(ReplayedEnv):
         return step
 
     def _observe_step(self, rows: Tensor, step: SimulatorStep, *, first: bool) -> None:
+        # Replace tensors instead of writing into what a caller may keep.
         newest = self._observations_of(step)
         self.observations = self.observations.index_copy(0, rows, newest)
         self._update_frames(rows, first=first)
@@ -204,10 +260,6 @@ class SimulatedEnv(ReplayedEnv):
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"observations": self.observations, "over": self.over}
-
 
 def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:
     """Append a frame to the stacks of some environments, and drop the oldest one.
@@ -217,9 +269,6 @@ def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) ->
         rows: ``(n,)`` int64 environments.
         frames: ``(n, *shape)``.
         first: the frames are the first of an episode and fill the stack.
-
-    Returns:
-        A tensor like ``stacks``.
     """
     newest = frames[:, None]
     if first:

@@ -1,6 +1,6 @@
-"""Any PettingZoo env as a world: lives, seeds, replay, refusals, pictures.
+"""Any PettingZoo env as a `BatchedEnv`: lives, seeds, replay, refusals, pictures.
 
-``python tests/envs/pettingzoo/test_pettingzoo_world.py`` writes the golden file anew.
+``python tests/envs/pettingzoo/test_pettingzoo_env.py`` writes the golden file anew.
 """
 
 import importlib.abc
@@ -25,8 +25,8 @@ from helpers.paths import GOLDEN_FILES
 from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env, make_env
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.pettingzoo.env_copy import find_factory
-from marl_pool.envs.pettingzoo.world import PettingZooEnv
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.storage import save_policies
@@ -72,23 +72,21 @@ class Reader(Policy):
         return Decision(action, -seen, seen, seen[..., None], ())
 
 
-def readers(world: PettingZooEnv) -> dict[str, Policy]:
-    return {name: Reader(group.action_space) for name, group in world.groups.items()}
+def readers(env: PettingZooEnv) -> dict[str, Policy]:
+    return {name: Reader(group.action_space) for name, group in env.groups.items()}
 
 
-def reset_seed(seed: int, world: int, episode: int) -> int:
-    key = stream_keys(
-        seed, torch.tensor([world]), torch.tensor([episode]), Purpose.RESET
-    )
+def reset_seed(seed: int, env: int, episode: int) -> int:
+    key = stream_keys(seed, torch.tensor([env]), torch.tensor([episode]), Purpose.RESET)
     return int(uniform(key, 1) * (1 << 31))
 
 
-def some_actions(world: PettingZooEnv, step: int) -> dict[str, Tensor]:
-    """Actions that depend on world number, agent and step alone."""
+def some_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
+    """Actions that depend on environment number, agent and step alone."""
     actions = {}
-    for name, group in world.groups.items():
+    for name, group in env.groups.items():
         space = group.action_space
-        wave = 5 * world.env_ids[:, None] + 3 * torch.arange(group.num_agents) + step
+        wave = 5 * env.env_ids[:, None] + 3 * torch.arange(group.num_agents) + step
         if isinstance(space, spaces.Discrete):
             actions[name] = wave % int(space.n)
         else:
@@ -97,17 +95,17 @@ def some_actions(world: PettingZooEnv, step: int) -> dict[str, Tensor]:
     return actions
 
 
-def run(world: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
+def run(env: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
     """All that shows in ``steps`` steps."""
     shown = []
     for step in range(first, first + steps):
-        taken = world.step(some_actions(world, step))
-        shown.append((taken, world.observe(), world.active))
+        taken = env.step(some_actions(env, step))
+        shown.append((taken, env.observe(), env.active))
     return shown
 
 
 def assert_same(left: Any, right: Any, rows: Any = slice(None)) -> None:
-    """``left`` in the worlds ``rows`` equals ``right``."""
+    """``left`` in the environments ``rows`` equals ``right``."""
     assert type(left) is type(right)
     if isinstance(left, Tensor):
         assert left[rows].equal(right)
@@ -120,17 +118,17 @@ def assert_same(left: Any, right: Any, rows: Any = slice(None)) -> None:
             assert_same(mine, theirs, rows)
 
 
-# Lives, against the plainest bookkeeping: one world, one agent, one step at a time
+# Lives, against the plainest bookkeeping: one env, one agent, one step at a time
 
 
 def play(
-    options: dict[str, Any], seed: int, world: int, steps: int, max_steps: int
+    options: dict[str, Any], seed: int, env_id: int, steps: int, max_steps: int
 ) -> Iterator[dict[str, Any]]:
-    """Every step of one world by itself: who acted, saw, got and comes next."""
+    """Every step of one environment by itself: who acted, saw, got and comes next."""
     episode, env = 0, None
     while steps > 0:
         env = Crowd(**options)
-        seen, _ = env.reset(seed=reset_seed(seed, world, episode))
+        seen, _ = env.reset(seed=reset_seed(seed, env_id, episode))
         before, time, over = list(env.agents), 0, False
         while not over and steps > 0:
             actions = {agent: naive_action(env, agent, seen[agent]) for agent in before}
@@ -215,7 +213,7 @@ def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
 def test_births_and_deaths_do_not_corrupt_a_batch(
     options, seed, num_envs, max_steps, fragments
 ):
-    world = PettingZooEnv(
+    env = PettingZooEnv(
         num_envs,
         module=CROWD,
         options=options,
@@ -223,7 +221,7 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
         seed=seed,
         dtype=torch.float64,
     )
-    rollout = Rollout(world, readers(world))
+    rollout = Rollout(env, readers(env))
     alone = [
         list(play(options, seed, number, sum(fragments), max_steps))
         for number in range(num_envs)
@@ -299,7 +297,7 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
 
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
-def test_one_world_equals_the_same_world_among_many(module):
+def test_one_env_equals_the_same_env_among_many(module):
     many = PettingZooEnv(5, module=module, seed=4)
     many.reset()
     alone = PettingZooEnv(1, module=module, seed=4, first_env=3)
@@ -314,11 +312,11 @@ def test_one_world_equals_the_same_world_among_many(module):
 
 
 def test_each_episode_and_seed_begins_elsewhere():
-    world = PettingZooEnv(2, module=TAG)
+    env = PettingZooEnv(2, module=TAG)
     starts = []
     for _ in range(2):
-        world.reset()
-        starts.append(world.observe()["agent"].features)
+        env.reset()
+        starts.append(env.observe()["agent"].features)
     again = PettingZooEnv(2, module=TAG, first_episode=1)
     other = PettingZooEnv(2, module=TAG, seed=1)
     for each in (again, other):
@@ -329,47 +327,47 @@ def test_each_episode_and_seed_begins_elsewhere():
 
 
 def test_a_partial_reset_leaves_the_others_alone():
-    world, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
-    for each in (world, untouched):
+    env, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
+    for each in (env, untouched):
         each.reset()
         run(each, 3)
-    seen = world.observe()["agent"].features
+    seen = env.observe()["agent"].features
     kept = seen.clone()
-    world.reset(torch.tensor([False, True, False]))
+    env.reset(torch.tensor([False, True, False]))
     rows = torch.tensor([0, 2])
-    assert_same(world.observe(), untouched.select(rows).observe(), rows)
-    assert not world.observe()["agent"].features[1].equal(seen[1])
+    assert_same(env.observe(), untouched.select(rows).observe(), rows)
+    assert not env.observe()["agent"].features[1].equal(seen[1])
     assert seen.equal(kept)
-    assert world.steps.tolist() == [3, 0, 3]
+    assert env.steps.tolist() == [3, 0, 3]
 
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
-def test_taken_worlds_go_on_alone_and_leave_the_first_as_it_was(module):
+def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     options: dict[str, Any] = {"module": module, "seed": 5}
-    world, reference = (PettingZooEnv(4, **options) for _ in range(2))
-    for each in (world, reference):
+    env, reference = (PettingZooEnv(4, **options) for _ in range(2))
+    for each in (env, reference):
         each.reset()
         run(each, 3)
     rows = torch.tensor([2, 0, 2])
-    taken = world.select(rows)
+    taken = env.select(rows)
     expected = run(reference, 4, first=3)
     # The copies are shared until both step; each must see its own future.
     assert_same(expected, run(taken, 4, first=3), rows)
-    assert_same(expected, run(world, 4, first=3))
-    world.reset()
+    assert_same(expected, run(env, 4, first=3))
+    env.reset()
     late = taken.select(torch.tensor([1]))
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
 def test_a_state_continues_exactly(module):
-    world = PettingZooEnv(3, module=module, seed=6)
-    world.reset()
-    run(world, 2)
-    world.reset(torch.tensor([False, True, False]))
-    run(world, 3, first=2)
-    state = world.state_dict()
-    expected = run(world, 4, first=5)
+    env = PettingZooEnv(3, module=module, seed=6)
+    env.reset()
+    run(env, 2)
+    env.reset(torch.tensor([False, True, False]))
+    run(env, 3, first=2)
+    state = env.state_dict()
+    expected = run(env, 4, first=5)
     for _ in range(2):
         other = PettingZooEnv(3, module=module, seed=6)
         other.reset()
@@ -378,23 +376,23 @@ def test_a_state_continues_exactly(module):
 
 
 def test_an_env_that_no_seed_determines_is_told_of():
-    world = PettingZooEnv(1, module=f"{__name__}:Unsteady")
-    world.reset()
-    run(world, 2)
-    state = world.state_dict()
+    env = PettingZooEnv(1, module=f"{__name__}:Unsteady")
+    env.reset()
+    run(env, 2)
+    state = env.state_dict()
     with pytest.warns(UserWarning, match="not deterministic"):
-        world.load_state_dict(state)
+        env.load_state_dict(state)
 
 
 def test_rewards_and_ends_are_the_env_s_own():
     from mpe2 import simple_tag_v3
 
-    world = PettingZooEnv(2, module=TAG, seed=3, options={"max_cycles": 6})
-    world.reset()
+    env = PettingZooEnv(2, module=TAG, seed=3, options={"max_cycles": 6})
+    env.reset()
     for number in range(2):
-        env = simple_tag_v3.parallel_env(max_cycles=6)
-        env.reset(seed=reset_seed(3, number, 0))
-        mine = world.select(torch.tensor([number]))
+        native = simple_tag_v3.parallel_env(max_cycles=6)
+        native.reset(seed=reset_seed(3, number, 0))
+        mine = env.select(torch.tensor([number]))
         for step in range(6):
             chosen = some_actions(mine, step)
             flat = {
@@ -402,7 +400,7 @@ def test_rewards_and_ends_are_the_env_s_own():
                 for name, part in chosen.items()
                 for i, action in enumerate(part[0])
             }
-            _, rewards, *_ = env.step(flat)
+            _, rewards, *_ = native.step(flat)
             taken = mine.step(chosen)
             for name, part in taken.rewards.items():
                 own = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
@@ -413,14 +411,14 @@ def test_rewards_and_ends_are_the_env_s_own():
 
 
 def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
-    world = PettingZooEnv(2, module=CROWD, seed=1)
-    world.reset()
-    wild, tame = world.select(torch.arange(2)), world.select(torch.arange(2))
-    actions = some_actions(world, 0)
+    env = PettingZooEnv(2, module=CROWD, seed=1)
+    env.reset()
+    wild, tame = env.select(torch.arange(2)), env.select(torch.arange(2))
+    actions = some_actions(env, 0)
     actions["wolf"] = torch.full((2, 1, 2), 5.0)
     step = wild.step(actions)
     actions["wolf"] = torch.ones(2, 1, 2)
-    actions["hen"] = actions["hen"].masked_fill(~world.active["hen"], 2)
+    actions["hen"] = actions["hen"].masked_fill(~env.active["hen"], 2)
     assert_same(step, tame.step(actions))  # the crowd holds actions to their space
 
 
@@ -428,8 +426,8 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
 
 
 def test_agents_are_grouped_by_name_and_spaces():
-    world = PettingZooEnv(1, module="mpe2.simple_world_comm_v3")
-    sizes = {name: group.num_agents for name, group in world.groups.items()}
+    env = PettingZooEnv(1, module="mpe2.simple_world_comm_v3")
+    sizes = {name: group.num_agents for name, group in env.groups.items()}
     assert sizes == {"leadadversary": 1, "adversary": 3, "agent": 2}
     uneven = PettingZooEnv(1, module=f"{__name__}:Uneven")
     assert {k: g.num_agents for k, g in uneven.groups.items()} == {
@@ -441,18 +439,18 @@ def test_agents_are_grouped_by_name_and_spaces():
 def test_groups_may_be_named_and_ordered():
     groups = {"second": ["agent_2", "agent_0"], "first": ["agent_1"]}
     options: dict[str, Any] = {"module": "mpe2.simple_spread_v3", "seed": 1}
-    world, plain = (
+    env, plain = (
         PettingZooEnv(2, groups=groups, **options),
         PettingZooEnv(2, **options),
     )
-    for each in (world, plain):
+    for each in (env, plain):
         each.reset()
     order = {"second": [2, 0], "first": [1]}
     for name, places in order.items():
-        mine = world.observe()[name].features
+        mine = env.observe()[name].features
         assert mine.equal(plain.observe()["agent"].features[:, places])
     moves = torch.tensor([[1, 2, 3], [4, 0, 1]])
-    mine = world.step({name: moves[:, places] for name, places in order.items()})
+    mine = env.step({name: moves[:, places] for name, places in order.items()})
     theirs = plain.step({"agent": moves})
     for name, places in order.items():
         assert mine.rewards[name].equal(theirs.rewards["agent"][:, places])
@@ -460,22 +458,22 @@ def test_groups_may_be_named_and_ordered():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_have_the_dtype_asked_for(dtype):
-    world = make_batched_env("pettingzoo", 2, module=TAG, dtype=dtype)
-    world.reset()
-    assert world.observe()["agent"].features.dtype == dtype
-    assert run(world, 1)[0][0].rewards["agent"].dtype == dtype
+    env = make_batched_env("pettingzoo", 2, module=TAG, dtype=dtype)
+    env.reset()
+    assert env.observe()["agent"].features.dtype == dtype
+    assert run(env, 1)[0][0].rewards["agent"].dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_observations_may_be_tokens_already(dtype):
-    world = PettingZooEnv(
+    env = PettingZooEnv(
         2, module=f"{__name__}:Tokenized", options={"dtype": np.dtype(dtype).name}
     )
-    spec = world.groups["agent"].tokens
+    spec = env.groups["agent"].tokens
     assert spec.type_names == ("self", "type_1", "type_2")
     assert spec.dtype == np.dtype(dtype).name
-    world.reset()
-    tokens = world.observe()["agent"]
+    env.reset()
+    tokens = env.observe()["agent"]
     assert tokens.features.tolist() == [[[[1, 2], [3, 4], [0, 0]]]] * 2
     assert tokens.types.tolist() == [[[0, 2, 0]]] * 2
     assert tokens.padding.tolist() == [[[False, False, True]]] * 2
@@ -484,12 +482,12 @@ def test_observations_may_be_tokens_already(dtype):
 
 def test_an_id_of_pettingzoos_registry_will_do():
     name = "marl_pool/simple_centroid-v0"
-    world = PettingZooEnv(
+    env = PettingZooEnv(
         1, module=name, options={"num_noise": 2, "seed": 0}, max_steps=3
     )
-    world.reset()
-    assert world.groups["agent"].tokens.num_tokens == 6
-    assert not world.observe()["agent"].padding.any()
+    env.reset()
+    assert env.groups["agent"].tokens.num_tokens == 6
+    assert not env.observe()["agent"].padding.any()
 
 
 # PettingZoo's own tests, for the adapter seen as a ParallelEnv again
@@ -682,9 +680,9 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
     ],
 )
 def test_an_env_that_breaks_its_word_is_named(options, message):
-    world = PettingZooEnv(1, module=f"{__name__}:Vague", options=options)
+    env = PettingZooEnv(1, module=f"{__name__}:Vague", options=options)
     with pytest.raises(InputError, match=message):
-        world.reset()
+        env.reset()
 
 
 def test_a_module_that_fails_at_import_is_refused(tmp_path, monkeypatch):
@@ -707,7 +705,7 @@ def test_a_missing_dependency_is_named(monkeypatch):
 
 PROBE = """
 from mpe2.simple_spread_v3 import parallel_env
-from test_pettingzoo_world import Touch
+from test_pettingzoo_env import Touch
 Touch.imported.append(__name__)
 """
 
@@ -724,7 +722,7 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     Touch.imported.clear()
     monkeypatch.delitem(sys.modules, "sent_env", raising=False)
     (tmp_path / "sent_env.py").write_text(PROBE)
-    own = "marl_pool.envs.tokenizers.features:FeatureTokenizer"
+    own = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
     path = untrained_run(tmp_path / "run", "env.module=sent_env", own)
     monkeypatch.delitem(sys.modules, "sent_env")
     Touch.imported.clear()
@@ -758,11 +756,11 @@ def untrained_run(path: Path, module: str, tokenizer: str) -> str:
 
 
 def test_a_picture_is_of_the_moment_that_it_was_taken():
-    world = PettingZooEnv(2, module=CROWD, options={"death": 0.0, "horizon": 9})
-    world.reset()
-    early = world.select(torch.tensor([0]))
-    run(world, 4)
-    for moment, width in ((early, 0), (world, 16), (early, 0)):
+    env = PettingZooEnv(2, module=CROWD, options={"death": 0.0, "horizon": 9})
+    env.reset()
+    early = env.select(torch.tensor([0]))
+    run(env, 4)
+    for moment, width in ((early, 0), (env, 16), (early, 0)):
         image = moment.frame(0, size=40)
         assert image.shape == (40, 40, 3)
         assert image.dtype == np.uint8
@@ -770,19 +768,19 @@ def test_a_picture_is_of_the_moment_that_it_was_taken():
         middle = image[20, :, 0]
         assert (middle == 200).sum() == width // 2
         assert (image[0] == image[0, 0]).all()
-    world.reset()
-    assert not (world.frame(0, size=40)[20] == 200).any()
+    env.reset()
+    assert not (env.frame(0, size=40)[20] == 200).any()
 
 
 def test_a_frame_of_mpe2_shows_its_agents():
-    world = PettingZooEnv(1, module=TAG, seed=1)
-    world.reset()
-    image = world.frame(size=128)
+    env = PettingZooEnv(1, module=TAG, seed=1)
+    env.reset()
+    image = env.frame(size=128)
     assert image.shape == (128, 128, 3)
     # 0.85, 0.35, 0.35 of 200: the adversaries.
     assert (np.abs(image.astype(int) - [170, 70, 70]).sum(-1) < 12).sum() > 20
-    run(world, 3)
-    assert not np.array_equal(world.frame(size=128), image)
+    run(env, 3)
+    assert not np.array_equal(env.frame(size=128), image)
 
 
 class Blind(Crowd):
@@ -803,30 +801,30 @@ def blind(wolves=1):
     [("Blind", r"\(height, width, 3\), got None"), ("blind", "rejects .*render_mode")],
 )
 def test_an_env_that_cannot_be_drawn_says_so(name, message):
-    world = PettingZooEnv(1, module=f"{__name__}:{name}")
+    env = PettingZooEnv(1, module=f"{__name__}:{name}")
     with pytest.raises(InputError, match="once it has been reset"):
-        world.frame()
-    world.reset()
+        env.frame()
+    env.reset()
     with pytest.raises(InputError, match=message):
-        world.frame()
+        env.frame()
 
 
 # Golden trajectory
 
 
 def golden() -> list[dict[str, Any]]:
-    """Two worlds of mpe2's tag, five steps, rounded."""
-    world = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
-    world.reset()
+    """Two environments of mpe2's tag, five steps, rounded."""
+    env = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
+    env.reset()
     rows = []
-    for taken, seen, _ in run(world, 5):
+    for taken, seen, _ in run(env, 5):
         rows.append(
             {
                 name: {
                     "rewards": taken.rewards[name].round(decimals=6).tolist(),
                     "features": seen[name].features.round(decimals=6).tolist(),
                 }
-                for name in world.groups
+                for name in env.groups
             }
         )
     return rows

@@ -11,12 +11,12 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, EnvOptions
+from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.drawing.patches import PatchGrid, draw
+from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
 from marl_pool.envs.simulation.patches import patch_group, patch_tokens
 from marl_pool.envs.simulation.simulator import Simulators, extra
-from marl_pool.envs.simulation.world import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -49,54 +49,50 @@ class CarRacing(SimulatedEnv):
     are bytes; the embedding divides them by 255.
 
     All tokens have the same type, none represents the agent, and none contains its
-    position on the screen. The environment keeps the order: permutations
-    (``perturbation=shuffle``) and missing patches (``occlude``) are perturbations. The
-    paper's test with orders that change within an episode needs
-    ``perturbation.scope=frame``.
+    position on the screen. Their order is fixed: permutations
+    (``perturbation=shuffle``; within an episode, as in the paper's test,
+    ``perturbation.scope=frame``) and missing patches (``occlude``) are perturbations.
 
     An action is three numbers in [-1, 1]: the steering, -1 for full left, and the gas
     and the brake, -1 for none and 1 for full. The reward is 1000 / tiles for each new
     tile of the track minus 0.1 a frame. An episode ends (terminated) with the lap, or
-    with a reward of -100 if the car leaves the field, and is truncated after
-    ``max_steps``.
+    with a reward of -100 if the car leaves the field.
 
     Simulators step one after the other, at some milliseconds each. They cannot save
     their state; see `SimulatedEnv`.
 
-    Source: CarRacing (Klimov, 2016) through Gymnasium,
-    https://gymnasium.farama.org/environments/box2d/car_racing, as in Tang and Ha, The
-    sensory neuron as a transformer (2021), section 4.4,
-    https://arxiv.org/abs/2109.02869. The published agents were trained and tested on
-    CarRacing-v0. Its screen is shrunk without averaging, as here by default; its lap
+    Source: `CarRacing <https://gymnasium.farama.org/environments/box2d/car_racing>`_
+    (Klimov, 2016) through Gymnasium, as in section 4.4 of `Tang and Ha, 2021
+    <https://arxiv.org/abs/2109.02869>`_. The published agents were trained and tested
+    on CarRacing-v0. Its screen is shrunk without averaging, as here by default; its lap
     ends when all tiles are visited (``lap_complete_percent=1``), on v3 at the start
     line after 95 % of them; its tracks of the same seed differ. In the published code
     four other pictures replace the grass, and mixtures of grass and road stay.
 
     Args:
-        num_envs: environments in the batch, each with its own track.
-        patch: height and width of a patch in pixels, 1 to 96.
-        stride: distance of neighbouring patches in pixels, 1 to 96.
-        num_frames: frames in a token, at least 1.
-        color: ``"grey"`` or ``"rgb"``.
-        zero_rows_bottom: rows of pixels at the bottom that are made black, 0 to 96; the
+        patch: height and width of a patch in pixels.
+        stride: distance of neighbouring patches in pixels.
+        num_frames: frames in a token.
+        color: colors of a pixel.
+        zero_rows_bottom: rows of pixels at the bottom that are made black; the
             instruments take 12.
         smooth: shrink the picture by averaging, as v3 does.
         background: ``"checkers"``, ``"clouds"``, ``"stripes"``, ``"sunset"`` or an
             image file, which is scaled to 96 × 96 pixels; ``"none"`` keeps the grass.
-        action_repeat: frames of one action, at least 1.
+        action_repeat: frames of one action.
         no_reward_limit: the episode terminates after more than this many consecutive
             steps with negative rewards; 0 for no limit. The published search uses 20,
             its tests none: ``experiment=car_racing_attention_neuron`` sets it in
             ``fitness_env``.
-        lap_complete_percent: share of visited tiles, 0 to 1, from which on the start
-            line ends the lap.
-        max_steps: steps until truncation.
+        lap_complete_percent: share of visited tiles from which on the start line ends
+            the lap.
 
     Raises:
-        InputError: a number out of range, an unknown choice, or an unreadable image.
+        InputError: an unreadable background.
         ModuleNotFoundError: Box2D or pygame, of the extra ``box2d``, is missing.
     """
 
+    state_names = (*SimulatedEnv.state_names, "screens", "unrewarded")
     patch_grid: PatchGrid
     screens: Tensor
     """``(num_envs, num_frames, 96, 96, colors)`` uint8, the newest last."""
@@ -142,39 +138,22 @@ class CarRacing(SimulatedEnv):
         self.unrewarded = torch.zeros_like(self.env_ids)
         agent = patch_group(
             self.patch_grid,
-            num_frames=num_frames,
+            num_frames,
             colors=COLORS[color],
             action_space=spaces.Box(-1, 1, (3,), np.float32),
         )
         self._groups = {"agent": agent}
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """One group, ``"agent"``, of one agent."""
-        return self._groups
 
     @override
     def observe(self) -> dict[str, Tokens]:
         return {"agent": patch_tokens(self.screens, self.patch_grid)}
 
     @override
-    def frame(
-        self,
-        index: int = 0,
-        *,
-        attention: Tensor | None = None,
-        group: str | None = None,
-        agent: int = 0,
-        size: int = 512,
+    def _draw(
+        self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         (picture,) = self._replace_grass(self.observations[index : index + 1])
-        return draw(
-            picture.cpu().numpy(),
-            attention,
-            patch=self.patch_grid.patch,
-            stride=self.patch_grid.stride,
-            size=size,
-        )
+        return draw(picture.cpu().numpy(), weights, self.patch_grid, size)
 
     @override
     def _to_native(self, actions: Tensor) -> Tensor:
@@ -182,10 +161,9 @@ class CarRacing(SimulatedEnv):
         return torch.cat([clipped[:, :1], (clipped[:, 1:] + 1) / 2], 1)
 
     @override
-    def _advance(
-        self, actions: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards, over = super()._advance(actions)
+        # Count the latest steps without a reward, per environment.
         negative = rewards["agent"][:, 0] < 0
         self.unrewarded = (self.unrewarded + 1) * negative
         if self.no_reward_limit:
@@ -216,11 +194,6 @@ class CarRacing(SimulatedEnv):
             return pictures.clone()
         changed = replace_grass(pictures.cpu().numpy(), self._background)
         return torch.from_numpy(changed).to(self.device)
-
-    @override
-    def _tensors(self) -> dict[str, Tensor]:
-        own = {"screens": self.screens, "unrewarded": self.unrewarded}
-        return {**super()._tensors(), **own}
 
 
 def _simulators(**options: Any) -> Simulators:

@@ -1,0 +1,121 @@
+"""Scripted agents of simple centroid and simple tag, which read their tokens."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.particles import simple_centroid, simple_tag
+from marl_pool.envs.particles.actions import Steering
+from marl_pool.envs.particles.physics import DAMPING, DT
+from marl_pool.envs.scripted import Heuristic
+from marl_pool.tokens import Tokens
+
+LEAD = (2 - DAMPING) * DT
+"""Seconds for which the present velocity counts before a force changes a position."""
+
+
+class ForceHeuristic(Heuristic):
+    """Base of policies that compute a force, and take the nearest action.
+
+    `Decision.logits` are the force before it is clipped.
+    """
+
+    acceleration: ClassVar[float]
+    """Force of a full push to one side."""
+
+    def __init__(self, group: AgentGroup) -> None:
+        super().__init__()
+        continuous = isinstance(group.action_space, spaces.Box)
+        self.steering = Steering(self.acceleration, continuous)
+
+    @abstractmethod
+    def force(self, tokens: Tokens) -> Tensor:
+        """Return the desired force ``(*B, 2)``, before it is clipped."""
+
+    @override
+    def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        force = self.force(tokens)
+        return self.steering.toward(force), force
+
+
+class CentroidHeuristic(ForceHeuristic):
+    r"""Dead-beat controller that steers to the centroid of the signal tokens.
+
+    A force changes an agent's position two steps later. With d and w the mean position
+    and velocity of the signal relative to the agent, the force that puts the agent on
+    the centroid in two steps, if no other force acts, is
+
+    .. math:: F = \bigl(d + (2 - damping)\,dt\,w\bigr) / dt^2
+
+    clipped to the action space. Agent and signal have the same damping, so only the
+    relative velocity w enters. Noise and padded tokens are ignored; without a signal
+    token the force is zero.
+
+    """
+
+    acceleration = simple_centroid.AGENT_ACCELERATION
+    lead = LEAD
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        index = simple_centroid.TYPE_NAMES.index("signal")
+        signal, missing = _of_type(tokens, index)
+        count = (~missing).sum(-1, keepdim=True).clamp(min=1)
+        mean = signal.sum(-2) * (simple_centroid.FEATURE_SCALE / count)
+        return (mean[..., :2] + self.lead * mean[..., 2:]) / DT**2
+
+
+class ChaseHeuristic(ForceHeuristic):
+    r"""Pursue the nearest prey.
+
+    A force changes a predator's position two steps later. With d and w a prey's
+    position and velocity relative to the predator, the force that makes the two meet
+    in two steps, if no other force acts, is
+
+    .. math:: F = \bigl(d + (2 - damping)\,dt\,w\bigr) / dt^2
+
+    The smallest of these forces is taken and clipped to the action space. Obstacles
+    and padded tokens are ignored; without a prey token the force is zero.
+    """
+
+    acceleration = simple_tag.ACCELERATIONS["predator"]
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        prey, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("prey"))
+        ahead = prey[..., :2] + LEAD * prey[..., 2:]
+        squares = ahead.square().sum(-1).masked_fill(missing, torch.inf)
+        nearest = squares.argmin(-1)[..., None, None].expand(*missing.shape[:-1], 1, 2)
+        return ahead.gather(-2, nearest)[..., 0, :] / DT**2
+
+
+class FleeHeuristic(ForceHeuristic):
+    """Flee from predators, like the scripted prey of ``prey="flee"``.
+
+    The force is that of `flight`. The environment's prey has its home at the origin,
+    which no token shows; here the home is the mean position of all other entities.
+    Padded tokens are ignored; without another entity the force is zero.
+    """
+
+    acceleration = simple_tag.ACCELERATIONS["prey"]
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        predators, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("predator"))
+        others = ~tokens.padding & (tokens.types != simple_tag.TYPE_NAMES.index("self"))
+        shown = torch.where(others[..., None], tokens.features[..., :2], 0.0)
+        home = shown.sum(-2) / others.sum(-1, keepdim=True).clamp(min=1)
+        away = simple_tag.flight(predators[..., :2], home, missing)
+        return away * self.acceleration
+
+
+def _of_type(tokens: Tokens, number: int) -> tuple[Tensor, Tensor]:
+    """Zero the features of all other types; also return the mask of zeroed slots."""
+    missing = (tokens.types != number) | tokens.padding
+    # Padded slots may hold NaN, so replace them instead of multiplying by zero.
+    return torch.where(missing[..., None], 0.0, tokens.features), missing

@@ -1,0 +1,207 @@
+"""The contract of `BatchedEnv`, held by every environment that is written in torch."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.policies.base import Policy
+from marl_pool.utils.names import resolve
+
+KINDS = ("random", "flee", "learned")
+DTYPES = (torch.float32, torch.float64)
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "simple_centroid": [
+        {},
+        *(
+            {"num_agents": 2, "num_signal": signal, "num_noise": noise, "dtype": dtype}
+            for (signal, noise), dtype in itertools.product(
+                [(3, 28), (31, 0), (1, 2)], DTYPES
+            )
+        ),
+    ],
+    "simple_tag": [
+        {"prey": prey, **options}
+        for prey in KINDS
+        for options in ({}, {"counts": "2-2-3"})
+    ],
+    "cartpole": [
+        {},
+        {"duplicates": 2, "noise_channels": 3, "num_frames": 2},
+        {"channel_ids": True, "duplicates": 2, "noise_channels": 1},
+    ],
+    "boxworld": [
+        {"observation": observation, **options}
+        for observation in ("entities", "pixels")
+        for options in ({}, {"n": 5}, {"random_distractors": True})
+    ],
+}
+COLLIDING: list[tuple[str, dict[str, Any]]] = [
+    (
+        "simple_tag",
+        {"counts": "2-3-4", "prey": prey, "obstacles_collide": True, "dtype": dtype},
+    )
+    for prey, dtype in itertools.product(KINDS, DTYPES)
+]
+each_env = pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, options) for name, each in VARIANTS.items() for options in each],
+)
+
+
+def started(
+    name: str, num_envs: int, options: dict[str, Any], **more: Any
+) -> BatchedEnv:
+    env = make_batched_env(name, num_envs, seed=11, **options, **more)
+    env.reset()
+    return env
+
+
+def actions_for(env: BatchedEnv, step: int) -> dict[str, Tensor]:
+    """Some actions that depend on environment number, agent and step alone."""
+    actions = {}
+    for name, group in env.groups.items():
+        space = group.action_space
+        shape = (env.num_envs, group.num_agents, *(space.shape or ()))
+        place = torch.arange(torch.Size(shape[1:]).numel())
+        wave = 7.0 * env.env_ids[:, None] + 3.0 * place.double() + 1.3 * step
+        wave = wave.sin().view(shape)
+        if isinstance(space, spaces.Discrete):
+            actions[name] = ((wave + 1) / 2 * int(space.n)).long()
+        else:
+            actions[name] = wave.to(env.dtype)
+    return actions
+
+
+def seen(env: BatchedEnv) -> list[Tensor]:
+    return [part for tokens in env.observe().values() for part in tokens]
+
+
+def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
+    """Observations, rewards and ends of some steps; the second dimension is the env."""
+    rows = []
+    for number in range(first, first + steps):
+        step = env.step(actions_for(env, number))
+        rows.append([*seen(env), *step.rewards.values(), step.terminated])
+    return [torch.stack(parts) for parts in zip(*rows, strict=True)]
+
+
+def assert_equal(left: list[Tensor], right: list[Tensor]) -> None:
+    assert all(torch.equal(*pair) for pair in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_registered_names_build_their_classes(name: str) -> None:
+    env = make_batched_env(name, 2)
+    assert type(env) is resolve(ENVS[name], {}, "env", BatchedEnv)
+    assert name in HEURISTICS
+    for role, group in env.groups.items():
+        assert isinstance(make_heuristic(name, group, role=role), Policy)
+
+
+@each_env
+def test_observations_fit_their_description(name: str, options: Any) -> None:
+    env = started(name, 3, options)
+    for group, tokens in env.observe().items():
+        about = env.groups[group]
+        about.tokens.check(tokens)
+        assert tokens.batch_shape == (3, about.num_agents)
+        one = tokens.at((1, about.num_agents - 1))._asdict()
+        arrays = {key: part.float().numpy() for key, part in one.items()}
+        space = about.tokens.space()
+        typed = {key: array.astype(space[key].dtype) for key, array in arrays.items()}
+        assert space.contains(typed)
+
+
+@pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
+def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
+    many = started(name, 37, options)
+    start, expected = seen(many), run(many, 70)
+    for number in (0, 3, 36):
+        one = started(name, 1, options, first_env=number)
+        assert_equal(seen(one), [part[number : number + 1] for part in start])
+        assert_equal(run(one, 70), [part[:, number : number + 1] for part in expected])
+
+
+@each_env
+def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
+    env = started(name, 4, options)
+    run(env, 9)
+    rows = torch.tensor([3, 1])
+    taken = env.select(rows)
+    assert taken.num_envs == 2
+    assert_equal(seen(taken), [part[rows] for part in seen(env)])
+    expected = [part[:, rows] for part in run(env, 90, first=9)]
+    assert_equal(run(taken, 90, first=9), expected)
+    for each in (env, taken):
+        each.reset()
+    assert_equal(seen(taken), [part[rows] for part in seen(env)])
+
+
+@each_env
+def test_a_saved_state_continues_exactly_and_survives_its_use(
+    name: str, options: Any
+) -> None:
+    env, other = (started(name, 3, options) for _ in range(2))
+    run(env, 7)
+    saved = env.state_dict()
+    expected = run(env, 80, first=7)
+    for _ in range(2):  # twice: stepping must not write into what was saved
+        other.load_state_dict(saved)
+        assert other.steps.tolist() == [7] * 3
+        assert_equal(run(other, 80, first=7), expected)
+    for where in (torch.tensor([True, False, True]), None):
+        env.reset(where)
+        other.reset(where)
+        assert_equal(seen(env), seen(other))
+
+
+@each_env
+def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) -> None:
+    env, calm = (started(name, 4, options) for _ in range(2))
+    fresh = started(name, 4, options, first_episode=1)
+    run(env, 10)
+    run(calm, 10)
+    where = torch.tensor([False, True, False, True])
+    env.reset(where)
+    assert env.steps.tolist() == [10, 0, 10, 0]
+    assert_equal([part[where] for part in seen(env)], [p[where] for p in seen(fresh)])
+    # The same actions at the same row; the streams of the restarted start anew.
+    after, its, new = (run(each, 80) for each in (env, calm, fresh))
+    assert_equal([part[:, ~where] for part in after], [part[:, ~where] for part in its])
+    assert_equal([part[:, where] for part in after], [part[:, where] for part in new])
+
+
+@each_env
+def test_first_episode_is_where_a_restarted_runner_continues(
+    name: str, options: Any
+) -> None:
+    env = started(name, 2, options)
+    for episode in range(1, 12):
+        run(env, 4)
+        env.reset()
+        later = started(name, 2, options, first_episode=episode)
+        assert_equal(seen(later), seen(env))
+    assert_equal(run(later, 4), run(env, 4))
+
+
+@each_env
+def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -> None:
+    env = started(name, 5, options)
+    observation = seen(env)
+    before = [part.clone() for part in observation]
+    run(env, 10)
+    assert_equal(observation, before)
+
+
+@pytest.mark.parametrize("name", ["simple_centroid", "simple_tag"])
+def test_particles_end_by_truncation_only(name: str) -> None:
+    env = started(name, 2, {"max_steps": 3})
+    ends = [env.step(actions_for(env, step)) for step in range(3)]
+    assert [end.truncated.tolist() for end in ends] == [[i == 2] * 2 for i in range(3)]
+    assert not any(end.terminated.any() for end in ends)
