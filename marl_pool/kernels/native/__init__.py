@@ -1,0 +1,1 @@
+"""Compiled kernel for narrow set transformers; see `marl_pool.kernels.native.call`."""
