@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.native import call as kernel
+from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import NetworkSizes
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.ada import AdaPooling
@@ -21,9 +22,6 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling, SumPooling
 from marl_pool.pooling.cls_token import ClsPooling
 from marl_pool.tokens import Tokens
-
-Kernels = Literal["auto", "torch", "native"]
-"""Compute by torch, by the compiled kernel, or by the kernel where it fits."""
 
 WIDEST = 64
 """Wider networks are left to torch."""
@@ -119,7 +117,7 @@ class NativeNetwork:
             tokens: tokens of batch ``(B,)``.
         """
         # A compiler must not meet the rest.
-        if is_transformed() or kernel.library() is None:
+        if is_transformed() or chosen_kernels() == "torch" or kernel.library() is None:
             return False
         features, types, padding = tokens
         planned = (self.embedding, self.encoder, self.pooling or parts[2])

@@ -13,7 +13,7 @@ from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.activations import Activation
 from marl_pool.kernels.transforms import is_transformed
-from marl_pool.native_network import Kernels, NativeNetwork
+from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
@@ -169,7 +169,6 @@ class SetNetwork(nn.Module):
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
-        self.kernels: Kernels = "auto"
         parts = (self.embedding, self.encoder, self.pooling)
         self._native = NativeNetwork.plan(*parts, pooled=True)
         self._native_encoder = NativeNetwork.plan(*parts, pooled=False)
@@ -199,7 +198,7 @@ class SetNetwork(nn.Module):
 
     def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
         parts = (self.embedding, self.encoder, self.pooling)
-        return self.kernels != "torch" and native.fits(parts, tokens)
+        return native.fits(parts, tokens)
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""

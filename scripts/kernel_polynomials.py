@@ -43,7 +43,7 @@ def main():
     print("#pragma once\n\nnamespace marl_pool {\n")
     print("// 2^f for |f| <= 1/2.\ntemplate <class Real> struct PowerOfTwo;")
     half = mpf(1) / 2
-    for kind, degree in (("float", 5), ("double", 11)):
+    for kind, degree in (("float", 6), ("double", 12)):
         table(kind, "PowerOfTwo", fit(lambda f: mpf(2) ** f, -half, half, degree))
     print("\n// e^{a²/2} Φ(-a) for a >= 0.\ntemplate <class Real> struct NormalTail;")
 

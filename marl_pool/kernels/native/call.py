@@ -124,7 +124,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _libraries() -> list[Path]:
-    """Find the libraries: beside this file, or of an editable installation elsewhere."""
+    """Find the libraries: beside this file, or of an editable installation."""
     here = Path(__file__).parent
     inside = Path("marl_pool", "kernels", "native")
     folders = [here, *(Path(entry) / inside for entry in sys.path)]
