@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ _CODES[nn.Identity] = kernel.ACTIVATIONS[None]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PlannedModule:
     """A module as it was when the plan was made."""
 
     module: nn.Module
@@ -89,7 +89,12 @@ class NativeNetwork:
 
     @classmethod
     def plan(
-        cls, embedding: nn.Module, encoder: nn.Module, pooling: Pooling, *, pooled: bool
+        cls,
+        embedding: TokenEmbedding,
+        encoder: nn.Module,
+        pooling: Pooling,
+        *,
+        pooled: bool,
     ) -> "NativeNetwork | None":
         """Plan the call for the parts of a `SetNetwork`.
 
@@ -148,9 +153,9 @@ class NativeNetwork:
             values = self.embedding.read(tokens)
         else:
             values = self.embedding(clear_padding(tokens))
-        last = self.encoder.layers[-1].feedforward[3]
+        last = cast(nn.Dropout, _layers(self.encoder)[-1].feedforward[3])
         dropout = last.p if last.training else 0.0
-        call = _Call(self, tokens.types, tokens.padding, dropout, _seed(dropout))
+        call = _NetworkCall(self, tokens.types, tokens.padding, dropout, _seed(dropout))
         parameters = list(self._parameters())
         tracked = (values, *parameters)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tracked):
@@ -160,7 +165,7 @@ class NativeNetwork:
 
     def in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
-        x, mask = values, padding
+        x, mask = values, cast(Tensor | None, padding)
         if self.embeds:
             cleared = clear_padding(Tokens(values, types, padding))
             x, types = self.embedding(cleared), cleared.types
@@ -177,7 +182,7 @@ class NativeNetwork:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _NetworkCall:
     """One call: all that the gradient needs besides the saved tensors."""
 
     network: NativeNetwork
@@ -209,7 +214,9 @@ class _Call:
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, values: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, call: _NetworkCall, values: Tensor, *parameters: Tensor
+    ) -> Tensor:
         ctx.call = call
         ctx.save_for_backward(values, *parameters)
         return call.run(values, parameters)
@@ -217,7 +224,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         values, *parameters = ctx.saved_tensors
-        call: _Call = ctx.call
+        call: _NetworkCall = ctx.call
         if torch.is_grad_enabled():  # create_graph=True
             return None, *_differentiable(call, ctx, gradient)
         found, each = call.gradients(
@@ -227,7 +234,7 @@ class _Function(torch.autograd.Function):
 
 
 def _differentiable(
-    call: _Call, ctx: Any, gradient: Tensor
+    call: _NetworkCall, ctx: Any, gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by torch's own operations, which have gradients again."""
     if call.dropout:
@@ -247,13 +254,17 @@ def _seed(dropout: float) -> int:
     return int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
 
 
+def _layers(encoder: TransformerEncoder) -> list[TransformerLayer]:
+    return cast(list[TransformerLayer], list(encoder.layers))
+
+
 def _is_known_encoder(encoder: nn.Module) -> TypeGuard[TransformerEncoder]:
     return (
         type(encoder) is TransformerEncoder
         and encoder.dim <= WIDEST
         and encoder.final_norm is None
         and all(type(layer) is TransformerLayer for layer in encoder.layers)
-        and all(_is_plain(layer.attention) for layer in encoder.layers)
+        and all(_is_plain(layer.attention) for layer in _layers(encoder))
     )
 
 
@@ -280,9 +291,9 @@ def _is_projection(embedding: nn.Module) -> bool:
     )
 
 
-def _parts(module: nn.Module) -> list[_Part]:
+def _parts(module: nn.Module) -> list[_PlannedModule]:
     children = [child for child in module._modules.values() if child is not None]
-    part = _Part(module, type(module), dict(module._modules))
+    part = _PlannedModule(module, type(module), dict(module._modules))
     return [part, *(inner for child in children for inner in _parts(child))]
 
 
@@ -303,7 +314,7 @@ def _attention_weights(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _encoder_weights(encoder: TransformerEncoder) -> Iterator[tuple[nn.Module, str]]:
-    for layer in encoder.layers:
+    for layer in _layers(encoder):
         yield layer.attention_norm, "weight"
         yield layer.attention_norm, "bias"
         yield from _attention_weights(layer.attention)
@@ -328,7 +339,7 @@ def _sizes(
     encoder: TransformerEncoder,
     pooling: Pooling | None,
 ) -> NetworkSizes:
-    layer = encoder.layers[0]
+    layer = _layers(encoder)[0]
     types = None if embedding is None else embedding.types
     ada = pooling if isinstance(pooling, AdaPooling) else None
     head = None if pooling is None else _POOLINGS[type(pooling)]
@@ -341,7 +352,7 @@ def _sizes(
         dim=encoder.dim,
         layers=len(encoder.layers),
         heads=layer.attention.num_heads,
-        dim_ff=layer.feedforward[0].out_features,
+        dim_ff=cast(nn.Linear, layer.feedforward[0]).out_features,
         activation=_CODES[type(layer.feedforward[1])],
         scale=layer.attention.scale,
         pooling=kernel.POOLINGS[head],

@@ -79,6 +79,8 @@ class TransformerEncoder(Encoder):
         InputError: a number out of range, or an unknown activation or scale.
     """
 
+    dim: int
+
     def __init__(
         self,
         *,

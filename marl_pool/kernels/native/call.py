@@ -110,7 +110,7 @@ def library() -> ctypes.CDLL | None:
         return None
     kernel = ctypes.CDLL(str(built["base" if "base" in built else "v2"]))
     level = kernel.marl_pool_level()
-    if level > 2:
+    if f"v{level}" in built:
         kernel = ctypes.CDLL(str(built[f"v{level}"]))
     kernel.marl_pool_sources.restype = ctypes.c_char_p
     if kernel.marl_pool_sources() != _hash_sources():
@@ -169,12 +169,10 @@ def run(
     Raises:
         IndexError: a type is out of range.
     """
-    call = _Call(sizes, values, types, padding, parameters, dropout, seed)
+    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     rows, tokens = values.shape[:2]
-    shape = (rows, sizes.dim)
-    if not sizes.pooling:
-        shape = (rows, sizes.extra + tokens, sizes.dim)
-    out = values.new_empty(shape)
+    inner = () if sizes.pooling else (sizes.extra + tokens,)
+    out = values.new_empty((rows, *inner, sizes.dim))
     call(out, None, (), None)
     return out
 
@@ -195,7 +193,7 @@ def gradients(
 
     The arguments are those of `run`, with the gradient by its result.
     """
-    call = _Call(sizes, values, types, padding, parameters, dropout, seed)
+    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = flat.split([parameter.numel() for parameter in parameters])
     found = torch.empty_like(values) if for_values else None
@@ -204,7 +202,7 @@ def gradients(
     return found, [part.view_as(parameter) for part, parameter in shaped]
 
 
-class _Call:
+class _KernelCall:
     """The arguments of one call, checked before their pointers are passed."""
 
     def __init__(
