@@ -165,14 +165,14 @@ class NativeNetwork:
 
     def in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
-        x, mask = values, cast(Tensor | None, padding)
+        x = values
         if self.embeds:
             cleared = clear_padding(Tokens(values, types, padding))
             x, types = self.embedding(cleared), cleared.types
         if self.pooling is None:
-            return self.encoder(x, mask)
-        x, mask, types = self.pooling.prepend(x, mask, types)
-        return self.pooling(self.encoder(x, mask), mask, types)
+            return self.encoder(x, padding)
+        x, mask, marks = self.pooling.prepend(x, padding, types)
+        return self.pooling(self.encoder(x, mask), mask, marks)
 
     def _parameters(self) -> Iterator[Tensor]:
         for module, name in self.weights:
