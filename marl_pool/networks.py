@@ -3,15 +3,17 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.activations import Activation
 from marl_pool.kernels.transforms import is_transformed
+from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
@@ -65,101 +67,6 @@ def init_weights(module: nn.Module, std: float) -> None:
         for name in ("tokens", "learned_query"):
             if isinstance(getattr(part, name, None), nn.Parameter):
                 nn.init.normal_(getattr(part, name), std=std)
-
-
-TypeEmbedding = int | Literal["add"]
-"""Width of the learned vector joined to the features, 0 for none; or ``"add"``."""
-
-
-class TokenEmbedding(nn.Module):
-    r"""Embedding of tokens from their features and their types.
-
-    .. math::
-        x_i = \phi(W [o_i; e_{k_i}] + b) \qquad\text{or}\qquad
-        x_i = \phi(W o_i + b) + e_{k_i}
-
-    :math:`e_k` is a learned vector for each type. It is concatenated to the features
-    and both are projected; or, with ``type_embedding="add"``, it is added to the
-    features, which are projected only if their width is not D already.
-
-    Shapes: `Tokens` of batch ``(B,)`` to ``(B, N, D)``.
-
-    Source: the AdaPool paper (https://arxiv.org/abs/2506.09215), concatenated in
-    section 4.3 (four features, a type embedding of width four and one projection for
-    all tokens), added in section 4.2.
-
-    Args:
-        spec: specification of the tokens.
-        dim: D, the width to project to; None for no projection.
-        type_embedding: width of the type embedding, 0 for none; or ``"add"``.
-        activation: φ, applied to projected tokens; None for none. Without a projection
-            there is no activation.
-
-    Attributes:
-        dim_out: D, or without a projection the width of features and type embedding.
-
-    Raises:
-        InputError: an unknown activation, or from `forward`, features of another shape.
-    """
-
-    def __init__(
-        self,
-        spec: TokenSpec,
-        dim: int | None,
-        type_embedding: TypeEmbedding,
-        activation: Activation | None = None,
-    ) -> None:
-        super().__init__()
-        self.num_features = width = spec.num_features
-        self.adds = type_embedding == "add"
-        type_dim = (dim or width) if type_embedding == "add" else type_embedding
-        self.types = nn.Embedding(spec.num_types, type_dim) if type_dim else None
-        if not self.adds:
-            width += type_dim
-        is_wide_enough = dim is None or (self.adds and dim == width)
-        self.project = None if is_wide_enough else nn.Linear(width, dim or width)
-        self.activate: nn.Module = nn.Identity()
-        if activation is not None:
-            self.activate = make_activation(activation, "input_activation")
-        self.dim_out = width if dim is None else dim
-        # Follows the network's dtype, also where there are no parameters here.
-        self.one: Tensor
-        self.register_buffer("one", torch.ones(()), persistent=False)
-
-    def read(self, tokens: Tokens) -> Tensor:
-        """Return the features in the network's dtype, bytes scaled to [0, 1]."""
-        shape = tuple(tokens.features.shape)
-        if len(shape) != 3 or shape[-1] != self.num_features:
-            raise InputError(
-                f"tokens: expected features of shape (B, N, {self.num_features}), "
-                f"got {shape}"
-            )
-        features = tokens.features.to(self.one.dtype)
-        if tokens.features.dtype == torch.uint8:
-            features = features.div_(255)  # in place, since .to() made a copy
-        return features
-
-    def forward(self, tokens: Tokens) -> Tensor:
-        """Embed tokens of batch ``(B,)`` as ``(B, N, D)``."""
-        features = self.read(tokens)
-        if self.adds:
-            assert self.types is not None
-            if self.project is not None:
-                features = self.activate(self.project(features))
-            return features + self.types(tokens.types)
-        if self.project is None:
-            if self.types is None:
-                return features
-            return torch.cat([features, self.types(tokens.types)], dim=-1)
-        if self.types is None:
-            return self.activate(self.project(features))
-        # Project the K types once instead of their B N copies: the same sum, faster.
-        feature_weight, type_weight = self.project.weight.split(
-            [self.num_features, self.types.embedding_dim], dim=1
-        )
-        table = self.types.weight @ type_weight.T + self.project.bias
-        projected_types = nn.functional.embedding(tokens.types, table)
-        return self.activate(features @ feature_weight.T + projected_types)
 
 
 MakeEmbedding = Callable[
@@ -262,27 +169,36 @@ class SetNetwork(nn.Module):
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
+        parts = (self.embedding, self.encoder, self.pooling)
+        self._native = NativeNetwork.plan(*parts, pooled=True)
+        self._native_encoder = NativeNetwork.plan(*parts, pooled=False)
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
+        native = self._native
+        if native is not None and self._may_use(native, tokens):
+            return native(tokens)
         return self.pooling(*self.encode(tokens))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
-        features, types, padding = tokens
         # Without padding drop the mask: attention is faster without one. A function
         # transform does not allow the test.
-        mask: Tensor | None = padding
-        if not is_transformed() and not padding.any():
-            mask = None
-        # Padded slots may hold NaN or any type.
-        if mask is not None:
-            features = features.masked_fill(padding[..., None], 0)
-            types = types.masked_fill(padding, 0)
-        x = self.embedding(Tokens(features, types, padding))
+        padding: Tensor | None = tokens.padding
+        if not is_transformed() and not tokens.padding.any():
+            padding = None
+        native = self._native_encoder
+        if native is not None and self._may_use(native, tokens):
+            return native(tokens), padding, tokens.types
+        cleared = tokens if padding is None else clear_padding(tokens)
+        x = self.embedding(cleared)
         # The head's extra tokens pass through the encoder with the set.
-        x, mask, types = self.pooling.prepend(x, mask, types)
-        return self.encoder(x, mask), mask, types
+        x, padding, types = self.pooling.prepend(x, padding, cleared.types)
+        return self.encoder(x, padding), padding, types
+
+    def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
+        parts = (self.embedding, self.encoder, self.pooling)
+        return native.fits(parts, tokens)
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
+from benchmarks.kernel import NETWORKS, kernel
 from benchmarks.knn import data, training
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "env/pong": env_alone("pong"),
     "levels/boxworld": levels,
     "attention/width_one": attention,
+    **{f"kernel/{name}": kernel(name) for name in NETWORKS},
     "sample/simple_centroid": stock("simple_centroid"),
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),

@@ -361,7 +361,8 @@ def test_an_empty_set_gives_finite_output_and_gradient(name: str) -> None:
 )
 def test_compiled_is_the_same(name: str) -> None:
     torch.compiler.reset()
-    network = make(name)
+    # In float64, since the LayerNorms of some heads amplify rounding.
+    network = make(name).double()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
     tokens = random_tokens()
     assert close(compiled(tokens), network(tokens))

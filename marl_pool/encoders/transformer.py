@@ -73,6 +73,8 @@ class TransformerEncoder(Encoder):
             `MultiHeadAttention`.
     """
 
+    dim: int
+
     def __init__(
         self,
         *,

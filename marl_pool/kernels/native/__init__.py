@@ -1,0 +1,64 @@
+"""The compiled kernel for narrow set transformers: its choice, and calls of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+from marl_pool.kernels.native.call import library
+from marl_pool.utils.errors import InputError
+
+Kernels = Literal["auto", "torch", "native"]
+"""Compute by torch, by the compiled kernel, or by the kernel where it fits."""
+
+VARIABLE = "MARL_POOL_KERNELS"
+"""Environment variable with the choice, so that worker processes inherit it."""
+
+
+def chosen_kernels() -> Kernels:
+    """Return the choice of this process, "auto" by default.
+
+    Raises:
+        InputError: the environment variable is none of the choices.
+    """
+    choice = os.environ.get(VARIABLE, "auto")
+    for known in get_args(Kernels):
+        if choice == known:
+            return known
+    raise InputError(f"{VARIABLE}: expected auto, torch or native, got {choice!r}")
+
+
+def choose_kernels(choice: Kernels) -> None:
+    """Set the choice for this process and those that it starts.
+
+    Raises:
+        InputError: "native" without a compiled kernel.
+    """
+    if choice == "native" and library() is None:
+        raise InputError(
+            "kernels: expected auto or torch, got native, but no kernel was compiled "
+            "for this machine; install g++ or clang, then marl-pool again"
+        )
+    os.environ[VARIABLE] = choice
+
+
+@contextmanager
+def use_kernels(choice: Kernels) -> Iterator[None]:
+    """Choose kernels within the context; see `choose_kernels`."""
+    before = os.environ.get(VARIABLE)
+    choose_kernels(choice)
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def describe_kernels() -> str:
+    """Say in a few words what computes narrow networks, for logs."""
+    choice = chosen_kernels()
+    kernel = None if choice == "torch" else library()
+    if kernel is None:
+        return "torch" if choice == "torch" else "torch (no kernel was compiled)"
+    return f"native ({kernel._name.rpartition('kernel-')[2].removesuffix('.so')})"

@@ -1,0 +1,270 @@
+"""Calls of the compiled kernel: a whole set transformer, forward or with gradients.
+
+The kernel's lanes are rows of the batch: 16 sets in float32, 8 in float64, go through
+embedding, layers and pooling while they stay in the cache. The forward pass is computed
+again for the gradient. ``network.hpp`` beside this file is where to start reading.
+"""
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_POINTER = ctypes.c_void_p
+
+
+class _Sizes(ctypes.Structure):
+    """``Sizes`` of network.hpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "tokens",
+                "features",
+                "types",
+                "type_width",
+                "input_activation",
+                "extra",
+                "dim",
+                "layers",
+                "heads",
+                "dim_ff",
+                "activation",
+                "pooling",
+                "pooling_heads",
+                "query",
+                "residual",
+            )
+        ),
+        ("scale", ctypes.c_double),
+        ("pooling_scale", ctypes.c_double),
+        ("dropout", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+POOLINGS = {None: 0, "avg": 1, "max": 2, "sum": 3, "first": 4, "ada": 5}
+QUERIES = {"self": 0, "mean": 1, "learned": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkSizes:
+    """Sizes and options of a network, without those of a batch.
+
+    Args:
+        features: F, number of features of a token; 0 if the input is embedded already.
+        types: K, number of types with a learned embedding; 0 for none.
+        type_width: width of the type embedding.
+        input_activation: code of the activation after the embedding.
+        extra: number of learned tokens before the others.
+        dim: D, width of the vectors.
+        layers: number of layers.
+        heads: number of attention heads of each layer.
+        dim_ff: width of the feed-forward part.
+        activation: code of its activation.
+        scale: factor of the scores.
+        pooling: code of the pooling head; 0 for the encoder's vectors.
+        pooling_heads: number of heads of AdaPool.
+        query: code of AdaPool's query.
+        residual: add the query to AdaPool's result.
+        pooling_scale: factor of AdaPool's scores.
+    """
+
+    features: int
+    types: int
+    type_width: int
+    input_activation: int
+    extra: int
+    dim: int
+    layers: int
+    heads: int
+    dim_ff: int
+    activation: int
+    scale: float
+    pooling: int = 0
+    pooling_heads: int = 1
+    query: int = 0
+    residual: bool = False
+    pooling_scale: float = 1.0
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Load the kernel that fits this machine; None if none was built.
+
+    A kernel that was built from other sources than those here is not used, and a
+    warning says so.
+    """
+    built = {path.stem.removeprefix("kernel-"): path for path in _libraries()}
+    if not built:
+        return None
+    kernel = ctypes.CDLL(str(built["base" if "base" in built else "v2"]))
+    level = kernel.marl_pool_level()
+    if f"v{level}" in built:
+        kernel = ctypes.CDLL(str(built[f"v{level}"]))
+    kernel.marl_pool_sources.restype = ctypes.c_char_p
+    if kernel.marl_pool_sources() != _hash_sources():
+        warnings.warn(
+            "the compiled kernel is of another version of marl_pool, so torch computes "
+            "everything: install the package again",
+            stacklevel=2,
+        )
+        return None
+    return kernel
+
+
+def _libraries() -> list[Path]:
+    """Find the libraries: beside this file, or of an editable installation."""
+    here = Path(__file__).parent
+    inside = Path("marl_pool", "kernels", "native")
+    folders = [here, *(Path(entry) / inside for entry in sys.path)]
+    for folder in folders:
+        found = list(folder.glob("kernel-*.so"))
+        if found:
+            return found
+    return []
+
+
+def _hash_sources() -> bytes:
+    """Hash the sources as CMakeLists.txt does."""
+    sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
+    each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
+    return hashlib.sha256("".join(each).encode()).hexdigest().encode()
+
+
+def run(
+    sizes: NetworkSizes,
+    values: Tensor,
+    types: Tensor | None,
+    padding: Tensor | None,
+    parameters: Sequence[Tensor],
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """Run the network forward.
+
+    Args:
+        sizes: sizes of the network.
+        values: ``(B, N, F)`` features, or ``(B, N, D)`` vectors if ``features`` is 0.
+        types: ``(B, N)`` int64, or None.
+        padding: ``(B, N)`` bool, True = ignore, or None.
+        parameters: the weights, in the order of ``Parameters`` in network.hpp.
+        dropout: probability after each feed-forward part.
+        seed: seed of the dropout.
+
+    Returns:
+        ``(B, D)``, or ``(B, extra + N, D)`` without a pooling head.
+
+    Raises:
+        IndexError: a type is out of range.
+    """
+    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
+    rows, tokens = values.shape[:2]
+    inner = () if sizes.pooling else (sizes.extra + tokens,)
+    out = values.new_empty((rows, *inner, sizes.dim))
+    call(out, None, (), None)
+    return out
+
+
+def gradients(
+    sizes: NetworkSizes,
+    values: Tensor,
+    types: Tensor | None,
+    padding: Tensor | None,
+    parameters: Sequence[Tensor],
+    out_gradient: Tensor,
+    *,
+    dropout: float = 0.0,
+    seed: int = 0,
+    for_values: bool = False,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients by ``values``, if asked for, and by each parameter.
+
+    The arguments are those of `run`, with the gradient by its result.
+    """
+    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
+    flat = values.new_empty(sum(map(torch.numel, parameters)))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    found = torch.empty_like(values) if for_values else None
+    call(None, out_gradient.contiguous(), parts, found)
+    shaped = zip(parts, parameters, strict=True)
+    return found, [part.view_as(parameter) for part, parameter in shaped]
+
+
+class _KernelCall:
+    """The arguments of one call, checked before their pointers are passed."""
+
+    def __init__(
+        self,
+        sizes: NetworkSizes,
+        values: Tensor,
+        types: Tensor | None,
+        padding: Tensor | None,
+        parameters: Sequence[Tensor],
+        dropout: float,
+        seed: int,
+    ) -> None:
+        rows, tokens, width = values.shape
+        assert width == (sizes.features or sizes.dim)
+        self.tensors = [values.contiguous(), types, padding]
+        for i, dtype in ((1, torch.int64), (2, torch.bool)):
+            tensor = self.tensors[i]
+            if tensor is not None:
+                assert tensor.shape == (rows, tokens)
+                self.tensors[i] = tensor.to(dtype).contiguous()
+        self.parameters = [parameter.contiguous() for parameter in parameters]
+        for tensor in (*self.tensors, *self.parameters):
+            assert tensor is None or tensor.is_cpu
+        assert all(parameter.dtype == values.dtype for parameter in parameters)
+        self.sizes = _Sizes(
+            rows=rows,
+            tokens=tokens,
+            dropout=dropout,
+            seed=seed,
+            **dataclasses.asdict(sizes),
+        )
+        kernel = library()
+        assert kernel is not None
+        double = values.dtype == torch.float64
+        self.entry = (
+            kernel.marl_pool_run_double if double else kernel.marl_pool_run_float
+        )
+
+    def __call__(
+        self,
+        out: Tensor | None,
+        out_gradient: Tensor | None,
+        for_parameters: Sequence[Tensor],
+        for_values: Tensor | None,
+    ) -> None:
+        failed = self.entry(
+            ctypes.byref(self.sizes),
+            *map(_pointer, self.tensors),
+            _pointers(self.parameters),
+            _pointer(out),
+            _pointer(out_gradient),
+            _pointers(for_parameters),
+            _pointer(for_values),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    return None if tensor is None else _POINTER(tensor.data_ptr())
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (_POINTER * len(tensors))(*(tensor.data_ptr() for tensor in tensors))

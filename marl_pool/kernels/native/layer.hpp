@@ -1,0 +1,356 @@
+// One layer of a pre-norm transformer:
+//     x += attention(norm(x)),  x += dropout(W₂ φ(W₁ norm(x) + b₁) + b₂).
+#pragma once
+
+#include "attention.hpp"
+#include "norm.hpp"
+
+namespace marl_pool {
+
+struct LayerSizes {
+  int tokens, stride, dim, heads, dim_ff;  // stride: from one feature to the next
+  Activation activation;
+  double scale, dropout;
+};
+
+// Weights of a layer with the LayerNorms folded in, or their gradients. Queries are
+// scaled and in units of ln 2.
+template <class Real> struct LayerArrays {
+  Real *qkv, *qkv_bias, *out, *up, *up_bias, *down, *down_bias;
+
+  static long size(long dim, long dim_ff) {
+    return 4 * dim * dim + 3 * dim + 2 * dim * dim_ff + dim_ff + dim;
+  }
+  LayerArrays(Real *at, long dim, long dim_ff) {
+    qkv = at;
+    qkv_bias = qkv + 3 * dim * dim;
+    out = qkv_bias + 3 * dim;
+    up = out + dim * dim;
+    up_bias = up + dim_ff * dim;
+    down = up_bias + dim_ff;
+    down_bias = down + dim * dim_ff;
+  }
+};
+
+// The same transposed, for the gradient by inputs.
+template <class Real> struct LayerTransposes {
+  Real *qkv, *out, *up, *down;
+
+  LayerTransposes(Real *at, long dim, long dim_ff) {
+    qkv = at;
+    out = qkv + 3 * dim * dim;
+    up = out + dim * dim;
+    down = up + dim_ff * dim;
+  }
+};
+
+// Pointers to the parameters of a layer, in the order in which Python passes them.
+template <class Real> struct LayerParameters {
+  static constexpr int count = 12;
+  Real *norm1, *norm1_bias, *query, *key, *value, *out, *norm2, *norm2_bias, *up, *up_bias,
+      *down, *down_bias;
+
+  explicit LayerParameters(Real *const *at)
+      : norm1(at[0]), norm1_bias(at[1]), query(at[2]), key(at[3]), value(at[4]),
+        out(at[5]), norm2(at[6]), norm2_bias(at[7]), up(at[8]), up_bias(at[9]),
+        down(at[10]), down_bias(at[11]) {}
+};
+
+template <class Real> void transpose(const Real *from, Real *to, long rows, long columns) {
+  for (long r = 0; r < rows; r++)
+    for (long c = 0; c < columns; c++) to[c * rows + r] = from[r * columns + c];
+}
+
+// Fold a LayerNorm into the rows of the product after it: W (x̂ g + b) + c.
+template <class Real>
+void fold_rows(const Real *weight, const Real *bias, const Real *norm,
+               const Real *norm_bias, double factor, Real *folded, Real *folded_bias,
+               long outputs, long inputs) {
+  for (long o = 0; o < outputs; o++) {
+    double sum = bias ? bias[o] : 0;
+    for (long i = 0; i < inputs; i++) {
+      const double w = weight[o * inputs + i];
+      sum += w * norm_bias[i];
+      folded[o * inputs + i] = Real(factor * w * norm[i]);
+    }
+    folded_bias[o] = Real(factor * sum);
+  }
+}
+
+// The chain rule of `fold_rows`; the gradients by norm and norm_bias are added to.
+template <class Real>
+void unfold_rows(const Real *weight, const Real *norm, const Real *norm_bias,
+                 double factor, const Real *gradient, const Real *gradient_bias,
+                 Real *for_weight, Real *for_bias, double *for_norm,
+                 double *for_norm_bias, long outputs, long inputs) {
+  for (long o = 0; o < outputs; o++) {
+    const double by_bias = factor * gradient_bias[o];
+    if (for_bias) for_bias[o] = Real(by_bias);
+    for (long i = 0; i < inputs; i++) {
+      const double by_weight = factor * gradient[o * inputs + i];
+      const double w = weight[o * inputs + i];
+      for_weight[o * inputs + i] = Real(by_weight * norm[i] + by_bias * norm_bias[i]);
+      for_norm[i] += by_weight * w;
+      for_norm_bias[i] += by_bias * w;
+    }
+  }
+}
+
+template <class Real>
+void fold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> f,
+                LayerTransposes<Real> t, const LayerSizes &s) {
+  const long D = s.dim, FF = s.dim_ff;
+  const double to_log2 = s.scale * log2_e<double>;
+  const Real *parts[] = {p.query, p.key, p.value};
+  for (int part = 0; part < 3; part++)
+    fold_rows<Real>(parts[part], nullptr, p.norm1, p.norm1_bias, part ? 1 : to_log2,
+                    f.qkv + part * D * D, f.qkv_bias + part * D, D, D);
+  fold_rows(p.up, p.up_bias, p.norm2, p.norm2_bias, 1, f.up, f.up_bias, FF, D);
+  std::memcpy(f.out, p.out, D * D * sizeof(Real));
+  std::memcpy(f.down, p.down, D * FF * sizeof(Real));
+  std::memcpy(f.down_bias, p.down_bias, D * sizeof(Real));
+  transpose(f.qkv, t.qkv, 3 * D, D);
+  transpose(f.out, t.out, D, D);
+  transpose(f.up, t.up, FF, D);
+  transpose(f.down, t.down, D, FF);
+}
+
+// The gradient by parameters from that by folded weights.
+template <class Real>
+void unfold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> g,
+                  const LayerParameters<Real> &result, const LayerSizes &s) {
+  const long D = s.dim, FF = s.dim_ff;
+  const double to_log2 = s.scale * log2_e<double>;
+  const Real *parts[] = {p.query, p.key, p.value};
+  Real *results[] = {result.query, result.key, result.value};
+  std::vector<double> norm(2 * D), norm2(2 * D);
+  for (int part = 0; part < 3; part++)
+    unfold_rows<Real>(parts[part], p.norm1, p.norm1_bias, part ? 1 : to_log2,
+                      g.qkv + part * D * D, g.qkv_bias + part * D, results[part], nullptr,
+                      norm.data(), norm.data() + D, D, D);
+  unfold_rows(p.up, p.norm2, p.norm2_bias, 1, g.up, g.up_bias, result.up, result.up_bias,
+              norm2.data(), norm2.data() + D, FF, D);
+  for (long d = 0; d < D; d++) {
+    result.norm1[d] = Real(norm[d]);
+    result.norm1_bias[d] = Real(norm[D + d]);
+    result.norm2[d] = Real(norm2[d]);
+    result.norm2_bias[d] = Real(norm2[D + d]);
+  }
+  std::memcpy(result.out, g.out, D * D * sizeof(Real));
+  std::memcpy(result.down, g.down, D * FF * sizeof(Real));
+  std::memcpy(result.down_bias, g.down_bias, D * sizeof(Real));
+}
+
+// A bound of |q k| for each head of width one, as the range of an ExponentialSeries; 0
+// if it is too large for all. It follows from the weights alone, so a row's result does
+// not depend on other rows: a normalized vector has norm <= √D and is orthogonal to
+// ones; keys are centered, so their bias does not count.
+template <class Real>
+void score_bounds(LayerArrays<Real> f, const LayerSizes &s, int *bounds) {
+  const auto largest = [&](const Real *row) {
+    double mean = 0, square = 0;
+    for (int d = 0; d < s.dim; d++) mean += row[d] / double(s.dim);
+    for (int d = 0; d < s.dim; d++) square += (row[d] - mean) * (row[d] - mean);
+    return std::sqrt(square * s.dim);
+  };
+  for (int h = 0; h < s.heads; h++) {
+    const double query = largest(f.qkv + h * s.dim) + std::abs(double(f.qkv_bias[h]));
+    const double key = largest(f.qkv + (s.dim + h) * s.dim);
+    const double bound = query * key * ln_2<double> * 1.001;  // for rounding
+    bounds[h] = bound <= 1 ? 1 : bound <= 2 ? 2 : bound <= 4 ? 4 : bound <= 8 ? 8 : 0;
+  }
+}
+
+// What a block keeps of a layer for its gradient.
+template <class Real> struct LayerState {
+  View<Real> normed1, qkv, mixed, normed2, hidden, slope;
+  Vector<Real> *scale1, *scale2;
+  // Rows of `stride` for each head: see NarrowHead and WideHead.
+  Vector<Real> *peak, *inverse, *query_slope, *mean;
+
+  template <class Arena> LayerState(Arena &arena, const LayerSizes &s) {
+    const long D = s.dim, LD = s.stride, N = s.tokens, FF = s.dim_ff;
+    const auto by_feature = [&](long width) { return View<Real>{arena.take(width * LD), 1, LD}; };
+    normed1 = by_feature(D);
+    qkv = by_feature(3 * D);
+    mixed = by_feature(D);
+    normed2 = by_feature(D);
+    hidden = {arena.take(N * FF), FF, 1};
+    slope = {arena.take(N * FF), FF, 1};
+    scale1 = arena.take(N);
+    scale2 = arena.take(N);
+    const long H = s.heads;
+    peak = arena.take(H * LD);
+    inverse = arena.take(H * LD);
+    query_slope = arena.take(H * LD);
+    mean = arena.take(H * LD);
+  }
+
+  NarrowHead<Real> narrow(int h, const LayerSizes &s) const {
+    const long LD = s.stride;
+    return {&qkv(0, h),       &qkv(0, s.dim + h), &qkv(0, 2 * s.dim + h), &mixed(0, h),
+            peak + h * LD,    inverse + h * LD,   query_slope + h * LD,   mean + h * LD};
+  }
+  WideHead<Real> wide(int h, const LayerSizes &s) const {
+    const int first = h * (s.dim / s.heads);
+    return {qkv.from_feature(first), qkv.from_feature(s.dim + first),
+            qkv.from_feature(2 * s.dim + first), mixed.from_feature(first),
+            peak + h * s.stride, inverse + h * s.stride};
+  }
+};
+
+// Random bits from a seed and a counter: the finalizer of MurmurHash3 (public domain),
+// so that the gradient samples the same mask as the forward pass, on any thread.
+INLINE uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
+  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;
+  return x ^ (x >> 33);
+}
+
+// 1 / (1 - p) where a feature is kept, 0 where it is dropped. `position` names layer,
+// token and feature; `row` is the first row of the block.
+template <class Real>
+INLINE Vector<Real> dropout_mask(uint64_t seed, uint64_t position, long row, double p) {
+  Vector<Real> mask{};
+  const uint64_t key = mix(seed + 0x9e3779b97f4a7c15ULL * (position + 1));
+  const double limit = p * 18446744073709551616.0;
+  for (int lane = 0; lane < lanes<Real>; lane++)
+    mask[lane] = mix(key ^ uint64_t(row + lane)) < uint64_t(limit) ? 0 : Real(1 / (1 - p));
+  return mask;
+}
+
+struct DropoutSource {
+  uint64_t seed;
+  long row;
+  int layer;
+};
+
+template <class Real>
+INLINE Vector<Real> dropout_mask(const DropoutSource &source, int n, int d,
+                                 const LayerSizes &s) {
+  const uint64_t position = (uint64_t(source.layer) * s.tokens + n) * s.dim + d;
+  return dropout_mask<Real>(source.seed, position, source.row, s.dropout);
+}
+
+template <class Real, bool Padded, bool Train>
+void attention_forward(const LayerState<Real> &state, const LayerSizes &s,
+                       const int *bounds, const Vector<Real> *present,
+                       Vector<Real> *scratch) {
+  const int width = s.dim / s.heads;
+  for (int h = 0; h < s.heads; h++) {
+    if (width > 1) {
+      wide_forward<Real, Padded, Train>(state.wide(h, s), present, s.tokens, width, scratch);
+      continue;
+    }
+    const NarrowHead<Real> head = state.narrow(h, s);
+    const KeyRange<Real> range = center<Real, Padded>(head, present, s.tokens);
+    const bool done = with_series<Real>(bounds[h], [&](auto series) {
+      moments_forward<Real, decltype(series), Padded, Train>(head, range, present, s.tokens);
+    });
+    if (!done) pairs_forward<Real, Padded, Train>(head, range, present, s.tokens);
+  }
+}
+
+// `gradient` is that of `mixed`; `result` is laid out as qkv.
+template <class Real, bool Padded>
+void attention_backward(const LayerState<Real> &state, const LayerSizes &s,
+                        const int *bounds, const Vector<Real> *present,
+                        View<Real> gradient, View<Real> result, Vector<Real> *scratch) {
+  const int width = s.dim / s.heads;
+  for (int h = 0; h < s.heads; h++) {
+    if (width > 1) {
+      WideHead<Real> head = state.wide(h, s), out = head;
+      out.query = result.from_feature(h * width);
+      out.key = result.from_feature(s.dim + h * width);
+      out.value = result.from_feature(2 * s.dim + h * width);
+      wide_backward<Real, Padded>(head, present, gradient.from_feature(h * width), out,
+                                  s.tokens, width, scratch);
+      continue;
+    }
+    NarrowHead<Real> head = state.narrow(h, s), out = head;
+    out.query = &result(0, h);
+    out.key = &result(0, s.dim + h);
+    out.value = &result(0, 2 * s.dim + h);
+    const Vector<Real> *g = &gradient(0, h);
+    const bool done = with_series<Real>(bounds[h], [&](auto series) {
+      moments_backward<Real, decltype(series), Padded>(head, present, g, out, s.tokens);
+    });
+    if (!done) pairs_backward<Real, Padded>(head, present, g, out, s.tokens, scratch);
+  }
+}
+
+template <class Real, bool Padded, bool Train>
+void layer_forward(View<Real> x, const LayerState<Real> &state, LayerArrays<Real> w,
+                   const LayerSizes &s, const int *bounds, const Vector<Real> *present,
+                   const DropoutSource &source, Vector<Real> *scratch) {
+  const int N = s.tokens, D = s.dim;
+  normalize(x, state.normed1, state.scale1, N, D);
+  linear<Real, false>(state.normed1, w.qkv, D, w.qkv_bias, state.qkv, N, D, 3 * D);
+  attention_forward<Real, Padded, Train>(state, s, bounds, present, scratch);
+  linear<Real, true>(state.mixed, w.out, D, nullptr, x, N, D, D);
+
+  normalize(x, state.normed2, state.scale2, N, D);
+  // A few tokens at a time, so that their hidden vectors stay in the cache.
+  split<kTokens>(0, N, [&](int n, auto width) {
+    const long at = Train ? n : 0;
+    const View<Real> hidden = state.hidden.from_token(at);
+    Vector<Real> *slope = &state.slope(at, 0);
+    linear_tokens<Real, width, false>(state.normed2.from_token(n), w.up, D, w.up_bias,
+                                      hidden, D, s.dim_ff);
+    for (int i = 0; i < width * s.dim_ff; i++)
+      hidden.at[i] = activate<Real, Train>(s.activation, hidden.at[i], slope + i);
+    if (s.dropout == 0) {
+      linear_tokens<Real, width, true>(hidden, w.down, s.dim_ff, w.down_bias,
+                                       x.from_token(n), s.dim_ff, D);
+      return;
+    }
+    const View<Real> result{scratch, D, 1};
+    linear_tokens<Real, width, false>(hidden, w.down, s.dim_ff, w.down_bias, result,
+                                      s.dim_ff, D);
+    for (int t = 0; t < width; t++)
+      for (int d = 0; d < D; d++)
+        x(n + t, d) += result(t, d) * dropout_mask<Real>(source, n + t, d, s);
+  });
+}
+
+// dx: the gradient by the layer's result on entry, by its input at the end. `gradient`
+// and `wide` are memory for D and 3 D features.
+template <class Real, bool Padded>
+void layer_backward(View<Real> dx, const LayerState<Real> &state, LayerTransposes<Real> t,
+                    LayerArrays<Real> g, const LayerSizes &s, const int *bounds,
+                    const Vector<Real> *present, const DropoutSource &source,
+                    View<Real> gradient, View<Real> wide, Vector<Real> *scratch) {
+  const int N = s.tokens, D = s.dim, FF = s.dim_ff;
+  // Through the feed-forward part.
+  View<Real> dropped = dx;
+  if (s.dropout != 0) {
+    dropped = wide;
+    for (int n = 0; n < N; n++)
+      for (int d = 0; d < D; d++)
+        dropped(n, d) = dx(n, d) * dropout_mask<Real>(source, n, d, s);
+  }
+  weight_gradient(dropped, state.hidden, g.down, FF, N, D, FF);
+  bias_gradient(dropped, g.down_bias, N, D);
+  split<kTokens>(0, N, [&](int n, auto width) {
+    const View<Real> for_hidden{scratch, FF, 1}, slope = state.slope.from_token(n);
+    linear_tokens<Real, width, false>(dropped.from_token(n), t.down, D, nullptr,
+                                      for_hidden, D, FF);
+    for (int i = 0; i < width * FF; i++) slope.at[i] *= for_hidden.at[i];
+    linear_tokens<Real, width, false>(slope, t.up, FF, nullptr, gradient.from_token(n),
+                                      FF, D);
+  });
+  weight_gradient(state.slope, state.normed2, g.up, D, N, FF, D);
+  bias_gradient(state.slope, g.up_bias, N, FF);
+  normalize_backward(gradient, state.normed2, state.scale2, dx, N, D);
+
+  // Through the attention.
+  weight_gradient(dx, state.mixed, g.out, D, N, D, D);
+  linear<Real, false>(dx, t.out, D, nullptr, gradient, N, D, D);
+  attention_backward<Real, Padded>(state, s, bounds, present, gradient, wide, scratch);
+  weight_gradient(wide, state.normed1, g.qkv, D, N, 3 * D, D);
+  bias_gradient(wide, g.qkv_bias, N, 3 * D);
+  linear<Real, false>(wide, t.qkv, 3 * D, nullptr, gradient, N, 3 * D, D);
+  normalize_backward(gradient, state.normed1, state.scale1, dx, N, D);
+}
+
+}  // namespace marl_pool

@@ -1,0 +1,154 @@
+// Products of a block of rows with weights, and the gradients of weights.
+#pragma once
+
+#include "simd.hpp"
+
+namespace marl_pool {
+
+// Numbers of a block: one vector for each token and feature.
+template <class Real> struct View {
+  Vector<Real> *at;
+  long token, feature;  // strides
+
+  INLINE Vector<Real> &operator()(long n, long d) const {
+    return at[n * token + d * feature];
+  }
+  INLINE View from_token(long n) const { return {at + n * token, token, feature}; }
+  INLINE View from_feature(long d) const { return {at + d * feature, token, feature}; }
+};
+
+// Tiles of tokens x outputs that fit in the registers.
+#if defined(__AVX512F__)
+constexpr int kTokens = 4, kOutputs = 6;
+#else
+constexpr int kTokens = 2, kOutputs = 3;
+#endif
+
+template <class Real, int Tokens, int Outputs, bool Add>
+INLINE void linear_tile(View<Real> x, const Real *weight, long stride, const Real *bias,
+                        View<Real> y, int inputs) {
+  using V = Vector<Real>;
+  V sums[Tokens][Outputs];
+  unroll<Tokens>([&](auto t) {
+    unroll<Outputs>([&](auto o) {
+      sums[t][o] = Add ? y(t, o) : V{};
+      if (bias) sums[t][o] += bias[o];
+    });
+  });
+  for (int i = 0; i < inputs; i++) {
+    V value[Tokens];
+    unroll<Tokens>([&](auto t) { value[t] = x(t, i); });
+    unroll<Outputs>([&](auto o) {
+      const Real w = weight[o * stride + i];
+      unroll<Tokens>([&](auto t) { sums[t][o] += w * value[t]; });
+    });
+  }
+  unroll<Tokens>([&](auto t) { unroll<Outputs>([&](auto o) { y(t, o) = sums[t][o]; }); });
+}
+
+// Tiles of `Width` outputs as long as they fit, then narrower ones.
+template <int Width, class F> INLINE void split(int from, int size, F &&tile) {
+  for (; from + Width <= size; from += Width) tile(from, std::integral_constant<int, Width>{});
+  if constexpr (Width > 1) {
+    if (from < size) split<(Width > 4 ? 4 : Width - 1)>(from, size, tile);
+  }
+}
+
+// y = x Wᵀ + bias for `Tokens` tokens, or y += …; weight is (outputs, inputs).
+template <class Real, int Tokens, bool Add>
+void linear_tokens(View<Real> x, const Real *weight, long stride,
+                          const Real *bias, View<Real> y, int inputs, int outputs) {
+  auto tile = [&](int o, auto width) {
+    linear_tile<Real, Tokens, width, Add>(x, weight + o * stride, stride,
+                                          bias ? bias + o : nullptr, y.from_feature(o),
+                                          inputs);
+  };
+  // Eight outputs are two tiles of four, rather than six and two.
+  if (outputs % kOutputs && outputs % 4 == 0 && kOutputs > 4)
+    split<4>(0, outputs, tile);
+  else
+    split<kOutputs>(0, outputs, tile);
+}
+
+template <class Real, bool Add>
+void linear(View<Real> x, const Real *weight, long stride, const Real *bias,
+                   View<Real> y, int tokens, int inputs, int outputs) {
+  split<kTokens>(0, tokens, [&](int n, auto width) {
+    linear_tokens<Real, width, Add>(x.from_token(n), weight, stride, bias,
+                                    y.from_token(n), inputs, outputs);
+  });
+}
+
+// gradient(o, i) += Σ over tokens and rows of dy(n, o) x(n, i); gradient is (outputs,
+// inputs) with the given stride.
+template <class Real, int Outputs, int Inputs>
+INLINE void weight_gradient_tile(View<Real> dy, View<Real> x, Real *gradient,
+                                 long stride, int tokens) {
+  using V = Vector<Real>;
+  constexpr int W = lanes<Real>;
+  V sums[W] = {};
+  for (int n = 0; n < tokens; n++) {
+    V value[Inputs];
+    unroll<Inputs>([&](auto i) { value[i] = x(n, i); });
+    unroll<Outputs>([&](auto o) {
+      const V d = dy(n, o);
+      unroll<Inputs>([&](auto i) { sums[o * (W / 4) + i] += d * value[i]; });
+    });
+  }
+  const V totals = lane_sums<Real>(sums);
+  unroll<Outputs>([&](auto o) {
+    unroll<Inputs>([&](auto i) { gradient[o * stride + i] += totals[o * (W / 4) + i]; });
+  });
+}
+
+template <class Real>
+void weight_gradient(View<Real> dy, View<Real> x, Real *gradient, long stride,
+                            int tokens, int outputs, int inputs) {
+  split<4>(0, outputs, [&](int o, auto rows) {
+    split<lanes<Real> / 4>(0, inputs, [&](int i, auto columns) {
+      weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i),
+                                                gradient + o * stride + i, stride, tokens);
+    });
+  });
+}
+
+// gradient(o) += Σ over tokens and rows of dy(n, o).
+template <class Real>
+void bias_gradient(View<Real> dy, Real *gradient, int tokens, int outputs) {
+  using V = Vector<Real>;
+  constexpr int W = lanes<Real>;
+  for (int o = 0; o < outputs; o += W) {
+    V sums[W] = {};
+    const int width = outputs - o < W ? outputs - o : W;
+    for (int i = 0; i < width; i++)
+      for (int n = 0; n < tokens; n++) sums[i] += dy(n, o + i);
+    const V totals = lane_sums<Real>(sums);
+    for (int i = 0; i < width; i++) gradient[o + i] += totals[i];
+  }
+}
+
+// c(i, j) = Σ_m a(i, m) b(m, j), where all three are numbers of the block.
+template <class Real, bool Add = false>
+void block_product(View<Real> a, View<Real> b, View<Real> c, int rows, int inner,
+                          int columns) {
+  using V = Vector<Real>;
+  split<kTokens>(0, rows, [&](int i, auto height) {
+    split<kTokens>(0, columns, [&](int j, auto width) {
+      constexpr int I = height, J = width;
+      V sums[I][J] = {};
+      if constexpr (Add)
+        unroll<I>([&](auto s) { unroll<J>([&](auto t) { sums[s][t] = c(i + s, j + t); }); });
+      for (int m = 0; m < inner; m++) {
+        V left[I];
+        unroll<I>([&](auto s) { left[s] = a(i + s, m); });
+        unroll<J>([&](auto t) {
+          const V right = b(m, j + t);
+          unroll<I>([&](auto s) { sums[s][t] += left[s] * right; });
+        });
+      }
+      unroll<I>([&](auto s) { unroll<J>([&](auto t) { c(i + s, j + t) = sums[s][t]; }); });
+    });
+  });
+}
+
+}  // namespace marl_pool

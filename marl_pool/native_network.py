@@ -1,0 +1,363 @@
+"""Set networks by the compiled kernel: which qualify, and the gradient for autograd."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from marl_pool.embedding import TokenEmbedding, clear_padding
+from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.kernels.native import call as kernel
+from marl_pool.kernels.native import chosen_kernels
+from marl_pool.kernels.native.call import NetworkSizes
+from marl_pool.kernels.transforms import is_transformed
+from marl_pool.pooling.ada import AdaPooling
+from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.basic import AvgPooling, MaxPooling, SumPooling
+from marl_pool.pooling.cls_token import ClsPooling
+from marl_pool.tokens import Tokens
+
+WIDEST = 64
+"""Wider networks are left to torch."""
+
+MOST_TOKENS = 256
+"""Larger sets are left to torch if heads are wider than one number."""
+
+_POOLINGS: dict[type[nn.Module], str] = {
+    AdaPooling: "ada",
+    AvgPooling: "avg",
+    ClsPooling: "first",
+    MaxPooling: "max",
+    SumPooling: "sum",
+}
+_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
+_CODES[nn.Identity] = kernel.ACTIVATIONS[None]
+
+
+@dataclass(frozen=True)
+class _PlannedModule:
+    """A module as it was when the plan was made."""
+
+    module: nn.Module
+    kind: type[nn.Module]
+    children: dict[str, nn.Module | None]
+
+    def is_unchanged(self) -> bool:
+        module = self.module
+        return (
+            type(module) is self.kind
+            and module._modules == self.children
+            and not module._forward_hooks
+            and not module._forward_pre_hooks
+            and not module._backward_hooks
+            and not module._backward_pre_hooks
+        )
+
+
+class NativeNetwork:
+    """Embedding, transformer and pooling head, as far as they qualify, in one call.
+
+    Made by `plan`. Modules qualify by their exact classes, since a subclass may compute
+    something else.
+    """
+
+    def __init__(
+        self,
+        embedding: TokenEmbedding,
+        encoder: TransformerEncoder,
+        pooling: Pooling | None,
+    ) -> None:
+        self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
+        self.embeds = _is_projection(embedding)
+        chosen = (embedding if self.embeds else None, encoder, pooling)
+        self.parts = [
+            part for module in chosen if module is not None for part in _parts(module)
+        ]
+        self.weights = [
+            *(_embedding_weights(embedding) if self.embeds else ()),
+            *([(pooling, "tokens")] if pooling and pooling.extra_tokens else ()),
+            *_encoder_weights(encoder),
+            *(_pooling_weights(pooling) if pooling else ()),
+        ]
+        self.sizes = _sizes(embedding if self.embeds else None, encoder, pooling)
+
+    @classmethod
+    def plan(
+        cls,
+        embedding: TokenEmbedding,
+        encoder: nn.Module,
+        pooling: Pooling,
+        *,
+        pooled: bool,
+    ) -> "NativeNetwork | None":
+        """Plan the call for the parts of a `SetNetwork`.
+
+        Args:
+            embedding: maps tokens to vectors; computed by torch unless it qualifies.
+            encoder: maps vectors to vectors.
+            pooling: the pooling head.
+            pooled: compute the head's result; otherwise the encoder's vectors.
+
+        Returns:
+            None if the encoder, or with ``pooled`` the head, does not qualify.
+        """
+        if not _is_known_encoder(encoder):
+            return None
+        if pooled:
+            known = _is_known_pooling(pooling)
+            return cls(embedding, encoder, pooling) if known else None
+        return None if pooling.extra_tokens else cls(embedding, encoder, None)
+
+    def fits(self, parts: tuple[nn.Module, ...], tokens: Tokens) -> bool:
+        """Return True if the kernel computes this call as torch would.
+
+        Args:
+            parts: embedding, encoder and pooling head as they are now.
+            tokens: tokens of batch ``(B,)``.
+        """
+        # A compiler must not meet the rest.
+        if is_transformed() or chosen_kernels() == "torch" or kernel.library() is None:
+            return False
+        features, types, padding = tokens
+        planned = (self.embedding, self.encoder, self.pooling or parts[2])
+        weights = list(self._parameters())
+        narrow = self.sizes.heads == self.sizes.dim
+        return (
+            all(map(operator.is_, parts, planned))
+            and not torch.is_autocast_enabled("cpu")
+            and not _has_any_global_hook()
+            and type(features) is Tensor
+            and features.dim() == 3
+            and features.shape[:2] == types.shape == padding.shape
+            and features.shape[1] > 0
+            and (narrow or features.shape[1] <= MOST_TOKENS)
+            and weights[0].dtype in (torch.float32, torch.float64)
+            and all(weight.dtype == weights[0].dtype for weight in weights)
+            and all(tensor.is_cpu for tensor in (*weights, *tokens))
+            and all(part.is_unchanged() for part in self.parts)
+        )
+
+    def __call__(self, tokens: Tokens) -> Tensor:
+        """Compute the pooled vectors ``(B, D)``, or the encoder's ``(B, N, D)``.
+
+        Args:
+            tokens: tokens that `fits` accepts.
+        """
+        if self.embeds:
+            values = self.embedding.read(tokens)
+        else:
+            values = self.embedding(clear_padding(tokens))
+        last = cast(nn.Dropout, _layers(self.encoder)[-1].feedforward[3])
+        dropout = last.p if last.training else 0.0
+        call = _NetworkCall(self, tokens.types, tokens.padding, dropout, _seed(dropout))
+        parameters = list(self._parameters())
+        tracked = (values, *parameters)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tracked):
+            result: Tensor = _Function.apply(call, *tracked)
+            return result
+        return call.run(values, parameters)
+
+    def in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
+        """Compute the same by torch, from features or the embedding's vectors."""
+        x = values
+        if self.embeds:
+            cleared = clear_padding(Tokens(values, types, padding))
+            x, types = self.embedding(cleared), cleared.types
+        if self.pooling is None:
+            return self.encoder(x, padding)
+        x, mask, marks = self.pooling.prepend(x, padding, types)
+        return self.pooling(self.encoder(x, mask), mask, marks)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for module, name in self.weights:
+            parameter = module._parameters[name]
+            assert parameter is not None
+            yield parameter
+
+
+@dataclass(frozen=True)
+class _NetworkCall:
+    """One call: all that the gradient needs besides the saved tensors."""
+
+    network: NativeNetwork
+    types: Tensor
+    padding: Tensor
+    dropout: float
+    seed: int
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"dropout": self.dropout, "seed": self.seed}
+
+    def run(self, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        inputs = (self.network.sizes, values, self.types, self.padding, parameters)
+        return kernel.run(*inputs, **self._options)
+
+    def gradients(
+        self,
+        values: Tensor,
+        parameters: Sequence[Tensor],
+        gradient: Tensor,
+        for_values: bool,
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        inputs = (self.network.sizes, values, self.types, self.padding, parameters)
+        return kernel.gradients(
+            *inputs, gradient, for_values=for_values, **self._options
+        )
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: _NetworkCall, values: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(values, *parameters)
+        return call.run(values, parameters)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, *parameters = ctx.saved_tensors
+        call: _NetworkCall = ctx.call
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *_differentiable(call, ctx, gradient)
+        found, each = call.gradients(
+            values, parameters, gradient, ctx.needs_input_grad[1]
+        )
+        return None, found, *each
+
+
+def _differentiable(
+    call: _NetworkCall, ctx: Any, gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by torch's own operations, which have gradients again."""
+    if call.dropout:
+        raise RuntimeError(
+            "a gradient of the gradient with dropout needs kernels=torch"
+        )
+    values, *_ = inputs = ctx.saved_tensors
+    needed = ctx.needs_input_grad[1:]
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    result = call.network.in_torch(values, call.types, call.padding)
+    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
+    return tuple(next(found) if need else None for need in needed)
+
+
+def _seed(dropout: float) -> int:
+    """Sample from torch's generator, so that a seeded run can be repeated."""
+    return int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
+
+
+def _layers(encoder: TransformerEncoder) -> list[TransformerLayer]:
+    return cast(list[TransformerLayer], list(encoder.layers))
+
+
+def _is_known_encoder(encoder: nn.Module) -> TypeGuard[TransformerEncoder]:
+    return (
+        type(encoder) is TransformerEncoder
+        and encoder.dim <= WIDEST
+        and encoder.final_norm is None
+        and all(type(layer) is TransformerLayer for layer in encoder.layers)
+        and all(_is_plain(layer.attention) for layer in _layers(encoder))
+    )
+
+
+def _is_plain(attention: nn.Module) -> bool:
+    return (
+        type(attention) is MultiHeadAttention
+        and not attention.dropout
+        and attention.to_query.bias is None
+    )
+
+
+def _is_known_pooling(pooling: Pooling) -> bool:
+    if type(pooling) is AdaPooling:
+        return isinstance(pooling.query, str) and _is_plain(pooling.attention)
+    return type(pooling) in _POOLINGS
+
+
+def _is_projection(embedding: nn.Module) -> bool:
+    return (
+        type(embedding) is TokenEmbedding
+        and not embedding.adds
+        and embedding.project is not None
+        and type(embedding.activate) in _CODES
+    )
+
+
+def _parts(module: nn.Module) -> list[_PlannedModule]:
+    children = [child for child in module._modules.values() if child is not None]
+    part = _PlannedModule(module, type(module), dict(module._modules))
+    return [part, *(inner for child in children for inner in _parts(child))]
+
+
+def _embedding_weights(embedding: TokenEmbedding) -> list[tuple[nn.Module, str]]:
+    assert embedding.project is not None
+    weights: list[tuple[nn.Module, str]] = [
+        (embedding.project, "weight"),
+        (embedding.project, "bias"),
+    ]
+    if embedding.types is not None:
+        weights.append((embedding.types, "weight"))
+    return weights
+
+
+def _attention_weights(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for name in ("to_query", "to_key", "to_value", "to_out"):
+        yield getattr(attention, name), "weight"
+
+
+def _encoder_weights(encoder: TransformerEncoder) -> Iterator[tuple[nn.Module, str]]:
+    for layer in _layers(encoder):
+        yield layer.attention_norm, "weight"
+        yield layer.attention_norm, "bias"
+        yield from _attention_weights(layer.attention)
+        for module in (
+            layer.feedforward_norm,
+            layer.feedforward[0],
+            layer.feedforward[2],
+        ):
+            yield module, "weight"
+            yield module, "bias"
+
+
+def _pooling_weights(pooling: Pooling) -> Iterator[tuple[nn.Module, str]]:
+    if isinstance(pooling, AdaPooling):
+        yield from _attention_weights(pooling.attention)
+        if pooling.query == "learned":
+            yield pooling, "learned_query"
+
+
+def _sizes(
+    embedding: TokenEmbedding | None,
+    encoder: TransformerEncoder,
+    pooling: Pooling | None,
+) -> NetworkSizes:
+    layer = _layers(encoder)[0]
+    types = None if embedding is None else embedding.types
+    ada = pooling if isinstance(pooling, AdaPooling) else None
+    head = None if pooling is None else _POOLINGS[type(pooling)]
+    return NetworkSizes(
+        features=0 if embedding is None else embedding.num_features,
+        types=0 if types is None else types.num_embeddings,
+        type_width=0 if types is None else types.embedding_dim,
+        input_activation=0 if embedding is None else _CODES[type(embedding.activate)],
+        extra=0 if pooling is None else pooling.extra_tokens,
+        dim=encoder.dim,
+        layers=len(encoder.layers),
+        heads=layer.attention.num_heads,
+        dim_ff=cast(nn.Linear, layer.feedforward[0]).out_features,
+        activation=_CODES[type(layer.feedforward[1])],
+        scale=layer.attention.scale,
+        pooling=kernel.POOLINGS[head],
+        pooling_heads=1 if ada is None else ada.attention.num_heads,
+        query=0 if ada is None else kernel.QUERIES[str(ada.query)],
+        residual=False if ada is None else ada.residual,
+        pooling_scale=1.0 if ada is None else ada.attention.scale,
+    )

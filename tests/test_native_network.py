@@ -1,0 +1,324 @@
+"""The compiled kernel, against the package's own modules in float64."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from marl_pool.kernels.native import call, use_kernels
+from marl_pool.networks import SetNetwork
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+
+pytestmark = pytest.mark.skipif(
+    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
+)
+
+HEADS: dict[str, dict[str, Any]] = {
+    "ada": {"name": "ada"},
+    "ada, mean": {"name": "ada", "query": "mean", "num_heads": 2},
+    "ada, learned": {"name": "ada", "query": "learned", "residual": True},
+    "avg": {"name": "avg"},
+    "cls": {"name": "cls"},
+    "max": {"name": "max"},
+    "sum": {"name": "sum"},
+    "gated": {"name": "gated"},  # pooled by torch
+    "pma": {"name": "pma"},  # pooled by torch
+}
+WIDTHS = {1: (4, 4), 2: (6, 3), 3: (6, 2), 8: (8, 1), 16: (32, 2)}
+"""Width of the model and number of heads, by the width of a head."""
+
+
+def make_network(
+    pooling: str = "ada",
+    *,
+    head_width: int = 1,
+    num_tokens: int = 7,
+    layers: int = 2,
+    std: float = 0.3,
+    seed: int = 0,
+    types: int = 3,
+    activation: str = "gelu",
+    **options: Any,
+) -> SetNetwork:
+    dim, heads = WIDTHS[head_width]
+    names = tuple(f"type {i}" for i in range(types))
+    network = SetNetwork(
+        TokenSpec(num_tokens, 4, names),
+        encoder={
+            "name": "transformer",
+            "dim": dim,
+            "num_layers": layers,
+            "num_heads": heads,
+            "dim_ff": 3 * dim + 1,
+            "activation": activation,
+        },
+        pooling=HEADS[pooling],
+        init_std=std,
+        seed=seed,
+        **{"input_activation": "gelu", **options},
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 1:  # biases and LayerNorms are 0 and 1 at first
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter += 0.2 * noise
+    return network
+
+
+def make_tokens(
+    network: SetNetwork, rows: int, *, padded: bool = False, seed: int = 0
+) -> Tokens:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, network.spec.num_tokens)
+    features = torch.randn(*shape, 4, generator=generator)
+    types = torch.randint(0, network.spec.num_types, shape, generator=generator)
+    padding = torch.zeros(shape, dtype=torch.bool)
+    if padded:
+        padding = torch.rand(shape, generator=generator) < 0.4
+        padding[0] = True  # an empty set
+        padding[-1, types[-1] == 0] = True  # a lost self token
+        features[padding] = math.nan
+        types[padding] = 99
+    return Tokens(features, types, padding)
+
+
+def results(network: SetNetwork, tokens: Tokens, kernels: Any) -> list[Tensor]:
+    """Return the output and all gradients, in float64."""
+    dtype = next(network.parameters()).dtype
+    features = tokens.features.to(dtype).requires_grad_()
+    with use_kernels(kernels):
+        out = network(Tokens(features, tokens.types, tokens.padding))
+        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        inputs = [features, *network.parameters()]
+        found = torch.autograd.grad((out * weight).sum(), inputs)
+    return [tensor.detach().double() for tensor in (out, *found)]
+
+
+def errors(got: list[Tensor], expected: list[Tensor]) -> list[float]:
+    # Gradients may be zero but for rounding, as those of queries to a single token.
+    least = 1e-3 * float(max(tensor.norm() for tensor in expected))
+    return [
+        float((a - b).norm() / b.norm().clamp(min=least))
+        for a, b in zip(got, expected, strict=True)
+    ]
+
+
+def is_used(network: SetNetwork, tokens: Tokens) -> bool:
+    native = network._native or network._native_encoder
+    assert native is not None
+    return native.fits((network.embedding, network.encoder, network.pooling), tokens)
+
+
+@given(
+    pooling=st.sampled_from(sorted(HEADS)),
+    head_width=st.sampled_from(sorted(WIDTHS)),
+    num_tokens=st.sampled_from([1, 2, 5, 8, 33]),
+    rows=st.sampled_from([1, 3, 16, 17, 130]),
+    std=st.sampled_from([0.05, 0.3, 1.0, 3.0]),
+    types=st.sampled_from([1, 3]),
+    activation=st.sampled_from(["gelu", "relu"]),
+    type_embedding=st.sampled_from([0, 4, "add"]),
+    input_activation=st.sampled_from([None, "gelu", "relu"]),
+    padded=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_float64_is_torchs(
+    pooling: str,
+    num_tokens: int,
+    rows: int,
+    padded: bool,
+    seed: int,
+    **options: Any,
+) -> None:
+    network = make_network(pooling, num_tokens=num_tokens, seed=seed, **options)
+    network.double()
+    tokens = make_tokens(network, rows, padded=padded, seed=seed)
+    assert is_used(network, tokens)
+    expected = results(network, tokens, "torch")
+    # Saturated softmaxes and thin LayerNorms amplify rounding.
+    limit = 1e-9 if options["std"] <= 0.3 else 1e-6
+    assert max(errors(results(network, tokens, "native"), expected)) < limit
+
+
+@pytest.mark.parametrize("head_width", WIDTHS)
+@pytest.mark.parametrize("pooling", ["ada", "max"])
+def test_float32_is_as_precise_as_torchs(pooling: str, head_width: int) -> None:
+    ratios = []
+    for seed in range(5):
+        network = make_network(pooling, head_width=head_width, num_tokens=20, seed=seed)
+        tokens = make_tokens(network, 40, padded=True, seed=seed)
+        exact = results(copy.deepcopy(network).double(), tokens, "torch")
+        ours = errors(results(network, tokens, "native"), exact)
+        theirs = errors(results(network, tokens, "torch"), exact)
+        ratios += [a / b for a, b in zip(ours, theirs, strict=True) if b]
+    assert sorted(ratios)[len(ratios) // 2] < 2
+
+
+@pytest.mark.parametrize("bound", [0.9, 1.1, 1.9, 2.1, 3.9, 4.1, 7.9, 8.1, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_are_pairs_at_the_edges_of_their_ranges(
+    bound: float, dtype: torch.dtype
+) -> None:
+    network = make_network(num_tokens=12, layers=1, seed=3).double()
+    attention = network.encoder.layers[0].attention
+    norm = network.encoder.layers[0].attention_norm
+    with torch.no_grad():
+        # The bound of the scores of each head, as score_bounds in layer.hpp has it.
+        norm.weight.fill_(1.0)
+        norm.bias.zero_()
+        for linear in (attention.to_query, attention.to_key):
+            linear.weight -= linear.weight.mean(1, keepdim=True)
+            linear.weight /= linear.weight.norm(dim=1, keepdim=True)
+        dim = network.encoder.dim
+        attention.to_query.weight *= bound / (dim * attention.scale)
+    network.to(dtype)
+    tokens = make_tokens(network, 30, padded=True)
+    exact = results(copy.deepcopy(network).double(), tokens, "torch")
+    limit = 1e-11 if dtype == torch.float64 else 1e-5
+    assert max(errors(results(network, tokens, "native"), exact)) < limit
+
+
+@pytest.mark.parametrize("head_width", WIDTHS)
+def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
+    head_width: int,
+) -> None:
+    network = make_network(head_width=head_width, num_tokens=9)
+    tokens = make_tokens(network, 300, padded=True)
+    alone = tokens.map(lambda tensor: tensor[137:138])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = results(network, tokens, "native")
+        torch.set_num_threads(3)
+        three = results(network, tokens, "native")
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, one, three))
+    with use_kernels("native"), torch.no_grad():
+        assert torch.equal(network(alone), network(tokens)[137:138])
+
+
+def test_dropout_is_that_of_the_gradient_and_keeps_the_mean() -> None:
+    network = make_network(dropout=0.4, layers=1).double()
+    tokens = make_tokens(network, 2)
+    network.train()
+    weight = network.encoder.layers[0].feedforward[2].bias
+    direction = torch.linspace(-1, 1, len(weight), dtype=torch.float64)
+
+    def loss(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return network(tokens).square().sum()
+
+    with use_kernels("native"):
+        # The gradient belongs to the mask of the forward pass.
+        (gradient,) = torch.autograd.grad(loss(0), weight)
+        with torch.no_grad():
+            weight += 1e-5 * direction
+            above = loss(0)
+            weight -= 2e-5 * direction
+            below = loss(0)
+            weight += 1e-5 * direction
+        numeric = (above - below) / 2e-5
+        assert float(gradient @ direction) == pytest.approx(float(numeric), rel=1e-6)
+        assert loss(0) == loss(0) != loss(1)
+        # The mean over masks of a linear function is that without dropout.
+        samples = make_tokens(network, 1).map(lambda x: x.expand(4000, *x.shape[1:]))
+        summed = make_network("sum", dropout=0.4, layers=1).double()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            noisy, clean = summed(samples), summed.eval()(samples)
+    spread = noisy.std(0) / math.sqrt(len(noisy))
+    assert (spread > 0).all()
+    assert ((noisy.mean(0) - clean[0]).abs() < 5 * spread).all()
+
+
+def test_a_gradient_of_the_gradient_is_torchs() -> None:
+    network = make_network(num_tokens=3, layers=1).double()
+    tokens = make_tokens(network, 4, padded=True)
+
+    def second(kernels: Any) -> Tensor:
+        with use_kernels(kernels):
+            weight = network.encoder.layers[0].feedforward[0].weight
+            loss = network(tokens).square().sum()
+            (first,) = torch.autograd.grad(loss, weight, create_graph=True)
+            return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    torch.testing.assert_close(second("native"), second("torch"))
+
+
+def test_a_gradient_of_the_gradient_with_dropout_is_rejected() -> None:
+    network = make_network(dropout=0.5)
+    loss = network.train()(make_tokens(network, 4)).sum()
+    with pytest.raises(RuntimeError, match="kernels=torch"):
+        torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
+
+
+def test_unknown_types_are_rejected_as_by_torch() -> None:
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    tokens.types[2, 1] = 3
+    with pytest.raises(IndexError, match="types"):
+        network(tokens)
+
+
+def test_what_does_not_qualify_is_left_to_torch() -> None:
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    assert is_used(network, tokens)
+    with use_kernels("torch"):
+        assert not is_used(network, tokens)
+    with torch.autocast("cpu"):
+        assert not is_used(network, tokens)
+    handle = network.encoder.layers[1].register_forward_hook(lambda *_: None)
+    assert not is_used(network, tokens)
+    handle.remove()
+    assert is_used(network, tokens)
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    feedforward = network.encoder.layers[0].feedforward
+    plain = feedforward[0]
+    feedforward[0] = Doubled(4, plain.out_features)
+    assert not is_used(network, tokens)
+    feedforward[0] = plain
+    assert is_used(network, tokens)
+    assert not is_used(network.bfloat16(), tokens)
+
+
+def test_weights_follow_when_they_are_replaced() -> None:
+    network, other = make_network(seed=1), make_network(seed=2)
+    tokens = make_tokens(network, 4)
+    network.load_state_dict(other.state_dict(), assign=True)
+    with use_kernels("native"):
+        assert torch.equal(network(tokens), other(tokens))
+        assert torch.equal(copy.deepcopy(other)(tokens), other(tokens))
+
+
+def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
+    with (
+        pytest.raises(InputError, match=r"kernels.*auto or torch.*native"),
+        use_kernels("native"),
+    ):
+        pytest.fail("entered the context")
+
+
+def test_a_kernel_of_other_sources_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call, "_hash_sources", lambda: b"other")
+    call.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="another version"):
+            assert call.library() is None
+    finally:
+        call.library.cache_clear()
