@@ -6,7 +6,7 @@ from pathlib import Path
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
-from marl_pool.perturbations.severity import validate_no_ramp
+from marl_pool.perturbations.base import validate_no_ramp
 from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy

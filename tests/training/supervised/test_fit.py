@@ -459,7 +459,8 @@ def test_the_help_of_a_sweep_is_that_of_its_runs(capsys, words, shown):
     with pytest.raises(SystemExit) as found:
         main(["sweep", *words, "--help"])
     assert found.value.code == 0
-    groups = capsys.readouterr().out.partition("as for")[2].partition("Each trial")[0]
+    groups = capsys.readouterr().out.partition("group=option")[2]
+    groups = groups.partition("examples:")[0]
     other = {"env=": "task=", "task=": "env="}[shown]
     assert f"\n  {shown}" in groups
     assert f"\n  {other}" not in groups
@@ -688,7 +689,7 @@ def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
 def test_what_needs_a_policy_says_that_a_fit_has_none(tmp_path, capsys, verb):
     run = fitted(tmp_path / "run")
     err = refusal(capsys, verb, str(run.path))
-    assert "made by fit: what it came to is in results.json" in err
+    assert "made by fit: its results are in results.json" in err
 
 
 # Sweeps
