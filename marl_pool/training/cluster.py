@@ -54,6 +54,7 @@ def ray_session(
         # Ray also raises bare exceptions, for example if processes start too slowly.
         reason = one_line(error)
         raise InputError(f"{key}: cannot join or start ray: {reason}") from error
+    # Leave the session that was started here, whatever happens in it.
     try:
         yield
     finally:
@@ -66,11 +67,13 @@ def validate_device(config: TrainConfig) -> None:
     Raises:
         InputError: a missing device, or several GPUs for a process that can use one.
     """
+    # Without processes of their own, runners and learners use this process's devices.
     resources, wanted = config.resources, {}
     if not resources.num_env_runners and config.device != "cpu":
         wanted["device"] = torch.device(config.device)
     if not resources.num_learners and resources.num_gpus_per_learner:
         wanted["resources.num_gpus_per_learner"] = torch.device("cuda")
+    # GPUs need runners or learners in processes, except one for a local learner.
     for kind, processes, gpus, most in (
         ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
         ("learner", resources.num_learners, resources.num_gpus_per_learner, 1),
@@ -80,6 +83,7 @@ def validate_device(config: TrainConfig) -> None:
                 f"resources.num_gpus_per_{kind}: expected at most {most} without "
                 f"processes of their own (num_{kind}s), got {gpus:g}"
             )
+    # Each device must exist here.
     there = torch.cuda.device_count()
     for key, device in wanted.items():
         if (device.index or 0) >= there:

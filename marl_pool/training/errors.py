@@ -46,9 +46,11 @@ def checkpoint_to_resume(run: Run) -> Path | None:
             from scratch on its own.
     """
     found = run.latest_checkpoint()
+    # List the damaged checkpoints that are newer than the newest intact one.
     newer = run.checkpoints()
     newer = newer[newer.index(found) + 1 :] if found else newer
     damaged = "; ".join(f"{path}: {run.damage_of(path)}" for path in reversed(newer))
+    # Refuse to start again where earlier work may be lost.
     if damaged and found is None:
         raise StoppedError(
             f"{run.path} has no intact checkpoint: {damaged}; {START_ANOTHER}"
@@ -57,6 +59,7 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         raise StoppedError(
             f"{run.path} has no checkpoint, but {trace}; {START_ANOTHER}"
         )
+    # Warn of damage that does not prevent a resume.
     if damaged:
         print_warning(f"{damaged}; continuing from {found}")
     if found and (lost := run.policy_damage()):

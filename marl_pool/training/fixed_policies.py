@@ -65,6 +65,7 @@ def load_fixed(
                 modules, _ = load_modules(saved, plugins=plugins)
                 found[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
+                # Load the policy of another run, and check that it fits this group.
                 policy = load_frozen(Path(source), name, plugins)
                 validate_fit(policy, groups[name], source)
                 found[name] = policy
@@ -90,6 +91,7 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
     Raises:
         InputError: no such folder, or no policy for this group in it.
     """
+    # Find the policy's folder.
     if (path / CONFIG).is_file():
         folder = path
     elif (path / RUN_CONFIG).is_file():
@@ -100,6 +102,7 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
             f"policy or run, got {path}"
         )
     modules, groups = load_modules(folder, plugins=plugins)
+    # Without a policy for this group, a single policy is taken.
     if group not in groups and len(modules) > 1:
         raise InputError(
             f"{path} has no policy for this group, only for "

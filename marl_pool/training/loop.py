@@ -194,6 +194,7 @@ class TrainingLoop:
         )
         with progress, self.ctrl_c:
             while not method.round_is_over and not self._must_stop():
+                # Take a step; a method returns None if it has nothing to log.
                 self.has_stepped, number = True, self.iteration + 1
                 try:
                     step = method.step(number)

@@ -79,6 +79,7 @@ class BehaviourPolicy(SpecifiedPolicy):
         self._own = 2 + self.actions.noise_size
         self.noise_size = self._own + self.teacher.noise_size
         self.env_ids = env.env_ids
+        # This policy acts for the cloned group of a rollout of its own.
         policies = {**roles.others, roles.group: self}
         self.rollout = Rollout(env, policies, perturbation=perturbation)
 
@@ -146,6 +147,7 @@ class BehaviourPolicy(SpecifiedPolicy):
             "student": _with_executed(student, prev_action),
         }
         none = torch.zeros_like(prev_action[..., 0])
+        # Log-probabilities, values and logits are not needed here.
         return Decision(action, none, none, prev_action, state)
 
     def _to_unit(self, action: Tensor) -> Tensor:

@@ -36,17 +36,20 @@ def validate_config(config: CloneConfig) -> None:
             perturbation that hides all tokens.
     """
     settings, perturbation = config.clone, config.perturbation
+    # The last round needs batches of its own.
     last = settings.round_start(settings.rounds)
     if config.total_batches <= last:
         raise InputError(
             f"total_batches: expected more than {last}, where the last of "
             f"clone.rounds = {settings.rounds} begins, got {config.total_batches}"
         )
+    # New trajectories need a teacher.
     if config.teacher is None and (config.trajectories is None or settings.rounds):
         raise InputError(
             "teacher: expected a teacher with trajectories=null or clone.rounds above "
             "0, got null"
         )
+    # Severities sample the strength of a perturbation, so there must be one.
     if perturbation.name == "none" and settings.severities is not None:
         raise InputError(
             f"clone.severities: expected null without a perturbation, "
@@ -54,12 +57,15 @@ def validate_config(config: CloneConfig) -> None:
         )
     validate_no_ramp(perturbation, "samples are learned from in any order")
     severity = perturbation.get("severity", 0.0)
+    # A list is a range of severities; check its upper end.
     largest = severity[-1] if isinstance(severity, list) else severity
+    # The range of severities has one place in the configuration.
     if isinstance(severity, list) and settings.severities is not None:
         raise InputError(
             "perturbation.severity: expected a number where clone.severities is given, "
             f"got {severity}"
         )
+    # A severity of 1 would hide all tokens.
     if perturbation.name == "occlude" and largest >= 1 and not settings.severities:
         raise InputError(
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
@@ -101,6 +107,7 @@ def build_roles(
     Raises:
         InputError: no such policy, or one that does not fit its group.
     """
+    # Build the policies that play the groups that are not cloned.
     group = cloned_group(config, groups)
     env_name = config.env.name
     fixed = load_fixed(
@@ -110,6 +117,7 @@ def build_roles(
         name: build_fixed(what, env_name, name, groups[name]).to(config.device)
         for name, what in fixed.items()
     }
+    # Trajectories of an earlier run need no teacher.
     teacher = None
     if config.teacher is not None:
         try:
@@ -172,6 +180,7 @@ def make_auxiliary_head(
         InputError: a student without a hidden layer, or a teacher without targets.
     """
     weight = config.clone.auxiliary
+    # The head reads a hidden layer, and learns what the teacher knows.
     if not weight:
         return None
     if not student.hidden_dim:

@@ -105,6 +105,7 @@ class CloningMethod(TrainingMethod):
         self.student = make_student(config, group)
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
+        # A student without memory has no use for sequences.
         if settings.chunk_length is not None and not self.whole:
             raise InputError(
                 "clone.chunk_length: expected null for a student without a memory, "
@@ -118,6 +119,7 @@ class CloningMethod(TrainingMethod):
         self.dataset = CloneDataset(config, self.roles, folder, self.augmentation)
         head = make_auxiliary_head(config, self.student, self.dataset.target_names)
         self.learner = Learner(self.student, settings, head)
+        # Count rounds, batches and samples; `restore` overwrites the counts.
         self.round = self.batch = self.iteration = self.samples = self.end = 0
         self.seconds, self.best_round = 0.0, -1
         self.played, self.played_at = math.nan, -1

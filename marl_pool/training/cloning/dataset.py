@@ -77,6 +77,7 @@ class CloneDataset:
         self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.augmentation = folder, augmentation
         group, teacher = describe_env(config.env).groups[roles.group], roles.teacher
+        # Describe the data, so that trajectories of another task are not mixed in.
         about = {
             "group": roles.group,
             "spec": group.tokens.to_json(),
@@ -86,6 +87,7 @@ class CloneDataset:
         }
         # As it is read from a file, to be compared with that of other trajectories.
         self.about: dict[str, Any] = json.loads(json.dumps(about))
+        # Number the distinct rows of byte features: screens repeat them often.
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = RowTable(group.tokens.num_features) if bytes_ else None
         self.train: Trajectories | None = None
@@ -167,6 +169,7 @@ class CloneDataset:
     # Trajectories of an earlier run
 
     def _read_given(self) -> list[Round]:
+        # Read the rounds; some losses need the teacher's logits.
         self._validate_given()
         path, option = self.config.trajectories, self.settings.option_with_logits
         rounds = [load_round(each, self.rows) for each in self._given]
@@ -184,6 +187,7 @@ class CloneDataset:
 
     def _validate_given(self) -> None:
         """Reject rounds of another environment, of two teachers or sets of targets."""
+        # The environment, group and spaces must be those of this run.
         for path, about in self._given.items():
             found = _flat(about)
             for key, value in _flat(self.about).items():
@@ -215,6 +219,7 @@ class CloneDataset:
 
     def _collect(self, number: int, student: Agent, learned: int) -> Round:
         settings = self.settings
+        # Round 0 is the teacher's; each later round has environments of its own.
         episodes = settings.round_episodes if number else settings.episodes
         first = settings.episodes + (number - 1) * episodes if number else 0
         # Play in the environments of validation and, then, in those of training.
@@ -222,6 +227,7 @@ class CloneDataset:
         held_out = settings.validation_episodes
         validation = play(VALIDATION_ENVS, held_out, "validation")
         train = play(first, episodes, "train")
+        # Describe the round in the file that is saved with it.
         about = {
             **self.about,
             "round": number,
@@ -256,6 +262,7 @@ class CloneDataset:
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
     ) -> Trajectories:
+        # From round 1 on, the student plays with a perturbation and the teacher labels.
         settings, by_student = self.settings, number > 0
         beta = settings.beta**number
 
@@ -270,6 +277,7 @@ class CloneDataset:
                 noise=0.0 if by_student else settings.noise,
             )
 
+        # Collect whole episodes, unless rounds have a number of steps.
         if not by_student or settings.round_steps is None:
             unit = f"{name} episodes"
             return collect(build, first, episodes, settings.num_envs, unit)
@@ -282,12 +290,14 @@ class CloneDataset:
     def _good(self, played: Trajectories) -> Trajectories:
         """Keep trajectories with ``min_length`` steps and ``min_return``."""
         settings = self.settings
+        # Drop short trajectories.
         long = played.lengths >= settings.min_length
         if not long.any():
             raise InputError(
                 f"clone.min_length: none of {len(played)} trajectories has "
                 f"{settings.min_length} steps; the longest has {played.lengths.max()}"
             )
+        # Drop trajectories with a low return.
         least = -torch.inf if settings.min_return is None else settings.min_return
         good = long & (played.returns >= least)
         if not good.any():

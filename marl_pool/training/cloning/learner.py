@@ -69,6 +69,7 @@ def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Te
         settings: terms to include.
     """
     outputs = outputs.float()
+    # Continuous actions: mean squared error.
     if batch.label.dim() == 3:
         each = (outputs - batch.label).square().mean(-1)
         return each.masked_fill(~batch.valid, 0.0)
@@ -190,6 +191,7 @@ class Learner:
     def _score(
         self, batch: SequenceBatch, memory: Memory | None
     ) -> tuple[Score, Memory]:
+        # Start with an empty memory, unless an earlier window is continued.
         if memory is None:
             size, _, num_tokens, _ = batch.features.shape
             memory = self.student.initial_memory(size, num_tokens)
@@ -204,6 +206,7 @@ class Learner:
         # Compare actions and, with a head, predictions of the privileged targets.
         each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
+        # Accuracy is defined for discrete actions alone.
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:

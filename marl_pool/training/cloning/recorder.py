@@ -97,6 +97,7 @@ class StepRecorder:
             prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
             label = label.short()
         shape = active.shape
+        # Give the numbers of environments and agents the shape of the active mask.
         step = {
             "env": env.env_ids[:, None].expand(shape),
             "episode": env.episodes[:, None].expand(shape),
@@ -109,6 +110,7 @@ class StepRecorder:
             "begins": begins,
             "label": label,
         }
+        # Logits and privileged targets depend on the teacher.
         if answer.logits is not None:
             step["logits"] = answer.logits.float()
         if answer.privileged_targets is not None:

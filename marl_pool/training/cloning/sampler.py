@@ -114,6 +114,7 @@ class Augmentation:
         if not (noise or dropout):
             return prev_action
         batch, steps, width = prev_action.shape
+        # Derive the random numbers from the turn, so that a resumed run repeats them.
         keys = self.keys(batch, turn, PREV_ACTION)
         numbers = uniform(keys, steps * (width + 2)).view(batch, steps, -1)
         if actions.discrete:
@@ -239,6 +240,7 @@ class Sampler:
             prev_action = self.augmentation.perturb_prev_actions(
                 self.actions, prev_action, turn
             )
+        # Without padding, attention needs no mask.
         padding = tokens.padding if tokens.padding.any() else None
         logits, targets = (steps.get(name) for name in ("logits", "privileged_targets"))
         return SequenceBatch(

@@ -48,6 +48,7 @@ def round_path(folder: Path, number: int) -> Path:
 
 def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
     """Write a round atomically; ``rows`` is None unless features are uint8."""
+    # The table maps the numbers of rows back to their bytes.
     table = None if rows is None else rows.table()
     about = {
         "format": FORMAT,

@@ -110,6 +110,7 @@ def cut(
     first = starts.nonzero()[:, 0]
     lengths = first.diff(append=torch.tensor([len(env)]))
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}
+    # Returns are stored by environment and agent: find the row of each trajectory.
     rows = torch.searchsorted(env_ids.cpu(), env[first])
     return Trajectories(
         steps,
@@ -132,6 +133,7 @@ def _digests(
         names = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
         hashes = np.frombuffer(names, dtype=np.int64)
         features = torch.from_numpy(hashes[numbers].reshape(features.shape))
+    # Hash observations, previous actions and labels of each trajectory.
     hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
     sizes = lengths.tolist()
     return tuple(

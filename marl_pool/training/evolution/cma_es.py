@@ -91,6 +91,7 @@ class CMAES(Strategy):
             "verbose": -9,
             "verb_log": 0,
         }
+        # The library computes in double precision.
         first = start.detach().double().numpy()
         self.search: Any = cma.CMAEvolutionStrategy(first, sigma0, options)
         if self.search.mean_shift_samples and population < 3:
@@ -143,6 +144,7 @@ class CMAES(Strategy):
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         from cma.utilities.utils import ElapsedWCTime
 
+        # Restore each attribute of the search and of its parts.
         holders, injected = dict(self._holders()), []
         for key, value in state.items():
             part, _, name = key.rpartition(".")

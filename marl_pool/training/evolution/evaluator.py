@@ -64,6 +64,7 @@ class Evaluator:
     def __init__(self, config: EvolveConfig) -> None:
         self.seed, self.device = config.seed, config.device
         self.perturbation = config.perturbation.or_none
+        # Build one environment to read its group and to build the agent.
         env = self._build_env(1, config.env)
         if len(env.groups) != 1:
             raise InputError(
@@ -142,6 +143,7 @@ class Evaluator:
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
         env.renumber(task.env_ids.repeat(len(vectors)), task.episode)
         policy: Policy = self.agent
+        # Several members act as one batched policy, a single one as itself.
         if len(vectors) > 1:
             policy = Population(self.agent, vectors.to(self.agent.low))
         else:

@@ -73,6 +73,7 @@ class EvolutionMethod(TrainingMethod):
         # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else OWN
         start = start_vector(init, self.evaluator.agent, config.plugins)
+        # Build the strategy around the initial mean.
         self.strategy: Strategy = build(
             config.evolution.name,
             STRATEGIES,
@@ -164,7 +165,9 @@ class EvolutionMethod(TrainingMethod):
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
         """Return the mean returns of the favourite and of the fittest member."""
+        # Use environments that training never sees.
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
+        # Compare the mean of the distribution with the fittest sample.
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
             vectors, PopulationTask(env_ids, 0, dict(self.config.env))
@@ -172,6 +175,7 @@ class EvolutionMethod(TrainingMethod):
         returns = played.returns.mean(1)
         if not returns.isfinite().all():
             raise StepError("a return of the validation is not finite")
+        # Save the better of the two if it beats the best so far.
         score = float(returns.max())
         if self.accept(score):
             self.best = vectors[returns.argmax()]

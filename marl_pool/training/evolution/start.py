@@ -42,6 +42,7 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
     if not (folder / "config.json").is_file():
         folder = Run.open(folder).policy_path()
     found = load_policy(folder, plugins=plugins)
+    # The policy must be of the run's own class.
     if not isinstance(found, Agent) or type(found) is not type(agent):
         raise InputError(
             f"init: expected a {type(agent).__name__}, {init} is a "

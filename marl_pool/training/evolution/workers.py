@@ -89,6 +89,7 @@ class Workers:
                 running[future] = (actor, chunk)
             if not running:
                 return PopulationReturns(returns, lengths)
+            # Store each result in its rows and columns of the population.
             for future in ray.wait(list(running))[0]:
                 actor, chunk = running.pop(future)
                 returns[chunk], lengths[chunk] = self._get(future)

@@ -35,6 +35,7 @@ def estimate_advantages(
     # Bootstrap at a truncation, but not at a termination or death.
     bootstraps = lives & ~trajectory.terminated[..., None]
     next_values = torch.where(bootstraps, trajectory.next_values, 0.0)
+    # Compute the temporal-difference errors.
     errors = trajectory.rewards + gamma * next_values - trajectory.values
     # Sum the errors backwards in time, within an episode and an agent's life.
     decay = gamma * gae_lambda * (lives & ~ended)
@@ -43,4 +44,5 @@ def estimate_advantages(
     for t in reversed(range(len(errors))):
         running = errors[t] + decay[t] * running
         advantages[t] = running
+    # The value targets are the lambda-returns.
     return advantages, advantages + trajectory.values

@@ -93,23 +93,27 @@ def assign_modules(
             module without agents, a module name that RLlib does not take or that is
             reserved for a frozen policy, or groups of different spaces in one module.
     """
+    # A fixed group must exist, and has no module.
     for name in fixed:
         if name not in groups:
             raise InputError(f"fixed: {unknown('group', name, groups)}")
         if name in (modules or {}):
             raise InputError(f"modules: the group {name!r} is fixed, so it has none")
+    # At least one group has to learn.
     learning = [name for name in groups if name not in fixed]
     if not learning:
         raise InputError(
             f"fixed: expected a group that learns, got all of {sorted(groups)}"
         )
     modules = {name: name for name in learning} if modules is None else modules
+    # The mapping names each learning group, and no other.
     if set(modules) != set(learning):
         raise InputError(
             f"modules: expected an entry for each group that learns, "
             f"{sorted(learning)}, got {sorted(modules)}"
         )
     owners: dict[str, str] = {}
+    # RLlib names files after modules.
     for name, module in modules.items():
         try:
             validate_module_id(module, error=True)
@@ -117,6 +121,7 @@ def assign_modules(
             raise InputError(
                 f"modules.{name}: expected what can name a file, got {module!r}"
             ) from error
+        # `frozen_module` names the policies of fixed groups in saved folders.
         if module in map(frozen_module, fixed):
             raise InputError(
                 f"modules: the name {module!r} is reserved for the policy of a fixed "
@@ -127,6 +132,7 @@ def assign_modules(
                 f"modules: the group {name!r} has no agents, so the module {module!r} "
                 "would have nothing to learn from"
             )
+        # Groups share a module only if their tokens and actions have the same spaces.
         owner = owners.setdefault(module, name)
         mine, theirs = groups[name], groups[owner]
         if mine.tokens != theirs.tokens or mine.action_space != theirs.action_space:
@@ -210,6 +216,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows))
         },
     )
+    # An agent's id is that of its group, an underscore and a number.
     result.multi_agent(
         policies=set(modules.values()),
         policy_mapping_fn=lambda agent, *args, **kwargs: modules[
@@ -251,6 +258,7 @@ def _module_spec(
     specs = {}
     for name, module in modules.items():
         group = groups[name]
+        # Describe the policy in plain values, from which any process can build it.
         options = {
             **config.policy.arguments,
             "spec": group.tokens.to_json(),
@@ -273,6 +281,7 @@ def _module_spec(
                 f"{tuple(tokens.features.shape)}: {one_line(error)}; a head returns "
                 "(B, dim_out)"
             ) from error
+        # Each process builds its own copy of the module from this description.
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
             observation_space=group.tokens.space(),

@@ -112,6 +112,7 @@ def minibatches(
     """
     modules = {name: dict(rows) for name, rows in batch.policy_batches.items()}
     counts = {name: len(rows[Columns.ACTIONS]) for name, rows in modules.items()}
+    # Learners in step take the same number of minibatches, even of few rows.
     number = num_minibatches
     if not in_step:
         number = min(number, max(counts.values()))

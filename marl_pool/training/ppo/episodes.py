@@ -56,6 +56,7 @@ def to_episodes(
         f"{STATE}/{number}": _by_agent(leaf)
         for number, leaf in enumerate(tree_leaves(trajectory.states))
     }
+    # Reorder the recorded tensors by environment and agent.
     actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
     recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
     arrays = [_by_agent(each) for each in (*recorded, advantages, value_targets)]
@@ -71,6 +72,7 @@ def to_episodes(
         ends = (terminated[:, env] | truncated[:, env]).nonzero()[0]
         for agent in range(num_agents):
             for start, stop in _lives(active[env, agent], ends):
+                # The episode may have begun in an earlier fragment.
                 earlier = ends[ends < start]
                 began = earlier[-1] + 1 if len(earlier) else -int(first_steps[env])
                 index = (env, agent, slice(start, stop))

@@ -129,6 +129,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         # RLlib counts minibatches in environment steps and divides them among learners;
         # `algorithm_config` counts them in rows.
         batch = self._make_batch_if_necessary(training_data=training_data)
+        # Remove modules that RLlib was told not to update.
         for module_id in list(batch.policy_batches):
             if not self.should_module_be_updated(module_id, batch):
                 del batch.policy_batches[module_id]
@@ -193,6 +194,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Log the distance from the sampling policy before the first step of an update.
         if self._is_first:
             self._log_off_policy(module_id, batch, fwd_out)
+        # RLlib computes the clipped PPO loss of the remaining rows.
         loss = super().compute_loss_for_module(
             module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
         )
@@ -208,6 +210,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Yield microbatches, with the fraction of each module's steps in them."""
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
+        # Microbatches serve a CPU's cache; a GPU takes the whole minibatch.
         if torch.device(self._device).type != "cpu":
             yield batch, dict.fromkeys(counts, 1.0)
             return
@@ -217,6 +220,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         for i in range(number):
             part, weights = {}, {}
             for mid, rows in batch.items():
+                # Take the same fraction of each module's rows.
                 start, stop = (counts[mid] * j // number for j in (i, i + 1))
                 if stop > start:
                     part[mid] = SampleBatch(

@@ -90,6 +90,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.settings: RunnerSettings = self.config.env_config[RUNNER]
         self.device = self.settings.device
+        # A remote runner has one core, and a GPU only if it was given one.
         if self.worker_index:
             torch.set_num_threads(1)
             gpus = self.config.num_gpus_per_env_runner
@@ -103,6 +104,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self.module = spec.build()
         for _, module in self.module.items():
             module.to(self.device).eval()
+        # Policies that learn act through their modules, fixed ones on their own.
         self.policies = {
             name: self.module[module].policy
             for name, module in self.settings.modules.items()
@@ -134,6 +136,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             after an exception.
         """
         began = time.perf_counter()
+        # The fragment is given in steps of an environment; RLlib may ask for a total.
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         if num_timesteps is not None:
             steps = math.ceil(num_timesteps / self.env.num_envs)
@@ -148,6 +151,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             taken = steps * self.env.num_envs
             self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
             return []
+        # Log the number of the weights that sampled, and the duration.
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
@@ -279,6 +283,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # count the earlier episodes of each environment as of full length.
         environments = max(self.config.num_env_runners, 1) * self.env.num_envs
         played = steps // environments // self.env.max_steps
+        # Each rollout has a perturbation of its own.
         perturbation = None
         if self.settings.perturbation:
             specs = [group.tokens for group in self.env.groups.values()]

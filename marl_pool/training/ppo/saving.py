@@ -51,6 +51,7 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
         RUNNER_STATE: state.pop(COMPONENT_ENV_RUNNER),
         ALGORITHM_STATE: state,
     }
+    # Write one file for each module and each other part.
     for path, part in parts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with new_binary_file(folder / path) as out:
@@ -70,6 +71,7 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
         with (folder / path).open("rb") as content:
             return pickle.load(content)
 
+    # Read the parts back into the structure that `get_state` returns.
     specs = algo.config.rl_module_spec.rl_module_specs
     modules = {name: load(MODULE_STATE.format(name)) for name in specs}
     learner = {**load(LEARNER_STATE), COMPONENT_RL_MODULE: modules}

@@ -131,6 +131,7 @@ class PPOMethod(TrainingMethod):
             ray_session(resources.address, num_cpus=runners + learners + 1),
             errors_to(self.run),
         ):
+            # Check that the cluster has the GPUs that all processes need together.
             validate_cluster(
                 GPU=runners * resources.num_gpus_per_env_runner
                 + learners * resources.num_gpus_per_learner
@@ -151,6 +152,7 @@ class PPOMethod(TrainingMethod):
             # Without other processes it is a fault of this package or a plug-in.
             if not algorithm.num_env_runners + algorithm.num_learners:
                 raise
+            # Prefer a logged traceback, unless ray raised the error itself.
             logged = isinstance(error, RayError) or not self.run.error_path.is_file()
             text = str(error) if logged else self.run.error_path.read_text()
             raise StoppedError(
@@ -205,6 +207,7 @@ class PPOMethod(TrainingMethod):
             "learn_seconds": float(learned[ALL_MODULES][LEARN_SECONDS]),
             "steps_per_second": taken / seconds,
         }
+        # Separate returns matter only where there are several groups.
         if len(self.returns) > 1:
             for group in self.returns:
                 row[f"{group}/return_mean"] = self._return_mean([group])
@@ -223,12 +226,14 @@ class PPOMethod(TrainingMethod):
                 raise
             file = self._write_traceback(error)
             raise StepError(f"a learner died; see {file}") from error
+        # A runner catches its own errors and reports them with its next sample.
         if failure := first_failure(self.algo.env_runner_group):
             file = self.run.write_error(failure.traceback)
             raise StepError(
                 f"{failure.error}, raised while sampling from {failure.env}; "
                 f"traceback in {file}"
             )
+        # Runners may die: warn, and continue with their successors.
         if self.algo.losses > self.deaths:
             self.deaths = self.algo.losses
             print(

@@ -40,6 +40,7 @@ def estimate(learner: FoldLearner) -> Cost:
     settings, rows, size = learner.settings, learner.rows, learner.settings.batch_size
     # Warm up, then time.
     learner.learn(rows.train[:size])
+    # Time the first, middle and last epoch: a schedule may change the cost.
     learned, measured = [], []
     for epoch in (0, settings.epochs // 2, settings.epochs - 1):
         learner.losses = [0.0] * epoch
@@ -52,6 +53,7 @@ def estimate(learner: FoldLearner) -> Cost:
     if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
         training = settings.seconds_per_fold
         epochs = training / epoch_seconds
+    # Add the validation after each epoch and the test at the end.
     measuring = measuring_each * (len(rows.validation) * epochs + learner.task.num_test)
     whole = settings.folds * (training + measuring)
     return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)

@@ -227,6 +227,7 @@ class FitMethod(TrainingMethod):
             make_folder(file.parent)
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
+        # Report the test of the best network, and the epoch that it comes from.
         result = FoldResult(
             fold=self.fold,
             epochs=learner.epoch,

@@ -40,6 +40,7 @@ def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold
         parts = shuffled.tensor_split(settings.folds)
         validation = parts[number]
         train = torch.cat([*parts[:number], *parts[number + 1 :]])
+    # Neither part may be empty, and one batch must fit.
     if not len(train):
         raise InputError(
             f"fit.validation: expected a fraction that leaves some of the {count} "

@@ -88,16 +88,19 @@ class FoldLearner:
         self.settings = settings = config.fit
         self.device = torch.device(config.device)
         self.rows = fold_rows(task.num_train, number, self.seed, settings)
+        # Each fold has a network with other initial weights.
         network = task.make_network(network_seed(self.seed, number))
         self.network = self._compiled = network.to(self.device)
         if settings.compile:
             self._compiled = cast(nn.Module, torch.compile(self.network))
+        # The optimizer fuses its update into few kernels.
         self.optimizer = OPTIMIZERS[settings.optimizer](
             self.network.parameters(),
             lr=settings.lr,
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        # Losses by epoch, and the best weights so far.
         self.losses: list[float] = []
         self.best: dict[str, Tensor] = {}
         self.best_moments: dict[str, Tensor] = {}

@@ -47,6 +47,7 @@ def write_results(
     def over_folds(statistic: Callable[[list[float]], float]) -> dict[str, float]:
         return {k: statistic([fold.test[k] for fold in folds]) for k in folds[0].test}
 
+    # Collect settings, scores of the folds and their mean.
     document = {
         **{key: run.config[key] for key in COPIED},
         "package_version": run.version,
@@ -84,6 +85,7 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     file = run / FILE
     try:
+        # Check the document's entries and its checksum.
         found = read_json(file)
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -110,6 +112,7 @@ def read_study(
     Raises:
         InputError: no finished run, a damaged one, or one of another task.
     """
+    # A run is finished if it has results.
     found = {
         config.parent: read_results(config.parent)
         for config in sorted(folder.rglob("config.yaml"))
@@ -117,6 +120,7 @@ def read_study(
     }
     if not found:
         raise InputError(f"{folder}: expected finished runs of fit, got none")
+    # A study compares runs of its own tasks.
     for run, results in found.items():
         name = results["task"]["name"]
         if tasks is not None and name not in tasks:

@@ -63,6 +63,7 @@ def run_sweep(
             _say(_duration(left, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
+    # A dry run lists the trials and how far each has come.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
@@ -75,6 +76,7 @@ def _run(
     settings: SweepSettings,
     concurrency: int,
 ) -> dict[str, str]:
+    # Only unfinished trials are started.
     job = JOBS[sweep.verb]
     totals = {trial.name: job.total(trial.config) for trial in trials}
     table = TrialTable(totals, done, unit=job.unit)
@@ -84,6 +86,7 @@ def _run(
         status = {name: row.state for name, row in table.rows.items()}
         sweep.write_table(trials, status)
 
+    # One process at a time may run the sweep.
     with sweep.lock():
         sweep.write()
         _report_damage(sweep, trials, left)
@@ -175,6 +178,7 @@ def _resources(
     with ray_session(
         settings.address, num_cpus=count * each, env=WORKER_ENV, key="sweep.address"
     ):
+        # Reject trials that would wait forever for CPUs or GPUs.
         there = ray.cluster_resources()
         for kind, wanted in largest.items():
             if wanted > there.get(kind, 0):

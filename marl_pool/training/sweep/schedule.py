@@ -132,6 +132,7 @@ def bundles(
     main = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
     runner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_env_runner)}
     learner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_learner)}
+    # Tune runs the trial itself in the first bundle.
     return [
         main,
         *[runner] * resources.num_env_runners,
@@ -208,6 +209,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         if self.interrupt.requested and self.awaited is None:
             self.awaited = running
             self.stop.touch()
+        # Read the runs' logs every few seconds.
         if self.table.clock() - self._last_poll >= POLL_SECONDS:
             self._last_poll = self.table.clock()
             self.table.advance(
@@ -230,6 +232,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         if not reason and steps >= self.job.total(trial.config):
             state = FINISHED
         self.table.change(trial.name, state, reason)
+        # Ctrl-C waits for the trials that were running.
         if self.awaited is not None:
             self.awaited.discard(trial.name)
         self.on_end()

@@ -94,6 +94,7 @@ def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> 
 
     if seeds < 2:
         return math.inf
+    # Reject equality where the statistic exceeds this value.
     freedom = 2 * (seeds - 1)
     critical = stats.t.isf(alpha / 2, freedom)
 

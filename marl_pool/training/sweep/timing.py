@@ -79,6 +79,7 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     Sampling time is scaled by the steps, learning time by the rows and passes; the
     remaining time of an iteration is constant.
     """
+    # Shorten the batch to a few steps, and take one pass over it.
     ppo, length = config.ppo, algorithm_config(config).rollout_fragment_length
     part = min(STEPS, length)
     batch = ppo.batch_size // length * part

@@ -61,6 +61,7 @@ def run_trial(given: dict[str, Any]) -> None:
 
 def _train(trial: TrialSettings) -> str:
     """Train the run of a trial; return the reason of a failure, or an empty text."""
+    # Open the run, or create it if the trial starts for the first time.
     try:
         run = _open_or_create(Path(trial.path), trial.config, trial.verb)
         with run.lock(), contextlib.closing(run):

@@ -64,6 +64,7 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             gzip.open(file) as unpacked,
             tarfile.open(fileobj=Bounded(unpacked, ARRAY_BYTES), mode="r:") as opened,  # type: ignore[call-overload]
         ):
+            # Read the members without unpacking them to disk.
             train = [_read(opened, archive, name) for name in archive.train]
             test = _read(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
@@ -72,6 +73,7 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
         raise InputError(f"{file} is truncated or corrupt: {reason}") from error
     except (_DamagedError, InputError) as error:
         raise InputError(f"{file}: {error}") from error
+    # Join the training batches.
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
     return images, labels, *test
 
@@ -107,11 +109,13 @@ class _Call:
 
     def array(self) -> np.ndarray:
         """Restore an array of bytes from validated type, shape and memory order."""
+        # numpy pickles an array in one of two forms.
         if self.name == "_frombuffer":
             raw, kind, shape, order = self.arguments or ()
         else:
             _version, shape, kind, in_columns, raw = self.state
             order = "F" if in_columns else "C"
+        # Accept plain bytes alone, of the size that the shape states.
         if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
             raise _DamagedError("refused: an array of another type than bytes")
         if not isinstance(shape, tuple) or not all(
@@ -161,6 +165,7 @@ class _BytesUnpickler(pickle._Unpickler):
 def _read(
     opened: tarfile.TarFile, archive: Archive, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
+    # Find the file in the archive.
     path = f"{archive.folder}/{name}"
     try:
         member = opened.extractfile(path)

@@ -40,6 +40,7 @@ def fetch(source: Source, folder: Path) -> Path:
             urllib.request.urlopen(source.url, timeout=TIMEOUT) as answer,
             new_binary_file(file) as out,
         ):
+            # Verify the checksum before the file gets its name.
             shutil.copyfileobj(answer, out)
             out.flush()
             found = md5(Path(out.name))

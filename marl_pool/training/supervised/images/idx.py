@@ -32,11 +32,13 @@ def read_idx(file: Path) -> np.ndarray:
 
 
 def _read(file: Path, opened: Any) -> np.ndarray:
+    # The header has a magic number, a data type and the sizes of the dimensions.
     first = opened.read(4)
     header = opened.read(4 * first[3]) if len(first) == 4 else b""
     if first[:3] != bytes([0, 0, UNSIGNED_BYTE]) or len(header) < 4 * first[3]:
         raise InputError(f"{file}: expected an IDX file of bytes, got another header")
     shape = tuple(np.frombuffer(header, ">u4").tolist())
+    # Refuse to allocate what a forged header asks for.
     if prod(shape) > ARRAY_BYTES:
         raise InputError(
             f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header with "

@@ -95,12 +95,14 @@ def load_images(
         raise InputError(
             f"data_dir: expected the folder with the files of {dataset}, got none"
         )
+    # The folder may be missing if its files are downloaded.
     folder = Path(data_dir).expanduser()
     if not folder.is_dir() and not download:
         raise InputError(
             f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
             "download=true downloads them"
         )
+    # Find the files that are not there yet.
     sources = SOURCES[dataset]
     missing = [each for each in sources if _find(folder, dataset, each.name) is None]
     if missing and not download:
@@ -124,6 +126,7 @@ def first_images(
     Raises:
         InputError: more images than the data set has.
     """
+    # There must be as many images as are asked for.
     for name, wanted, there in (
         ("num_samples", num_samples, len(images.train)),
         ("num_test", num_test, len(images.test)),
@@ -161,6 +164,7 @@ def resize(images: Tensor, size: int) -> Tensor:
             f"task.size: expected a divisor of {side} pixels, padded by at most a "
             f"quarter, got {size}"
         )
+    # Put the image in the middle.
     before = (target - side) // 2
     after = target - side - before
     padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
@@ -191,6 +195,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 def _read(dataset: Dataset, files: list[Path]) -> Images:
     folder = files[0].parent
+    # CIFAR comes in one archive, MNIST and its relatives in four files.
     if dataset in ARCHIVES:
         _verify(dataset, files[0])
         parts = list(read_cifar(files[0], dataset))

@@ -46,6 +46,7 @@ class PatchEmbedding(TokenEmbedding):
                 channels = torch.tensor(getattr(normalization, name))
                 values = channels.repeat(spec.num_features // len(channels))
             self.register_buffer(name, values, persistent=False)
+        # Normalize before and after the projection, as the vision transformer does.
         self.norms = nn.ModuleList(
             nn.LayerNorm(width) if norms else nn.Identity()
             for width in (spec.num_features, self.dim_out)
