@@ -241,6 +241,7 @@ class BatchedEnv(ABC):
 
     def _validate_actions(self, actions: Mapping[str, Tensor]) -> None:
         groups = self.groups
+        # Actions must name the groups of the environment.
         if actions.keys() != groups.keys():
             raise InputError(
                 f"actions: expected the groups {', '.join(groups)}, "
@@ -249,6 +250,7 @@ class BatchedEnv(ABC):
         for name, group in groups.items():
             action, space = actions[name], group.action_space
             shape = (self.num_envs, group.num_agents, *(space.shape or ()))
+            # Each group needs an action for each agent in each environment.
             if action.shape != shape:
                 raise InputError(
                     f"actions of {name!r}: expected the shape {shape}, "

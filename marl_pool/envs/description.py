@@ -44,6 +44,7 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
         key: object = cls, trusted, json.dumps(env_config, sort_keys=True)
     except TypeError:  # an option without a JSON form, as a torch.dtype
         key = None
+    # Build one environment for each set of options, and remember its description.
     if key is None or key not in _descriptions:
         env = make_batched_env(**env_config, num_envs=1)
         _descriptions[key] = EnvDescription(

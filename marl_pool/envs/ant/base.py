@@ -68,6 +68,7 @@ class AntEnv(SimulatedEnv):
             max_steps=max_steps,
             **common,
         )
+        # Each channel is a token, with its own type if `channel_ids` is set.
         self.channels, self.num_frames = tuple(channels), num_frames
         self._types = torch.arange(count, device=self.device) * channel_ids
         self.frames = self.observations.new_zeros(num_envs, num_frames, count)
@@ -79,6 +80,7 @@ class AntEnv(SimulatedEnv):
             positions=(),
             num_frames=num_frames,
         )
+        # One torque for each joint.
         action = spaces.Box(-1, 1, (len(JOINTS),), np.float32)
         self._groups = {"agent": AgentGroup(1, spec, action)}
 

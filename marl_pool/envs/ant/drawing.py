@@ -133,6 +133,7 @@ def draw(
     # Draw from far to near, so that near rods hide far ones.
     for rod in sorted(rods, key=lambda rod: -canvas.distance(rod[0].mean(0))):
         canvas.limb(*rod)
+    # Draw the attention weights as bars.
     if weights is not None:
         canvas.bars(weights)
     write_title(canvas.image, text)

@@ -34,11 +34,13 @@ def draw_grid(
         text: text in the lower wall.
         size: height and width in pixels.
     """
+    # The grid has a wall of one cell on each side.
     side = size / (n + 2)
     image = np.full((size, size, 3), WALL, np.uint8)
     _square(image, (1, 1), side, (0, n), LINE)
     if attention is None:
         attention = np.zeros(len(colors))
+    # Draw the cells; cell 0 is the held key.
     strengths = attention_strengths(attention)
     for place, color in enumerate(colors.tolist()):
         if place == 0 and color == [0, 0, 0]:
@@ -46,10 +48,12 @@ def draw_grid(
         row, column = divmod(place - 1, n) if place else (-1, -1)
         strength = float(strengths[place])
         if strength > 0:
+            # Attention is a rim, which is brighter and wider for a larger weight.
             rim = blend(ATTENTION, 0.15 + 0.85 * strength, LINE)
             _square(image, (row + 1, column + 1), side, (GAP, 1 - GAP), rim)
         inset = GAP + MAX_RIM * strength
         _square(image, (row + 1, column + 1), side, (inset, 1 - inset), color)
+    # Write the text into the bottom wall.
     at = (round(0.3 * side), round(size - 0.3 * side))
     write(image, text, at, 0.6 * side, TEXT)
     return image

@@ -145,11 +145,13 @@ class BoxWorld(BatchedEnv):
             random_distractors,
             self.device,
         )
+        # Tokens are all cells and the held key, or the agent, the key and the boxes.
         num_tokens = n**2 + 1 if self.pixels else 2 + 2 * self.generator.num_boxes
         spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
         self._groups: dict[str, AgentGroup] = {"agent": group}
         self._build_tables()
+        # Codes of the cells, and the cells of the tokens.
         places = self.env_ids.new_zeros(num_envs, 1 if self.pixels else num_tokens)
         codes = self.env_ids.new_full((num_envs, n**2 + 2), FLOOR)
         self._set_tensors({"codes": codes, "places": places})
@@ -170,6 +172,7 @@ class BoxWorld(BatchedEnv):
         features.add_(self._colors.index_select(0, codes))
         types = self._types.index_select(0, codes).view(shape)
         padding = self._empty.index_select(0, codes).view(shape)
+        # The agent's own token always exists.
         if not self.pixels:
             padding[..., 0] = False
         return {"agent": Tokens(features.view(*shape, 5), types, padding)}
@@ -249,6 +252,7 @@ class BoxWorld(BatchedEnv):
         codes.scatter_(1, here, FLOOR).scatter_(1, after, AGENT)
         codes[:, :1] = hand
         self.places[:, :1] = after
+        # The token of the loose key becomes that of the held one.
         if not self.pixels:
             self.places[:, 1:2].masked_fill_(takes, 0)
         ends = _look_up(self._ends, entered)

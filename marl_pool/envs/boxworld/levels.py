@@ -81,6 +81,7 @@ class LevelGenerator:
         self.random_distractors = random_distractors
         self.num_boxes = self.path + self.branches * self.length
         self._validate_room()
+        # Counts of the uniform numbers that each part of a level consumes.
         self._sizes = [
             self.num_boxes + 2,  # places
             self.path,  # its colors
@@ -122,11 +123,13 @@ class LevelGenerator:
         if absent is not None:
             boxes = boxes.masked_fill(absent, nowhere)
         beside = (boxes + 1).clamp_(max=nowhere)
+        # Write the codes into the grid: contents, locks, key and agent.
         codes = torch.full_like(uniforms[:, :1], FLOOR, dtype=torch.int64)
         codes = codes.repeat(1, nowhere + 1)
         codes.scatter_(1, boxes, contents).scatter_(1, beside, locks)
         codes.scatter_(1, key, colors[:, :1] + LOOSE).scatter_(1, agent, AGENT)
         codes[:, 0] = codes[:, -1] = NOTHING
+        # Sort the boxes, so that their order tells nothing about the path.
         if self.num_boxes > 1:
             boxes = boxes.sort(1).values
         pairs = torch.stack((boxes, (boxes + 1).clamp_(max=nowhere)), 2)

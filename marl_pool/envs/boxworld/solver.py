@@ -91,6 +91,7 @@ class BoxWorldHeuristic(Heuristic):
         place = (away[..., 0] + far) * self.side + away[..., 1] + far
         parts = (features[..., :3] * 255).round().long().clamp(0, 255)
         color = (parts[..., 0] * 256 + parts[..., 1]) * 256 + parts[..., 2]
+        # Padding has no type.
         types = tokens.types.masked_fill(tokens.padding, -1)
         held = types == HELD
         # One extra cell receives the tokens that are not on this map.
@@ -112,6 +113,7 @@ class BoxWorldHeuristic(Heuristic):
 
     def next_goal(self, seen: Map) -> Tensor:
         """Return the cell ``(B, 1)`` to walk onto next: a lock or the loose key."""
+        # The lock of a box lies on the right of its content.
         beside = torch.nn.functional.pad(seen.locks[:, 1:], (0, 1), value=NO_COLOR)
         item = seen.gem
         goal = item
@@ -124,6 +126,7 @@ class BoxWorldHeuristic(Heuristic):
             done = loose | (lock == seen.held) | ~opening.any(1, keepdim=True)
             if done.all():
                 break
+            # Continue with the key that opens this lock.
             key = opening.long().argmax(1, keepdim=True)
             item = torch.where(done, item, key)
         return goal
@@ -146,6 +149,7 @@ class BoxWorldHeuristic(Heuristic):
             reached = _beside(reached) & unknown
             unknown &= ~reached
             steps.masked_fill_(reached, passed)
+        # Read the steps at the agent's four neighbors.
         middle = self.side // 2
         around = [steps[:, middle + down, middle + right] for down, right in MOVES]
         return torch.stack(around, 1)
@@ -157,8 +161,10 @@ class BoxWorldHeuristic(Heuristic):
         within = []
         for axis in range(2):
             at = away[..., axis]
+            # The extent of all tokens, in case no wall is seen.
             low = torch.where(shown, at, far).min(1, keepdim=True).values
             high = torch.where(shown, at, -far).max(1, keepdim=True).values
+            # The held key lies on the wall and shows where the room begins.
             wall = torch.where(held, at, -2 * far).max(1, keepdim=True).values
             known = held.any(1, keepdim=True)
             low = torch.where(known, wall + 1, low)

@@ -109,6 +109,7 @@ def _read(name: str) -> np.ndarray:
     # smoothscale needs 24-bit colors; transparent pixels become black.
     opaque = pygame.Surface(picture.get_size(), depth=24)
     opaque.blit(picture, (0, 0))
+    # Scale the image to the size of the screen.
     small = pygame.transform.smoothscale(opaque, (SIDE, SIDE))
     pixels: np.ndarray = pygame.surfarray.array3d(small).transpose(1, 0, 2)
     return pixels

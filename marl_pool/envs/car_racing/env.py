@@ -133,9 +133,11 @@ class CarRacing(SimulatedEnv):
         self.patch_grid = PatchGrid(SIDE, patch, stride)
         self._background = find_background(background)
         self._luminance = torch.tensor(LUMINANCE, device=self.device)
+        # The last frames of each environment, and its steps since the last reward.
         shape = (num_envs, num_frames, SIDE, SIDE, COLORS[color])
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.unrewarded = torch.zeros_like(self.env_ids)
+        # Each patch is a token with the patch's pixels of all frames.
         agent = patch_group(
             self.patch_grid,
             num_frames,

@@ -38,12 +38,15 @@ class CartPoleFrame(Frame):
     def cart(self, position: float, angle: float) -> None:
         """Draw the track, and the cart with its pole at ``angle`` from upright."""
         stop = CART[1]
+        # Draw the track between its stops.
         for end in (-TRACK, TRACK):
             self._stroke((end, RAIL - stop), (end, RAIL + stop), INK, 3)
         self._stroke((-TRACK, RAIL), (TRACK, RAIL), INK, 2)
+        # Draw the cart.
         half_width, half_height = CART
         low = (position - half_width, RAIL - half_height)
         self._box(low, (position + half_width, RAIL + half_height), CART_COLOR)
+        # Draw the pole and its pivot.
         tip = (
             position - POLE_LENGTH * math.sin(angle),
             RAIL + POLE_LENGTH * math.cos(angle),

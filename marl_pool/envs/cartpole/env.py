@@ -104,9 +104,11 @@ class CartPole(BatchedEnv):
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
+        # Initial states are sampled within this scale.
         scale = (TRACK, start_speed, start_angle, start_speed)
         self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
         self._groups = {"agent": self._describe()}
+        # Allocate the state and the earlier frames of each channel.
         empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
 

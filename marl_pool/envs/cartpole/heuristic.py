@@ -117,6 +117,7 @@ def regulator(steps: int = 1000) -> tuple[Tensor, Tensor]:
     pole[2] += LEVER * GRAVITY
     rates = torch.stack((_unit(1), cart, _unit(3), pole))
     push = MAX_FORCE / inertia * (_unit(1) + LEVER * _unit(3))[:, None]
+    # Discretize in time, and iterate the Riccati equation.
     a, b = torch.eye(4).double() + DT * rates, DT * push
     costs = torch.tensor(STATE_COSTS).double().diag()
     cost = costs

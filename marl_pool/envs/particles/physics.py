@@ -105,11 +105,13 @@ class ParticleEnv(BatchedEnv):
         **options: Any,
     ) -> None:
         super().__init__(num_envs, **options)
+        # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
         self.num_movable = sum(kind.movable for kind in kinds)
         if not all(kind.movable for kind in kinds[: self.num_movable]):
             raise InputError("entities: expected the movable kinds before the others")
+        # Constants of the movable entities.
         moving = kinds[: self.num_movable]
         caps = [np.inf if k.max_speed is None else k.max_speed for k in moving]
         self._max_speed = self._constant(caps)[:, None]
@@ -182,6 +184,7 @@ class ParticleEnv(BatchedEnv):
         pushes = delta.mul_(strength).sum(-1).movedim(0, -1)
         if pushes.shape == self._velocity.shape:
             return pushes
+        # Entities that nothing pushes have zero force.
         forces = torch.zeros_like(self._velocity)
         forces[:, pushed] = pushes
         return forces

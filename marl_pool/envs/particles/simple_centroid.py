@@ -84,6 +84,7 @@ class SimpleCentroid(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
+        # Numbers of agents, signal and noise, of which options may replace some.
         numbers = entity_counts(
             counts,
             least=(1, 1, 0),
@@ -92,6 +93,7 @@ class SimpleCentroid(ParticleEnv):
             num_noise=num_noise,
         )
         self.num_agents, self.num_signal, self.num_noise = numbers
+        # Spread the entities over a larger area if there are more of them.
         self.spread = max(math.log(sum(numbers), 4), 2.0) if spread is None else spread
         self.reward_scale, self.noise_offset = reward_scale, noise_offset
         super().__init__(

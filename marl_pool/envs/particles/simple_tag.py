@@ -97,6 +97,7 @@ class SimpleTag(ParticleEnv):
         max_steps: PositiveInt = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
+        # Numbers of predators, prey and obstacles, of which options may replace some.
         numbers = entity_counts(
             counts,
             least=(1, 1, 0),
@@ -105,6 +106,7 @@ class SimpleTag(ParticleEnv):
             num_obstacles=num_obstacles,
         )
         self.num_predators, self.num_prey, self.num_obstacles = numbers
+        # Spread the obstacles over a larger area if there are more of them.
         if obstacle_spread is None:
             obstacle_spread = max(math.log(max(self.num_obstacles, 1), 4), 2.0)
         self.prey, self.shared_reward = prey, shared_reward

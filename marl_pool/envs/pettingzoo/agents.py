@@ -72,6 +72,7 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
     fits = types.shape == padding.shape == (count,)
     if not (fits and np.issubdtype(types.dtype, np.integer)):
         return None
+    # The space bounds the types, but does not name them.
     names = ("self", *(f"type_{i}" for i in range(1, int(types.high.max()) + 1)))
     return TokenSpec(
         count, width, names, dtype="uint8" if features.dtype == np.uint8 else "float32"
@@ -81,6 +82,7 @@ def token_spec(space: spaces.Dict) -> TokenSpec | None:
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
     """Group agents of equal spaces whose names differ in a trailing number only."""
     by_prefix: dict[str, list[list[Any]]] = {}
+    # Find the group of the same prefix whose members have the same spaces.
     for agent in agents:
         prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"
         groups = by_prefix.setdefault(prefix, [])
@@ -104,6 +106,7 @@ def _listed(
     # Each agent must be in exactly one group.
     known = {str(agent): agent for agent in agents}
     seen: dict[str, str] = {}
+    # Reject empty groups, unknown agents and agents in two groups.
     for name, members in groups.items():
         if not members:
             raise InputError(f"env.groups: group {name!r} has no agents")
@@ -118,6 +121,7 @@ def _listed(
                     f"env.groups: agent {agent!r} is in {seen[agent]!r} and {name!r}"
                 )
             seen[agent] = name
+    # Reject agents without a group.
     if missing := [agent for agent in known if agent not in seen]:
         raise InputError(f"env.groups: no group has {', '.join(missing)}")
     return {name: [known[agent] for agent in group] for name, group in groups.items()}
@@ -132,6 +136,7 @@ def _make_team(
 ) -> PettingZooTeam:
     first = agents[0]
     observation, action = _spaces(env, first)
+    # All agents of a group need the same spaces.
     for agent in agents[1:]:
         if _spaces(env, agent) != (observation, action):
             raise InputError(
@@ -139,6 +144,7 @@ def _make_team(
                 "have different spaces"
             )
     where = f"env.module: agent {first!r}:"
+    # Observations are vectors, which a tokenizer splits, or tokens already.
     if isinstance(observation, spaces.Box):
         readable = len(observation.shape) == 1 and observation.shape[0] > 0
     else:
@@ -149,6 +155,7 @@ def _make_team(
             f"{where} expected observations in a Box of one dimension or a Dict of "
             f"{', '.join(PARTS)}, got {_one_line(observation)}"
         )
+    # Actions must be discrete or boxes of floats.
     try:
         ActionSpec.of(action)
     except InputError as error:

@@ -99,6 +99,7 @@ class PettingZooEnv(ReplayedEnv):
         self._teams = make_teams(first, groups)
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, first.possible_agents))
+        # Adapters turn the observations of a group into tokens.
         self._adapters = {
             name: self._make_adapter(name, agents, tokenizer) for name in self._teams
         }
@@ -107,6 +108,7 @@ class PettingZooEnv(ReplayedEnv):
             for name, team in self._teams.items()
         }
         self._renderer = FrameRenderer(module, self.options, self._decode)
+        # Cursors replay an environment that another batch has stepped.
         self._cursors: list[ReplayCursor | None] = [None] * num_envs
         empty = self._step_arrays(num_envs)
         self._set_tensors(empty.tensors(self.device, self.dtype))
@@ -172,6 +174,7 @@ class PettingZooEnv(ReplayedEnv):
                 assert cursor is not None
             arrays.write(row, cursor.simulator.step(encoded))
             self._cursors[row] = cursor.advanced()
+        # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
         rewards = {
@@ -218,6 +221,7 @@ class PettingZooEnv(ReplayedEnv):
         self, group: str, all_agents: tuple[str, ...], tokenizer: str | None
     ) -> ObservationAdapter:
         team = self._teams[group]
+        # A vector is split by a tokenizer, the given one or one that fits the module.
         if isinstance(team.observation, spaces.Box):
             name = tokenizer or fitting(self.module)
             agents = tuple(map(str, team.agents))
@@ -231,6 +235,7 @@ class PettingZooEnv(ReplayedEnv):
                 f"env.tokenizer: expected null, because group {group!r} observes "
                 f"tokens, got {tokenizer!r}"
             )
+        # Observations that are tokens need none.
         spec = token_spec(team.observation)
         assert spec is not None
         return ObservationAdapter(spec, self._number)

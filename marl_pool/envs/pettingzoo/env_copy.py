@@ -27,8 +27,10 @@ def find_factory(module: str) -> Factory:
             a file and not allowed by the user; see `marl_pool.utils.names.trust`.
     """
     validate_trusted(module, "env.module")
+    # A name such as butterfly/pistonball_v6 is one of PettingZoo's registry.
     if "/" in module:
         return lambda **options: pettingzoo.make("parallel", module, **options)
+    # Otherwise it is a module, with or without the name of a callable.
     path, _, attribute = module.partition(":")
     attribute = attribute or "parallel_env"
     try:
@@ -55,6 +57,7 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         InputError: no such environment, rejected options, or not a parallel env.
     """
     factory = find_factory(module)
+    # Report any error of the factory as one of the options.
     try:
         env = factory(**options)
     except InputError:

@@ -94,6 +94,7 @@ class FlatAdapter(ObservationAdapter):
         except (RuntimeError, LookupError, ValueError) as error:
             first = str(error).partition("\n")[0]
             raise InputError(f"{where}: {first}") from error
+        # Compare shapes and types with the spec.
         shape = (2, spec.num_tokens)
         expected = {
             "features": ((*shape, spec.num_features), None),
@@ -134,6 +135,7 @@ class StepArrays:
         }
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
+        # The group and column of each agent.
         self._columns = {
             agent: (name, i)
             for name, team in teams.items()

@@ -86,6 +86,7 @@ class BatchedEmulator:
         Returns:
             Frames ``(games, 1, 84, 84)`` uint8 of all games.
         """
+        # Count the call, and note the start that each game has to reach.
         self.turn += 1
         wanted = np.full(self.num_games, UNKNOWN)
         wanted[games] = numbers

@@ -126,6 +126,7 @@ class Pong(BatchedEnv):
         vector_env()  # fail here if ale-py is missing
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.num_frames, self.zero_rows = num_frames, zero_rows
+        # The emulator is built at the first reset.
         self._new_emulator = partial(
             BatchedEmulator,
             frame_skip=frame_skip,
@@ -134,6 +135,7 @@ class Pong(BatchedEnv):
             threads=threads,
         )
         self.patch_grid = PatchGrid(SCREEN, patch, patch)
+        # Without sticky actions, a seed gives several games with different no-ops.
         self._starts_per_seed = 1 if sticky_actions else EPISODES_PER_SEED
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
@@ -143,6 +145,7 @@ class Pong(BatchedEnv):
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
+        # The last screens, and the log from which a game is replayed.
         shape = (num_envs, num_frames, SCREEN, SCREEN)
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
@@ -244,10 +247,12 @@ class Pong(BatchedEnv):
             return
         emulator = self._emulator
         assert emulator is not None
+        # Start the games by the seed and number of their episodes.
         starts = (self.game_seeds, self.episodes % self._starts_per_seed)
         seeds, numbers = (part[rows].cpu().numpy() for part in starts)
         frames = emulator.begin(self._games[rows.cpu().numpy()], seeds, numbers)
         self._turn = emulator.turn
+        # Mark the games as running, and note how many no-ops they began with.
         first = torch.zeros_like(self.over)
         first[rows] = True
         self.over = self.over & ~first
@@ -267,6 +272,7 @@ class Pong(BatchedEnv):
         # A finished game keeps its screen, and its points count no more.
         running = ~self.over
         self._push_frames(step.frames, running, first=False)
+        # Note the games that have ended.
         over = torch.from_numpy(step.over[self._games]).to(self.device)
         self.over = self.over | over
         rewards = torch.from_numpy(step.rewards[self._games]).to(self.device)

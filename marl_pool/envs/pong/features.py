@@ -54,6 +54,7 @@ def privileged_targets(state: GameState) -> np.ndarray:
     the ball's position and velocity while there is no ball, and its crossing unless it
     approaches.
     """
+    # Scale the ball's position and velocity to about [-1, 1].
     width = PADDLE_COLUMN - OPPONENT_COLUMN
     ball = (
         2 * (state.ball_x - OPPONENT_COLUMN) / width - 1,
@@ -61,6 +62,7 @@ def privileged_targets(state: GameState) -> np.ndarray:
         state.velocity_x / SPEED_SCALE,
         state.velocity_y / SPEED_SCALE,
     )
+    # Targets that are undefined are NaN.
     targets = (
         _scaled(crossing(state)) if approaches(state) else math.nan,
         _scaled(state.rest),

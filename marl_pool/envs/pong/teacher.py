@@ -121,6 +121,7 @@ class ValueTableTeacher:
         """
         if bool((env.noops == UNKNOWN).any()):
             raise InputError("pong: expected games that have begun, got none: reset it")
+        # Find or make the controller of each game.
         numbers = env.env_ids.tolist()
         asked = {number: self._controller(number, env) for number in numbers}
         # Keep some others: training and validation environments ask in turn.
@@ -137,6 +138,7 @@ class ValueTableTeacher:
             actions.append([order.index(controller.action)])
             values.append([[controller.values[DIRECTIONS[native]] for native in order]])
             targets.append(privileged_targets(controller.state))
+        # Return actions, action values and privileged targets of one agent.
         return ValueTableAnswer(
             torch.tensor(actions, device=env.device),
             torch.tensor(values, dtype=torch.float32, device=env.device),

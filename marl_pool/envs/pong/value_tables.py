@@ -117,9 +117,11 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
     ends = np.stack([_arrival_values(*shot) for shot in shots]).astype(np.float32)
     size = len(OFFSETS)
     values = np.zeros((FRAMES + 1, len(shots), 3, 3, size, size), np.float32)
+    # Coordinates of the grid: indices of the rest position, offsets of the paddle.
     rest, paddle = np.arange(size)[:, None], OFFSETS[None]
     for left, last, now in product(range(1, FRAMES + 1), range(3), range(3)):
         frames, total = min(left, frame_skip), values[left, :, last, now]
+        # Average over the number of frames for which the last action sticks.
         for stuck in range(frames + 1):
             # The dynamics are linear: paddle' = kept * paddle + gained * rest + shift.
             chance = sticky**stuck * (1 - sticky if stuck < frames else 1)
@@ -127,6 +129,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
             place = kept * paddle + gained * OFFSETS[:, None] + shift
             place = np.clip(place / CELL + HALF_WIDTH, 0, size - 1.001)
             i, x = place.astype(int), (place % 1).astype(np.float32)
+            # Take the value of the arrival, or the best value after this step.
             if left <= frame_skip:
                 low, high = ends[:, i], ends[:, i + 1]
             else:
@@ -134,6 +137,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
                 after = values[left - frame_skip, :, executed].max(1)
                 to = np.clip(rest + moved, 0, size - 1)
                 low, high = after[:, to, i], after[:, to, i + 1]
+            # Interpolate between the two nearest offsets.
             total += chance * ((1 - x) * low + x * high)
         total -= PRESS_COST * (now > 0)
     return ValueTables(shots, values)

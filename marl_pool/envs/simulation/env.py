@@ -168,6 +168,7 @@ class SimulatedEnv(ReplayedEnv):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._cursors = [None] * self.num_envs
+        # Replay the saved logs, which restores the simulators.
         logs = saved_logs(state)
         if not logs:  # saved before the first reset
             return

@@ -63,6 +63,7 @@ class SimulatorProcess(SimulatorBackend):
         return self._call("step", ids, actions)
 
     def _call(self, name: str, *arguments: Any) -> SimulatorStep:
+        # Start the process at the first call.
         if self._process is None:
             self._start()
         pipe, process = self._pipe, self._process
@@ -81,12 +82,14 @@ class SimulatorProcess(SimulatorBackend):
         except BaseException:  # Ctrl-C: the next call would receive this answer
             pipe.close()
             raise
+        # Raise in this process what the simulator raised.
         if isinstance(answer, BaseException):
             raise answer
         step: SimulatorStep = answer
         return step
 
     def _start(self) -> None:
+        # The process inherits one end of a pipe, and prints to a temporary file.
         self._pipe, child_end = Pipe()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  closed by `_stop`
         # -P: files in the working directory must not shadow installed modules.
@@ -100,6 +103,7 @@ class SimulatorProcess(SimulatorBackend):
             stderr=self._printed,
         )
         child_end.close()
+        # Stop the process when this object is collected.
         weakref.finalize(self, _stop, self._pipe, self._process, self._printed)
         self._pipe.send((self._target, self._options))
 
@@ -124,6 +128,7 @@ def _stop(
 
 def serve(pipe: Connection) -> None:
     """Answer calls until the other end of ``pipe`` is closed."""
+    # The first message names the simulator and its options.
     target, options = pipe.recv()
     module, _, name = target.partition(":")
 

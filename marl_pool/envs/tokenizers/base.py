@@ -108,6 +108,7 @@ class SlotTokenizer(Tokenizer):
         signal_types: Sequence[str] = (),
         positions: Sequence[int] | None = None,
     ) -> None:
+        # Every slot has the same number of features, and one of the types.
         names = tuple(type_names)
         spec = TokenSpec(
             len(slots),

@@ -38,12 +38,14 @@ class ObservationLayout:
         self.name, self.observer, self.parts = name, observer, parts
         self.size = 0
         self.slots: list[Slot] = []
+        # Count the agents of each kind; observations list them by kind.
         self.others = Counter(a.rpartition("_")[0] for a in observer.all_agents)
         if not set(self.others) <= {"adversary", "agent"}:
             self.fail(
                 f"expected agents named agent_N or adversary_N, "
                 f"got {', '.join(observer.all_agents)}"
             )
+        # All agents of the group are of one kind; an agent does not observe itself.
         kinds = {agent.rpartition("_")[0] for agent in observer.agents}
         if len(kinds) > 1:
             self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
@@ -114,6 +116,7 @@ class MpeTokenizer(SlotTokenizer):
                 f"reads {layout.size} numbers in {len(layout.slots)} tokens, but group "
                 f"{observer.group!r} observes {observer.size}"
             )
+        # Positions are the features of that name.
         names = [name for name, length in self.parts for _ in range(length)]
         super().__init__(
             observer,

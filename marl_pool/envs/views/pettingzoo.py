@@ -52,6 +52,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
                 f"env.num_envs: expected a single env in a view of {name!r}, got "
                 f"{options['num_envs']!r}; make_batched_env gives many"
             )
+        # Build a batch of one environment.
         self._name, self._options = name, options
         self._seeded = "seed" in options
         self.render_mode = render_mode
@@ -62,6 +63,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             "render_fps": FRAMES_PER_SECOND,
             "is_parallelizable": True,
         }
+        # The group and index of each agent.
         self._places = {
             f"{group}_{number}": (group, number)
             for group, about in self.env.groups.items()
