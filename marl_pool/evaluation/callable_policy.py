@@ -68,6 +68,7 @@ class CallablePolicy(Policy):
         )
 
     def _call(self, tokens: Tokens) -> np.ndarray:
+        # Pass the tokens as a dictionary of arrays.
         observation = {
             name: part.cpu().numpy() for name, part in tokens._asdict().items()
         }
@@ -83,6 +84,7 @@ class CallablePolicy(Policy):
                 f"the policy takes {expected} tokens and fails on "
                 f"{tokens.num_tokens}: {reason:.200}"
             ) from error
+        # Accept nested lists as well as arrays.
         try:
             found = np.asarray(actions)
         except ValueError as error:  # rows of unequal length
@@ -98,6 +100,7 @@ class CallablePolicy(Policy):
         discrete = isinstance(space, spaces.Discrete)
         kind = "an integer" if discrete else "a real"
         kinds = "iu" if discrete else "iuf"
+        # Check shape, kind and values before anything is cast.
         if actions.shape != shape:
             raise InputError(
                 f"policy: expected actions of shape {shape}, got {actions.shape}"

@@ -108,6 +108,7 @@ def cases_of(
     for row, count in Counter(rows).items():
         if count > 1:
             raise InputError(f"{row}: expected each row once, got it twice")
+    # A transfer environment is another task, without a perturbation.
     others = [
         Case(TRAINED, each.policies, name=TRANSFER, transfer=each, missing=each.missing)
         for each in transfers
@@ -123,6 +124,7 @@ def _perturbed(
 ) -> Case:
     """Return the case of one severity, with a reason if it does not fit the tokens."""
     perturbation, missing = None, ""
+    # A perturbation that does not fit these tokens leaves a reason in its rows.
     config = {"name": levels.name, **levels.options, "severity": severity}
     try:
         perturbation = perturb(config, env)

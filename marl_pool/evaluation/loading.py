@@ -89,6 +89,7 @@ class EvaluationTarget:
             InputError: no such policy or device, or a policy that does not fit the
                 environment.
         """
+        # Fail early if the device is missing.
         validate_device(settings.device)
         env = dict(env or run.env)
         # Names in the run's files may only be those that the user allows.
@@ -112,6 +113,7 @@ class EvaluationTarget:
             policies: Policies = {**saved, **scripted}
             if rescale_codes:
                 policies = rescaled(policies)
+            # Evaluate in float64, so that the order of tokens changes no action.
             target = cls(
                 policies=to_float64(policies, settings.device),
                 env=env,
@@ -157,6 +159,7 @@ class EvaluationTarget:
                 not fit the environment.
         """
         validate_device(device)
+        # The groups of the environment decide which policies are needed.
         bare = cls({}, dict(env), name, dict(env), seed, device)
         groups = bare.describe().groups
         # One policy plays all groups.
@@ -193,6 +196,7 @@ class EvaluationTarget:
 
     def record(self, episodes: int) -> dict[str, Any]:
         """Return the entries that hold for all rows, each of ``episodes`` episodes."""
+        # Name the options in which the environment differs from the training's.
         trained = self.trained_env
         return {
             "run": self.source,
@@ -247,6 +251,7 @@ class EvaluationTarget:
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
+        # An option may be unknown, or change tokens that the policies cannot take.
         if lacking := next((key for key in changes if key not in known), None):
             missing = f"env {self.env['name']} has no {lacking}"
         else:

@@ -189,6 +189,7 @@ def read_returns(path: Path) -> np.ndarray:
 
 def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
+    # The loss of the self query has a column if it occurred.
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
     shows_lost = any(result.self_query_lost for result in results)
     if shows_lost:

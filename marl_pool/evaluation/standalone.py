@@ -79,6 +79,7 @@ def find_standalone(
     Raises:
         InputError: both or an unknown name, or a folder of another package.
     """
+    # A shipped policy is named, one on disk has a folder.
     if pretrained is not None:
         if path is not None:
             raise InputError(
@@ -89,6 +90,7 @@ def find_standalone(
         return _standalone(pretrained, folder, f"pretrained={pretrained}")
     if path is None:
         return None
+    # A run's folder is evaluated as a run.
     folder = Path(path)
     if (folder / RUN).exists() or not (folder / POLICY).is_file():
         return None

@@ -70,6 +70,7 @@ def pool_as_in_theory(
     """
     # Reject heads whose result is no weighted sum of this set's tokens.
     name, width = type(head).__name__, x.shape[-1]
+    # The class token's output is a vector without weights over the set.
     if isinstance(head, ClsPooling):
         return PooledSets(head(x, padding, types), 1, None, None)
     if isinstance(head, MemoryPooling):
@@ -80,6 +81,7 @@ def pool_as_in_theory(
     if isinstance(head, MultiPooling):
         # Each of its heads weights whole vectors, not a part of the features.
         raise UnfitTokensError(f"expected a single pooling head, got {name}")
+    # Max pooling selects one token for each feature.
     is_max = isinstance(head, MaxPooling)
     weights = (
         theory.max_weights(x, padding) if is_max else head.weights(x, padding, types)
@@ -91,6 +93,7 @@ def pool_as_in_theory(
         raise UnfitTokensError(
             f"expected a number of heads that divides {width} features, got {heads}"
         )
+    # Pool the tokens themselves by these weights.
     vectors, scores = theory.pool(x, weights), head.logits(x, padding, types)
     # Extra tokens contribute to x_c, but are not part of the set.
     extra = head.extra_tokens
@@ -160,6 +163,7 @@ def _score_measures(
     weights: Tensor, scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """Equations 8 and 9, and the weights against the bounds of Theorem 3.12."""
+    # Add a dimension for the heads.
     signal = signal[:, None]
     padding = None if padding is None else padding[:, None]
     ranges = theory.neighborhoods(scores, signal, padding)

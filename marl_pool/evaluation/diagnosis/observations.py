@@ -63,6 +63,7 @@ def record_observations(
             f"max_observations: expected at least {episodes * agents}, one of each "
             f"agent in {episodes} episodes, got {limit}"
         )
+    # Record every n-th step, to stay below the limit in full-length episodes.
     stride = -(-episodes * agents * env.max_steps // limit)
     # Simulators are expensive: play a few at a time, other environments all together.
     batch = SIMULATORS if env.simulated else episodes
@@ -97,8 +98,10 @@ class _ObservationRecorder:
         self.signal = {name: own.clone() for name, own in env.signal().items()}
 
     def __call__(self, transition: Transition) -> None:
+        # Finished environments are dropped: find the rows of the remaining ones.
         rows = transition.env.env_ids - self.first_env
         active, signal = transition.env.active, transition.env.signal()
+        # Record the observations acted on, with the signal as it was before the step.
         for name, tokens in transition.tokens.items():
             if self.time % self.stride == 0:
                 acting = self.active[name][rows]

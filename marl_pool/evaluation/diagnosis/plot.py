@@ -43,6 +43,7 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     panels = [_draw_excess]
     if any(row.checked for _, row in named):
         panels += [_draw_scores, _draw_weights]
+    # Fit the figure to the names and the number of rows.
     longest = max(len(name) for name, _ in named)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
     figure = new_figure(width, 1.7 + 0.32 * len(named))
@@ -62,6 +63,7 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
 
 
 def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
+    # Mark the rows without numbers.
     places = [place for place, row in enumerate(rows) if not row.missing]
     for place in set(range(len(rows))) - set(places):
         mark_missing_row(axes, place)
@@ -69,6 +71,7 @@ def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     mean, excess, low, high = _columns(
         measured, "mean_excess", "excess", "excess_low", "excess_high"
     )
+    # Draw the mean of all tokens, then the head with its interval.
     axes.plot(
         mean,
         places,

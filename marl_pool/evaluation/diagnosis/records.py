@@ -126,6 +126,7 @@ def summarize(
     for head in (None, *range(known["heads"] if known["heads"] > 1 else 0)):
         columns = slice(None) if head is None else slice(head, head + 1)
         numbers = {key: value[:, columns] for key, value in measures.numbers.items()}
+        # Losses in units of the variance.
         for key in ("signal_loss", "excess", "mean_excess"):
             numbers[key] = numbers[key] / variance
         summary = _summary(numbers, observations.episodes, seed)
@@ -147,6 +148,7 @@ def _summary(
     if "margin" in numbers:
         margin = numbers["margin"]
         made["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
+        # Widths of the bounds, and counts of the weights that violate them.
         for kind in ("signal", "noise"):
             width = numbers[f"{kind}_high"] - numbers[f"{kind}_low"]
             made[f"{kind}_bound_width"] = _mean(width)
@@ -161,6 +163,7 @@ def _mean(values: Tensor) -> float:
 
 def _interval(values: Tensor, episodes: Tensor, seed: int) -> tuple[float, float]:
     """Bootstrap interval of the mean of ``(B,)`` values, resampling whole episodes."""
+    # The interval ignores undefined values.
     defined = ~values.isnan()
     if not defined.any():
         return NAN, NAN

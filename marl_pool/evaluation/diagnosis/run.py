@@ -125,6 +125,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
         for line in content["rows"]
         if line["head"] == ALL
     ]
+    # Name the group only if the runs have several.
     rows = [from_plain(line) for line in lines]
     several = len({row.group for row in rows}) > 1
     named = [
@@ -133,6 +134,7 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     ]
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
+    # Write the comparison and its plot.
     make_folder(folder)
     table, document = folder / TABLE, folder / DOCUMENT
     write_csv(table, list(lines[0]), lines)

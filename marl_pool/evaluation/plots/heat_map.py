@@ -90,12 +90,14 @@ def cells_of(documents: Sequence[Path]) -> list[HeatMapCell]:
     """
     cells: list[HeatMapCell] = []
     for document in documents:
+        # Read the rows of occlusion and of the unperturbed environment.
         content = json.loads(document.read_text(encoding="utf-8"))
         rows = [row for row in content["results"] if _counts(row)]
         if not any(row["perturbation"] == OCCLUDE for row in rows):
             raise InputError(
                 f"{document}: expected rows of the perturbation {OCCLUDE}, got none"
             )
+        # Make a cell for each severity of the first group.
         trained = _words(content["occluded_in_training"])
         numbers = ("severity", "episodes", "mean", "std")
         cells += [
@@ -112,12 +114,14 @@ def draw_heat_map(path: Path, cells: Sequence[HeatMapCell]) -> None:
 
     Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 5.
     """
+    # Arrange the means by run and severity.
     runs = sorted({(cell.trained, cell.run) for cell in cells}, key=_order)
     tests = sorted({cell.tested for cell in cells})
     means = np.full((len(runs), len(tests)), np.nan)
     for cell in cells:
         row = runs.index((cell.trained, cell.run))
         means[row, tests.index(cell.tested)] = cell.mean
+    # Draw the map, and the mean in each cell.
     figure = new_figure(1.6 + 0.8 * len(tests) + 1.2, 1.4 + 0.55 * len(runs))
     axes = figure.subplots()
     image = axes.imshow(means, aspect="auto")
@@ -125,6 +129,7 @@ def draw_heat_map(path: Path, cells: Sequence[HeatMapCell]) -> None:
     center: dict[str, Any] = {"ha": "center", "va": "center"}
     for (row, column), mean in np.ndenumerate(means):
         if not np.isnan(mean):
+            # Keep the text readable on dark cells.
             color = "white" if mean < (low + high) / 2 else INK
             axes.text(column, row, f"{mean:.4g}", color=color, **center)
     axes.set_xticks(range(len(tests)), [f"{fraction:.0%}" for fraction in tests])

@@ -44,12 +44,14 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
         path: of the PNG.
         title: of the figure.
     """
+    # Find the panels: perturbations of each group that was trained.
     results = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in results))
     labels = [r.label for r in results if r.perturbation != CLEAN] or [CLEAN]
     labels = list(dict.fromkeys(labels))
     columns = min(COLUMNS, len(labels))
     rows = math.ceil(len(labels) / columns)
+    # Lay them out in a grid, one block of rows for each group.
     height = 2.5 * rows * len(groups) + 1.1
     figure = new_figure(3.0 * columns + 0.6, height)
     panels = figure.subplots(rows * len(groups), columns, squeeze=False)
@@ -62,10 +64,12 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
             _panel(axes, own, name)
             handles, names = axes.get_legend_handles_labels()
             legend |= dict(zip(names, handles, strict=True))
+        # Hide the cells left over in the last row.
         for axes in unused:
             axes.set_axis_off()
         _set_common_range(used, own)
         prefix = f"{group}: " if len(groups) > 1 else ""
+        # Only the first column has labels on its ordinate.
         for column, axes in enumerate(used):
             if column % columns == 0:
                 axes.set_ylabel(f"{prefix}mean return")
@@ -78,21 +82,25 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
 
 def _panel(axes: "Axes", results: Sequence[Result], label: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(label, 34)), fontsize=10)
+    # Mark the severities that were measured, with clean episodes at 0.
     measured = {r.severity for r in results if r.label in (CLEAN, label)}
     axes.set_xlim(0, max(measured) or 1)
     axes.set_xticks(sorted(measured), [f"{place:g}" for place in sorted(measured)])
     axes.set_xlabel("severity")
     style_axes(axes)
+    # Draw the baselines as horizontal lines.
     for result in results:
         if result.policy != TRAINED:
             line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
             color, name = BASELINES.get(result.policy, INK), f"{result.policy}, clean"
             axes.axhline(result.mean, color=color, label=name, **line)
+    # Draw the curves of deterministic and of sampled actions.
     shown = [r for r in results if r.policy == TRAINED and r.label in (CLEAN, label)]
     for stochastic, color in COLORS.items():
         curve = [r for r in shown if r.stochastic == stochastic and not r.missing]
         if curve:
             _curve(axes, sorted(curve, key=lambda result: result.severity), color)
+    # State the reason for a missing measurement in the panel.
     reasons = [r.missing for r in results if r.label == label and r.missing]
     if reasons:
         text = "\n".join(textwrap.wrap(f"not measured: {reasons[0]}", 30))

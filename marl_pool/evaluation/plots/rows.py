@@ -32,6 +32,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         path: of the PNG.
         title: of the figure.
     """
+    # Select the trained policies' deterministic rows.
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
     rows = {
@@ -39,19 +40,23 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         for group in groups
     }
     most = max(len(own) for own in rows.values())
+    # Make a column for each group, as high as its longest list of rows.
     figure = new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         own = rows[group]
+        # Mark the rows without numbers.
         for place, row in enumerate(own):
             if row.missing:
                 mark_missing_row(axes, place)
+        # Draw the mean and interval of each measured row.
         measured = [place for place, row in enumerate(own) if not row.missing]
         means = np.array([own[place].mean for place in measured])
         ends = np.array([bounds(own[place]) for place in measured]).reshape(-1, 2).T
         name = f"mean, 95 % over episodes ({ONLY})"
         style: dict[str, Any] = {"fmt": "o", "color": BLUE, "capsize": 3, "label": name}
         axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)
+        # Draw the clean baselines as vertical lines.
         for base in shown:
             clean = base.group == group and base.label == CLEAN
             if clean and base.policy in BASELINES:

@@ -64,6 +64,7 @@ def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSumm
     several = count > 1
     entropy = torch.special.entr(weights).sum(-1).mean(-1)
     evenness = (entropy / count.log())[several]
+    # Compute the total weight of each type of token.
     types = {
         name: (tokens.types == place) & present
         for place, name in enumerate(spec.type_names)
@@ -71,6 +72,7 @@ def _averaged(weights: Tensor, tokens: Tokens, spec: TokenSpec) -> AttentionSumm
     if spec.signal_types:
         signal = torch.stack([types[name] for name in spec.signal_types])
         types[ALL_SIGNAL] = signal.any(0)
+    # Uniform weights serve as the reference.
     uniform = present / count.clamp(min=1)[..., None]
     by_head = weights.mean(-2)
 
@@ -105,6 +107,7 @@ def attention(
                     (*key, kind, weight, own.uniform[kind])
                     for kind, weight in own.weights.items()
                 ]
+    # Give the reasons if no method has attention weights.
     if not rows:
         notes = [f"{method.name}: {reasons[method.name]}" for method in methods]
         note = html.missing_note(f"{'; '.join(notes)}.")
@@ -112,6 +115,7 @@ def attention(
     names = ["method", "source", "column", "value", "uniform"]
     frame = pd.DataFrame(rows, columns=names)
     parts = dict(iter(frame.groupby(["method", "column"])))
+    # Make a row of the table for each method.
     records = []
     for name in (method.name for method in methods):
         records.append({"method": html.Cell(name)})

@@ -48,12 +48,14 @@ Tasks = Mapping[str, tuple[list[MethodScores], list[Condition]]]
 
 def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
     """Build the sections that compare the methods of one training environment."""
+    # Methods of one environment are compared under the conditions that they share.
     tasks = {
         env: (own, group.common(own, "area") or group.common(own, "clean"))
         for env, own in group.envs.items()
     }
     ranking: list[html.Component] = []
     contents = {"ranking": ranking}
+    # Returns of different tasks have no common scale, so only scores are ranked.
     if group.unit != "score":
         ranking.append(NO_SCORE)
     else:
@@ -62,6 +64,7 @@ def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
         if any(len(own) > 1 for own, _ in tasks.values()):
             contents["performance"] = [_performance(group, tasks, styles)]
             contents["improvement"] = _improvement(group, tasks)
+    # Methods may have been trained in several environments.
     if len(tasks) > 1:
         contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
@@ -138,6 +141,7 @@ def _profiles(
     tail = 50 * (1 - CONFIDENCE)
     curves = []
     for one, own_scores in zip(own, scores, strict=True):
+        # Add a band if there are enough seeds.
         value = performance_profile(own_scores.points, grid)
         curve = Curve(one.method.kind, grid, value)
         resampled = own_scores.resampled()
@@ -187,12 +191,14 @@ def _improvement_cell(
 def _retraining(group: GroupScores) -> html.Component:
     (first, here), *elsewhere = group.envs.items()
     records = []
+    # Pair each method with its counterpart of the other environments.
     for one in here:
         for other in (own for _, there in elsewhere for own in there):
             if other.method.kind != one.method.kind:
                 continue
             pair = (one, other)
             gap = retraining_gap(*(own.under([UNPERTURBED]) for own in pair))
+            # Compare the unperturbed means of both.
             means = [
                 html.Cell(
                     html.number(own.mean(UNPERTURBED).value), own.method.provenance

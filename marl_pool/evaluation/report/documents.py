@@ -156,6 +156,7 @@ def _read(
 def _evaluation(path: Path, content: dict[str, Any]) -> Document:
     results = content.pop("results")
     rows = pd.DataFrame(results)[[*IDENTITY, "fixed", "missing"]]
+    # The returns lie beside the document.
     name = path.name.replace(Path(DOCUMENT).stem, Path(RETURNS).stem)
     returns = read_returns(path.with_name(name).with_suffix(Path(RETURNS).suffix))
     expected = (len(rows), content["episodes"])
@@ -167,6 +168,7 @@ def _evaluation(path: Path, content: dict[str, Any]) -> Document:
         )
     if not np.isfinite(returns[rows["missing"] == ""]).all():
         raise InputError("a return is not a finite number")
+    # Make a key of each row's identity.
     keys = [
         json.dumps([row[key] for key in IDENTITY], sort_keys=True) for row in results
     ]

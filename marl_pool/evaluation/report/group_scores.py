@@ -270,6 +270,7 @@ class GroupScores:
     def _area_sample(self, run: str, area: Condition) -> np.ndarray | str:
         """Means over severity, episode by episode."""
         tested = self._tested.get((run, area.label))
+        # An area needs scores at severities that this run was tested at.
         if self.unit != "score":
             return "an area needs scores: returns of both baselines in this environment"
         if tested is None:
@@ -278,6 +279,7 @@ class GroupScores:
             return "an area needs a severity above 0"
         if not set(area.levels) <= set(tested):
             return f"its severities are others: {', '.join(map(str, tested))}"
+        # Collect the returns at each severity.
         levels = []
         for severity in area.levels:
             sample = self._sample(run, level(area.label, severity))

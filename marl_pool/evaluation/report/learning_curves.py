@@ -25,6 +25,7 @@ def learning_curves(
     methods: Sequence[Method], styles: Mapping[str, LineStyle]
 ) -> html.PageSection:
     """Build the section of learning curves, a panel for each training environment."""
+    # Choose a measure of progress that all runs have logged.
     runs = [one for method in methods for one in method.runs]
     logged = [one.metrics.columns for one in runs if len(one.metrics)]
     counts = [key for key in COUNTS if all(key in columns for columns in logged)]
@@ -42,6 +43,7 @@ def learning_curves(
             reason = one.metrics_missing or f"no {RETURN} in metrics.csv"
             reasons.setdefault(reason, []).append(one.name)
 
+    # Make a panel for each training environment, with the mean over seeds.
     panels = []
     for env in dict.fromkeys(method.env for method in methods):
         own = {
@@ -51,6 +53,7 @@ def learning_curves(
         }
         curves = [_mean(kind, known) for kind, known in own.items() if known]
         panels.append(Panel(f"trained in {env}" if env else "", curves))
+    # Add the figure, and the reasons for missing curves.
     section = html.PageSection("learning")
     if seeds:
         draw = partial(draw_panels, panels, styles, columns=2, height=3.4, dots=False)

@@ -84,6 +84,7 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
     # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     default = Path("reports") / f"{datetime.now():%Y%m%d-%H%M%S}-{env}.html"
+    # By default, choose a file name that is free.
     path = free(default) if out is None else Path(out)
     try:
         if path.exists():

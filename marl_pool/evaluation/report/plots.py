@@ -81,6 +81,7 @@ def draw_panels(
     """
     from matplotlib.lines import Line2D
 
+    # Arrange the panels in a grid, and hide the cells left over.
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     with figure_style():
@@ -97,6 +98,7 @@ def draw_panels(
             title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
             axes.set_title(title, fontsize=9.5)
             axes.set_ylim(low, high)
+            # Draw the curves, the panel's note and the reference lines.
             for curve in panel.curves:
                 _draw_curve(axes, curve, styles[curve.name], dots=dots, steps=steps)
             text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
@@ -113,6 +115,7 @@ def draw_panels(
                     axes.annotate(name if first else "", (0.01, level), **text)
             axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
             axes.set_ylabel(ylabel if first else "")
+        # All panels share one legend.
         names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
         handles = [Line2D([], [], **styles[name]._asdict()) for name in names]
         legend_below(figure, handles, names)
@@ -152,18 +155,21 @@ def draw_points(
 def _draw_curve(
     axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool, steps: bool
 ) -> None:
+    # The band lies below the curves.
     line: dict[str, Any] = {"color": style.color}
     line |= {"drawstyle": "steps-post"} if steps else {}
     if not np.isnan(curve.band).all():
         step: Any = "post" if steps else None
         band = {"color": style.color, "alpha": 0.14, "linewidth": 0, "step": step}
         axes.fill_between(curve.x, *curve.band, **band)
+    # Seeds are thin lines, or dots.
     thin = {**line, "linewidth": 0.7, "alpha": 0.55}
     if dots:
         thin = {"linestyle": "", "marker": ".", "markersize": 4}
         thin |= {"color": style.color, "alpha": 0.7}
     for seed in curve.points:
         axes.plot(curve.x, seed, **thin)
+    # The mean is a thick line with the method's marker.
     mean = {**line, "linewidth": 1.8}
     mean |= {"marker": style.marker, "markersize": 4.5} if dots else {}
     axes.plot(curve.x, curve.y, **mean)

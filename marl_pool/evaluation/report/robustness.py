@@ -31,6 +31,7 @@ LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> html.PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
     labels = [label for label in group.labels("area") if group.levels(label)]
+    # A single seed has no interval over seeds.
     fewest = min(own.scores.seeds for own in group.measured)
     section = html.PageSection("profiles", facts={"one_seed": fewest < INTERVAL_FROM})
     if not labels:
@@ -73,6 +74,7 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
 
 def areas(group: GroupScores) -> html.PageSection:
     """Build the heat map of areas: perturbations by methods."""
+    # Areas are averages of scores.
     if group.unit != "score":
         reason = (
             "Returns of different environments have no common scale, and fractions of "
@@ -80,6 +82,7 @@ def areas(group: GroupScores) -> html.PageSection:
             "scripted one, and a single group that learns."
         )
         return html.PageSection("areas", [html.missing_note(reason)])
+    # Make a row for each perturbation, and a column for each method.
     rows = {"unperturbed": UNPERTURBED}
     rows |= {group.named(one): one for one in group.of_kind("area")}
     columns = {
@@ -149,6 +152,7 @@ def _environments(
     unchanged = AS_TRAINED if same else "as evaluated"
     # A test environment may be the training environment of a method.
     homes = [_training_env(group, own, conditions) for own in group.measured]
+    # Test environments are columns; add the unchanged one if it is not among them.
     columns = {group.named(one): one for one in conditions}
     if not all(homes):
         columns = {unchanged: UNPERTURBED, **columns}

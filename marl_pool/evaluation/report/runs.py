@@ -97,6 +97,7 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     usual = _usual(evaluations)
     # Without any evaluation, diagnoses are compared with one another.
     reference = usual or _usual(diagnoses)
+    # Keep the evaluations and diagnoses that follow the usual protocol.
     found = []
     for run, name, evaluation, diagnosis in zip(
         runs, _names(runs), evaluations, diagnoses, strict=True

@@ -47,6 +47,7 @@ def summary(
 def _findings(group: GroupScores) -> dict[str, Any]:
     evaluation = group.measured[0].method.evaluated[0].evaluation
     assert evaluation is not None
+    # Only areas that all methods share enter the summary.
     areas = {one.label: group.mean(one) for one in group.common(group.measured, "area")}
     return {
         "seeds": sorted({own.scores.seeds for own in group.measured}),
@@ -79,6 +80,7 @@ def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
 
 def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageSection:
     """Build the table with a row for each method."""
+    # Select the scores, and the areas that all methods share.
     measured = {own.method.name: own for own in group.measured} if group else {}
     areas = group.common(group.measured, "area") if group else []
     records = []
@@ -96,6 +98,7 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
         if group and group.unit == "score":
             names += ["unperturbed score", "mean area"]
         record |= dict.fromkeys(names, html.missing(reason))
+        # Replace the reasons by the numbers that are known.
         if group and (own := measured.get(method.name)):
             cells = [_return(group, method), _score(own, [UNPERTURBED])]
             record |= zip(names, [*cells, _score(own, areas)], strict=False)

@@ -41,6 +41,7 @@ def _section(methods: Sequence[Method], group: str) -> html.PageSection:
                 reasons.setdefault(method.name, found)
             else:
                 rows += [(method.name, *row) for row in found]
+    # Make a table with a row for each number and a column for each method.
     frame = pd.DataFrame(rows, columns=["method", "name", "value", "span", "title"])
     parts = dict(iter(frame.groupby(["method", "name"])))
     records = [
@@ -65,6 +66,7 @@ def _rows(one: ReportedRun, group: str) -> list[tuple[str, float, str, str]] | s
     numbers, about = one.diagnosis.numbers(group), one.diagnosis.about
     if isinstance(numbers, str):
         return numbers
+    # The provenance is shown with each cell.
     source = f"{one.relative(one.diagnosis.path)}, commit {recorded(about, 'commit')}"
     source += f", {recorded(about, 'episodes')} episodes"
     rows = []

@@ -58,6 +58,7 @@ def videos(
         about = f"{condition.label} {condition.severity:g}"
         columns.append(Markup("<b>{}</b>").format(about))
     section = html.PageSection("videos", facts={"perturbation": about})
+    # Render the first seed of each method, or say why that is impossible.
     for method in methods:
         one = method.runs[0]
         caption = f"{method.name}, training seed {one.seed}"

@@ -93,6 +93,7 @@ def severity_aucs(
         returns: ``(rows, episodes)``.
         seed: of the bootstrap.
     """
+    # Sort the rows into clean and perturbed ones of each policy.
     baselines = _baselines(results, returns)
     clean: dict[tuple[Any, ...], np.ndarray] = {}
     perturbed: dict[tuple[Any, ...], list[tuple[Result, np.ndarray]]] = {}
@@ -107,6 +108,7 @@ def severity_aucs(
         first = rows[0][0]
         # Clean episodes are the level at severity 0.
         levels = {0.0: clean[key[:-1]]} | {row.severity: own for row, own in rows}
+        # An AUC needs baselines and a result at every severity.
         severities = sorted(levels)
         auc = Interval(np.nan, np.nan, np.nan)
         pair = baselines.get(_env_key(first))

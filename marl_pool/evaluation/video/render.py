@@ -72,6 +72,7 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
+    # Select a head of the agent, or average over all.
     own = heads[0, agent]
     if isinstance(head, int) and 0 <= head < len(own):
         weights = own[head]
@@ -79,6 +80,7 @@ def attention_of(
         weights = own.mean(0)
     else:
         raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
+    # Without a perturbation that moves tokens, the weights apply as they are.
     if "origin" not in state:
         return Attention(weights, 0.0)
     # Move the weights to where the tokens come from; injected ones come from nowhere.
@@ -115,6 +117,7 @@ def episode_frames(
     Yields:
         ``(height, width, 3)`` uint8 RGB.
     """
+    # Draw the first group unless another is chosen.
     group = group or next(iter(rollout.env.groups))
     num_tokens = rollout.env.groups[group].tokens.num_tokens
     prev_env, steps, total = _first(rollout.env), 0, 0.0
@@ -131,6 +134,7 @@ def episode_frames(
             state += f"   attention on injected {attention.injected:.0%}"
         return with_caption(image, (about, state))
 
+    # Draw each step's observation with the attention that it received.
     for transition in rollout.transitions():
         attention = None
         if head is not None:
@@ -225,6 +229,7 @@ def load_target(
             rescale_codes=settings.rescale_codes,
             plugins=plugins,
         )
+    # Outlines need patches of an image.
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(
             f"top_patches: expected 0 for the env {target.env['name']}, whose "
@@ -260,6 +265,7 @@ def write_video(
     def frames(progress: Progress) -> Iterator[np.ndarray]:
         done = 0
         for first in range(0, settings.episodes * rows, rows):
+            # Play the episodes of a row of the grid side by side.
             grid = [
                 [
                     _episode(target, settings, episode, condition, name)
@@ -284,6 +290,7 @@ def _episode(
     perturbation: Mapping[str, Any] | None,
     name: str,
 ) -> Iterator[np.ndarray]:
+    # The caption has the target's name, the number of the episode and the perturbation.
     env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
     about = f"{name}   " if name else ""

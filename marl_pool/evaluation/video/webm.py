@@ -30,6 +30,7 @@ def write_webm(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
     with new_path(path) as beside:
         try:
             for image in frames:
+                # Open the file when the size of the frames is known.
                 if video is None:
                     codec, size = cv2.VideoWriter_fourcc(*CODEC), image.shape[1::-1]
                     with _silent():
@@ -39,6 +40,7 @@ def write_webm(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
                             f"{path}: OpenCV {cv2.__version__} cannot write VP9; "
                             "install opencv-python-headless"
                         )
+                # OpenCV expects blue first.
                 video.write(image[..., ::-1])
         finally:
             if video is not None:
