@@ -98,6 +98,7 @@ class VisionTransformer(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
+        # Embed, encode and pool the patches.
         self.pooled = SetNetwork(
             spec,
             encoder=encoder,
@@ -114,6 +115,7 @@ class VisionTransformer(nn.Module):
             init_std=options.init_std,
             seed=seed,
         )
+        # Compute a score of each class from the pooled vector.
         dim = self.pooled.dim_out
         self.norm = nn.LayerNorm(dim) if options.classifier_norm else nn.Identity()
         with seeded(seed, "scores"):
@@ -175,16 +177,19 @@ class ImageClassification(VisionOptions, ImageTask):
     deviation; see `NORMALIZATION`."""
 
     def __post_init__(self) -> None:
+        # Check the options against each other.
         check_patch(self.size, self.patch)
         if self.crop_padding > self.size:
             raise InputError(
                 f"task.crop_padding: expected at most task.size = {self.size}, "
                 f"got {self.crop_padding}"
             )
+        # Split the parts into their names and options.
         self.parts = {
             kind: require_part(kind, part, "images")
             for kind, part in (("encoder", self.encoder), ("pooling", self.pooling))
         }
+        # A query given by the task replaces that of the head.
         if self.query is not None:
             head = self.parts["pooling"]
             self.parts["pooling"] = _asked_at(head, self.query, self.size // self.patch)
@@ -263,6 +268,7 @@ def _asked_at(head: Part, query: Place, side: int) -> Part:
             f"task.query: expected corner or mean, because {side} x {side} patches "
             "have no four in the middle, got focal"
         )
+    # The focal query is the mean of the four patches in the middle.
     low = side // 2 - 1
     rows = (low, low + 1)
     return {**head, "query": [row * side + column for row in rows for column in rows]}

@@ -118,11 +118,13 @@ class KnnCentroid(Task):
             "encoder": require_part("encoder", self.encoder, NAME),
             "pooling": require_part("pooling", self.pooling, NAME),
         }
+        # No more neighbors than vectors.
         if self.target == "nearest" and self.k > self.num_vectors:
             raise InputError(
                 "task.k: expected an integer in [1, task.num_vectors = "
                 f"{self.num_vectors}], got {self.k}"
             )
+        # Training and test sets are parts of the samples.
         if self.num_test >= self.num_samples:
             raise InputError(
                 "task.num_test: expected less than task.num_samples = "

@@ -43,6 +43,7 @@ def sample_sets(
     Returns:
         ``(CHUNK, N, d)``, which is ``out`` if it is given.
     """
+    # Choose one of three distributions for each feature of each set.
     generator = _generator(seed, SETS, chunk)
     kinds = np.arange(dim) + generator.integers(3, size=(CHUNK, 1))
     kinds = generator.permuted(kinds % 3, axis=1).ravel()
@@ -61,6 +62,7 @@ def sample_sets(
     features += (location / dim**0.5).astype(np.float32)[:, None]
     # A mode other than "raise" writes into `by_set` without a copy.
     np.take(features, place, axis=0, out=by_set, mode="clip")
+    # Return sets of vectors, in the given memory if there is some.
     if out is None:
         out = np.empty((CHUNK, num_vectors, dim), np.float32)
     out[:] = by_set.reshape(CHUNK, dim, num_vectors).transpose(0, 2, 1)

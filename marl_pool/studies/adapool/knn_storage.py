@@ -107,6 +107,7 @@ class Sets:
 
         Threads sample some chunks ahead, because numpy releases the interpreter lock.
         """
+        # Sample a few chunks ahead in threads, into a ring of buffers.
         count, *shape = self._shape
         total = -(-count // CHUNK)
         workers = min(os.cpu_count() or 1, 8)
@@ -117,6 +118,7 @@ class Sets:
             return sample_sets(self._seed, number, shape[0], shape[1], out)
 
         with ThreadPoolExecutor(workers) as pool:
+            # Refill a buffer only after its chunk was consumed.
             pending = deque(pool.submit(sample, number) for number in range(len(ring)))
             for number in range(total):
                 yield pending.popleft().result()[: count - number * CHUNK]

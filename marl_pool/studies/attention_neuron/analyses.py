@@ -90,6 +90,7 @@ def analyse(
         try:
             functions[name](path)
         except UnfitTokensError as error:
+            # An analysis may need other tokens, or a package that is missing.
             print(f"not made: {name}: {error}")
         except ModuleNotFoundError as error:
             module = (error.name or "").partition(".")[0]

@@ -38,6 +38,7 @@ def draw_attended(
     Raises:
         UnfitTokensError: tokens that are not patches, or a policy without attention.
     """
+    # Only patches can be drawn on a picture.
     if target.make_env(1).patch_grid is None:
         name = target.env["name"]
         raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
@@ -52,6 +53,7 @@ def draw_attended(
             if not each.missing
         ),
     ]
+    # Join the rows to one sheet.
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])
 

@@ -38,6 +38,7 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
         UnfitTokensError: no sensory layer.
     """
     validate_codes(target)
+    # Play the same episode twice, with and without a permutation.
     numbers = [longest(target, STEPS)]
     plain = record(target, numbers, shuffled=False, max_steps=STEPS)
     shuffled = record(target, numbers, shuffled=True, max_steps=STEPS)
@@ -45,6 +46,7 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
     figure = new_figure(10, 4.2)
     panels = figure.subplots(1, 2, sharey=True)
     codes = plain.codes.shape[1]
+    # Select evenly spread codes if there are too many to show.
     rows = torch.linspace(0, codes - 1, min(codes, MOST_CODES)).long()
     limit = float(plain.codes.abs().max())
     titles = {"unperturbed": plain, "shuffled at reset": shuffled}
@@ -81,6 +83,7 @@ def draw_code_map(target: EvaluationTarget, path: Path) -> None:
     from sklearn.cluster import KMeans
 
     validate_codes(target)
+    # Record a long episode, with its environments for the frames.
     numbers = [longest(target, STEPS)]
     recording = record(target, numbers, shuffled=True, max_steps=STEPS, keep_envs=True)
     if (steps := len(recording.codes)) < FEWEST:
@@ -114,6 +117,7 @@ def _draw_map(
     chosen: np.ndarray,
     path: Path,
 ) -> None:
+    # Draw the frames first, because their number sets the figure's width.
     pictures = [[_frames(recording.envs[step]) for step in group] for group in chosen]
     frames = len(pictures[0][0])
     widths = [6.5, 2 * 0.75 * frames + 0.6]
@@ -121,6 +125,7 @@ def _draw_map(
     # The map is on the left, frames of the chosen samples on the right.
     grid = figure.add_gridspec(1, 2, width_ratios=widths)
     axes = figure.add_subplot(grid[0])
+    # Draw each group in its color, with the chosen samples on top.
     for group, (color, steps) in enumerate(zip(COLORS, chosen, strict=True)):
         x, y = places[labels == group].T
         axes.scatter(x, y, s=8, color=color, alpha=0.35)

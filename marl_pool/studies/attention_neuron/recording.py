@@ -50,6 +50,7 @@ def record(
         max_steps: steps after which an episode is cut; None: the environment's own.
         keep_envs: keep copies of a single environment, to draw them.
     """
+    # Play the only group, in the environments of these numbers.
     env = target.make_env(len(numbers), first=numbers[0])
     rollout = make_rollout(env, target.policies, shuffled, max_steps)
     ((group, policy),) = target.policies.items()

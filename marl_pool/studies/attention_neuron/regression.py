@@ -94,6 +94,7 @@ def print_fits(fits: list[Fit]) -> None:
     table.add_column("input, on the codes")
     for name in ("R²", "published"):
         table.add_column(name, justify="right")
+    # Each input has a row; the codes are many and appear as their mean.
     for fit in fits:
         if fit.explained == "input":
             table.add_row(fit.name, _shown(fit.r_squared), _shown(fit.published))

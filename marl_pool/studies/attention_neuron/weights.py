@@ -179,6 +179,7 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
             kind, or whose array has another name, another length or numbers that are
             not finite.
     """
+    # Build the agent, and check that the file has its number of weights.
     if agent not in PUBLISHED:
         raise unknown("agent", agent, PUBLISHED)
     published = PUBLISHED[agent]
@@ -192,6 +193,7 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
             f"{array.shape} and type {array.dtype}{hint}"
         )
     with np.errstate(over="ignore"):
+        # Published arrays may have another precision.
         numbers = torch.from_numpy(array.astype(np.float32))
     if bad := int((~numbers.isfinite()).sum()):
         raise InputError(f"{file}: expected finite numbers, but {bad} are not")
@@ -228,6 +230,7 @@ def _read(file: Path) -> np.ndarray:
             f"kind ({type(error).__name__})"
         ) from None
     if [*arrays] != [ARRAY]:
+        # Name the arrays that were found.
         found = ", ".join(map(repr, [*arrays][:3])) or "none"
         more = ", …" if len(arrays) > 3 else ""
         raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")

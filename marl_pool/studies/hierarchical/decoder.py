@@ -75,12 +75,14 @@ class HierarchicalDecoder(LayerStack):
         logits = self._logits(x)
         chosen = self._choose(logits, count, chance) if forced is None else forced
         log_probs = token_log_prob(logits, chosen, masked=self.settings.is_masked)
+        # If all tokens are chosen, there is no choice to credit.
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
         # Split each chosen token in two.
         halves = self.unmerge(gather_tokens(x, chosen))
         halves, log_probs = self.scaled(halves, log_probs)
         log_prob = log_probs.sum(1)
+        # Teacher forcing trains the choice itself, by its mean log-likelihood.
         if forced is not None:
             log_prob = token_log_prob(logits, forced, masked=False).sum(1)
             log_prob = log_prob / max(count, 1)

@@ -164,6 +164,7 @@ class HierarchicalEncoder(LayerStack):
         scores = logits.detach()
         if chance.explore or self.settings.policy == "random":
             scores = scores + gumbel(scores, chance.generator)
+        # Merge the pairs, and take the log-probability of each choice.
         pairs = choose_pairs(scores, count)
         log_probs = pair_log_prob(logits, pairs, masked=self.settings.is_masked)
         merged, log_probs = self.scaled(self.layer.merged(x, pairs), log_probs)

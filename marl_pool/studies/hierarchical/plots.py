@@ -52,6 +52,7 @@ def draw_policies(
         side: patches in each direction, √T.
         path: PNG file to write.
     """
+    # Choose tokens that are spread evenly over the image.
     places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()
     tokens = [row * side + column for row in places for column in places]
     columns = 1 + len(places)

@@ -64,5 +64,6 @@ def teacher_forced(
         score = score + error.detach() * step.log_prob
         unmerging = unmerging - undone.log_prob
         norm = norm + step.norm + undone.norm
+        # Layers are trained one by one, without a gradient between them.
         x = step.tokens.detach()
     return Forced(losses, score, unmerging, norm)

@@ -44,17 +44,20 @@ class Hierarchy:
     """Standard deviation of noise on a layer's input tokens, in training (3.2.1)."""
 
     def __post_init__(self) -> None:
+        # Attention splits the width among its heads.
         for name in ("num_heads", "policy_heads"):
             heads = getattr(self, name)
             if self.dim % heads:
                 raise InputError(
                     f"task.{name}: expected a divisor of dim = {self.dim}, got {heads}"
                 )
+        # These policies read the keys of the attention.
         if not self.attention and self.policy in ("shared_keys", "heuristic"):
             raise InputError(
                 f"task.policy: expected learned or random without attention, "
                 f"got {self.policy}"
             )
+        # Scaling multiplies by a probability, which only these policies learn.
         if self.is_scaled and self.policy not in ("learned", "shared_keys"):
             raise InputError(
                 "task.gradient: expected reinforce with a policy that is not learned, "

@@ -104,8 +104,10 @@ class MergedImages(Hierarchy, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The task has an architecture of its own.
         validate_no_part("encoder", self.encoder, self.name)
         validate_no_part("pooling", self.pooling, self.name)
+        # A baseline subtracts the mean loss, which would leave nothing here.
         if self.baseline and self.credit == "batch":
             raise InputError(
                 "task.baseline: expected false with task.credit=batch, where every "
@@ -117,6 +119,7 @@ class MergedImages(Hierarchy, ImageTask):
                 f"decoder, got {self.pretrain_epochs}"
             )
         check_patch(self.size, self.patch)
+        # Compute the merges of each layer for the proportions and levels.
         self.num_tokens = (self.size // self.patch) ** 2
         self.trained = self._levels("task.proportions", self.proportions)
         self.measured = self._levels("task.levels", self.levels)
@@ -170,6 +173,7 @@ class MergedImages(Hierarchy, ImageTask):
     ) -> LossAndMetrics:
         images = scaled(batch["images"])
         chance = Chance(near(generator, images.device), network.training)
+        # Evaluation measures all levels without sampling one.
         if not network.training:
             return self._measure(network, images, batch, chance)
         # Merge a random proportion of tokens, down to a random depth.

@@ -85,6 +85,7 @@ def wishart_mixtures(
     # Sample all uniform numbers of a row at once: two for the set, seven a cluster.
     most = clusters[1]
     sampled = _uniform(rows, seed, MIXTURE, 2 + 7 * most)
+    # Sample the number of clusters, and mark those that exist.
     count = _integer(sampled[:, 1], clusters)
     there = torch.arange(most, device=rows.device) < count[:, None]
     each = sampled[:, 2:].unflatten(1, (most, 7)).unbind(-1)
@@ -97,6 +98,7 @@ def wishart_mixtures(
     upper = torch.stack([1 / first, -below / (first * second)], -1)
     lower = torch.stack([torch.zeros_like(second), 1 / second], -1)
     factors = math.sqrt(SPREAD) * torch.stack([upper, lower], -2)
+    # All clusters of a set have the same weight.
     weights = there / count[:, None].double()
     return _sample(
         rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
@@ -194,6 +196,7 @@ def _sample(
 ) -> Mixtures:
     """Sample ``sizes (B,)`` points of mixtures, padded to the largest set."""
     most = int(sizes.max())
+    # Sample the component of each point, then the point.
     sampled = _uniform(rows, seed, POINTS, 3 * most).unflatten(1, (most, 3))
     ends = weights.cumsum(1)
     # The last end may round to less than the largest random number.
@@ -204,6 +207,7 @@ def _sample(
     pick = labels[..., None].expand(-1, -1, 4)
     own = factors.flatten(2).gather(1, pick).unflatten(-1, (2, 2))
     points = means.gather(1, pick[..., :2]) + (own @ normal[..., None])[..., 0]
+    # Pad the smaller sets.
     padding = torch.arange(most, device=rows.device) >= sizes[:, None]
     return Mixtures(
         points.masked_fill(padding[..., None], 0).float(),

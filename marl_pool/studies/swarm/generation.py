@@ -149,10 +149,12 @@ def _draw(images: Tensor, num_levels: int, path: Path) -> None:
     sheet = framed.permute(0, 2, 1, 3, 4).reshape(
         rows * height, columns * width, channels
     )
+    # Repeat gray over the three color channels.
     colored = sheet if channels == 3 else sheet.expand(-1, -1, 3)
     figure = new_figure(0.6 * columns + 0.8, 0.6 * rows + 0.5)
     axes = figure.add_subplot()
     axes.imshow(colored.numpy(), vmin=0, vmax=1)
+    # Label each row with its class.
     middles = [(row + 0.5) * height - 0.5 for row in range(rows)]
     axes.set_yticks(middles, [str(row) for row in range(rows)])
     axes.set_xticks([])

@@ -43,12 +43,14 @@ def draw_clustering(
         folder: folder for the files.
         cells: cells of the maps in each direction.
     """
+    # Assign the points to outputs, and match outputs with true clusters.
     log_probs = network(mixtures.points, None).log_softmax(-1)
     matched = match_clusters(
         log_probs, mixtures.labels, mixtures.padding, mixtures.num_clusters
     )
     colors = output_colors(matched.outputs[0], log_probs.shape[-1])
     extent = _extent(mixtures.points[0])
+    # Compute the probabilities of one more point on a grid.
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs[0].argmax(-1)]
     figures = {
@@ -132,6 +134,7 @@ def _side_by_side(
         alpha=0.8,
     )
     figure.colorbar(shown, ax=right, label="nats", shrink=0.8)
+    # Draw the points and the true ellipses in both panels.
     clusters = torch.arange(int(mixtures.num_clusters[0]))
     for axes, colors in ((left, mixtures.labels[0]), (right, assigned)):
         points = mixtures.points[0].T.numpy()
@@ -153,6 +156,7 @@ def _probability_maps(
     rows = math.ceil(count / columns)
     figure = new_figure(2.1 * columns, 2.2 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    # Hide all axes, those of unused panels included.
     for axes in panels:
         axes.set_axis_off()
     clusters = int(mixtures.num_clusters[0])

@@ -51,11 +51,13 @@ class PointNetwork(nn.Module):
             self.encoder: Encoder = build_part(
                 "encoder", encoder, ENCODERS, Encoder, {"dropout": dropout}
             )
+        # The encoder determines the width of the embedding.
         width = self.encoder.dim
         if width is None:
             raise InputError("encoder.dim: expected a width for points, got null")
         with seeded(seed, "embedding"):
             self.embedding = nn.Linear(num_features, width)
+        # Without pooling, each point has an output of its own.
         self.pooling: Pooling | None = None
         if pooling is not None:
             context = {"dim": width, "num_tokens": num_points, "has_self": False}

@@ -58,11 +58,13 @@ class SwarmTransformer(nn.Module):
         super().__init__()
         self.shape = shape
         self.places: Tensor
+        # Fixed encodings of row and column.
         self.register_buffer("places", sinusoids(shape, width), persistent=False)
         with seeded(seed, "embedding"):
             self.intensities = _embedding(num_levels, width)
             self.channels = _embedding(shape[2], width) if shape[2] > 1 else None
             self.classes = _embedding(num_classes, width) if num_classes else None
+        # The last layer outputs a logit for each level of intensity.
         widths = [width] * num_layers + [num_levels]
         with seeded(seed, "layers"):
             self.layers = nn.ModuleList(
