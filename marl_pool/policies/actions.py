@@ -41,6 +41,7 @@ class ActionSpec:
         """
         if isinstance(space, ActionSpec):
             return space
+        # Discrete actions are numbered from 0.
         if isinstance(space, spaces.Discrete) and space.start == 0:
             return cls(n=int(space.n))
         if (

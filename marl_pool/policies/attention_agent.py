@@ -89,6 +89,7 @@ class AttentionAgent(Agent):
         mixing: bool = False,
         seed: int | None = None,
     ) -> None:
+        # Record the options, from which a saved policy is built.
         options = {} if pooling is None else {"pooling": dict(pooling)}
         super().__init__(
             spec,
@@ -102,6 +103,7 @@ class AttentionAgent(Agent):
             place_step=place_step,
             mixing=mixing,
         )
+        # Without a sensory layer the agent attends to the tokens themselves.
         self.sensor = None
         count, width = spec.num_tokens, spec.num_features
         if pooling is not None:
@@ -113,22 +115,26 @@ class AttentionAgent(Agent):
                     f"attention_neuron, got {pooling['name']!r}"
                 )
             width = self.sensor.dim_out // count
+        # The controller reads the places of the top k.
         if top_k > count:
             raise InputError(f"policy.top_k: expected 1 to {count}, got {top_k}")
         if mixing and pooling is None:
             raise InputError(
                 "policy.mixing: expected false without policy.pooling, got true"
             )
+        # Vectors lie on a square grid, which gives each one a place.
         self.num_vectors, self.top_k, self.units = count, top_k, units
         self.scale_factor = message_dim**-0.5 if scale else 1.0
         self.side = math.isqrt(count - 1) + 1
         self.first_place = first_place
         self.place_step = 1 / self.side if place_step is None else place_step
+        # Build the attention, the recurrent controller and its output.
         with seeded(seed, "agent"):
             self.query = nn.Linear(width, message_dim)
             self.key = nn.Linear(width, message_dim)
             self.cell = nn.LSTMCell(2 * top_k, units)
             self.output = nn.Linear(units, self.actions.dim)
+            # Mixing carries codes over from the previous step.
             self.gate: nn.Sequential | None = None
             if mixing:
                 self.gate = mlp([units + self.actions.dim, units, 1], nn.Tanh)

@@ -123,6 +123,7 @@ class Sensory(SensorAgent):
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
+        # Only attention neurons have weights that can be folded in advance.
         sensor = self.sensor
         if not isinstance(sensor, AttentionNeuronPooling):
             return super().members(parameters)

@@ -61,6 +61,7 @@ def save_policies(
     """
     folder = Path(path)
     make_folder(folder)
+    # Describe each module by its class and options.
     config = {
         "format": FORMAT,
         "package_version": __version__,
@@ -71,6 +72,7 @@ def save_policies(
         "groups": dict(groups),
         **({} if env is None else {"env": dict(env)}),
     }
+    # Join the weights of all modules in one file.
     weights = {
         f"{name}/{key}": tensor.detach().cpu().contiguous()
         for name, policy in modules.items()
@@ -142,6 +144,7 @@ def load_modules(
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
+    # Build each module with its own weights.
     for name, options in config.modules.items():
         own = {
             key.rpartition("/")[2]: tensor
@@ -188,6 +191,7 @@ def _read_config(folder: Path) -> _PolicyFile:
     path = folder / CONFIG
     try:
         config = read_json(path)
+        # Compare the format first: other files may lack any key.
         if not isinstance(config, dict) or config.get("format") != FORMAT:
             found = config.get("format") if isinstance(config, dict) else config
             raise InputError(f"expected policy format {FORMAT}, got {found!r}")
@@ -217,6 +221,7 @@ def _limit_parameters(count: int) -> Iterator[None]:
 
     Each option has a bound of its own, but their product may still exceed the memory.
     """
+    # Count only what this thread builds.
     thread, built = get_ident(), 0
 
     def register(module: nn.Module, name: str, parameter: Any) -> None:
@@ -243,6 +248,7 @@ def _build(
     options = dict(options)
     cls = options.pop("class")
     try:
+        # Bound the sizes that the file claims before anything is allocated.
         spaces = {}
         for part, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
             check_sizes(part, options[part])
@@ -259,6 +265,7 @@ def _build(
                 f"{CONFIG}: expected the policy options {', '.join(sorted(missing))}, "
                 "got none; another version of marl_pool wrote it"
             )
+        # Names and shapes must match exactly.
         policy.load_state_dict(weights)
     except UntrustedError:
         raise  # its message names the folder

@@ -78,6 +78,7 @@ class TokenPolicy(SpecifiedPolicy):
         dropout: Probability = 0.0,
         seed: int | None = None,
     ) -> None:
+        # Options of the set network, which a saved policy records.
         network: dict[str, Any] = {
             "encoder": dict(encoder),
             "pooling": dict(pooling),

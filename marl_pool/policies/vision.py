@@ -71,6 +71,7 @@ class Vision(SensorAgent):
         readout: Sequence[PositiveInt] = (),
         seed: int | None = None,
     ) -> None:
+        # Record the options; those at their defaults are left out.
         optional = {"memory": memory, "readout": list(readout)}
         super().__init__(
             spec,
@@ -80,6 +81,7 @@ class Vision(SensorAgent):
             hidden=list(hidden),
             **{name: value for name, value in optional.items() if value},
         )
+        # Memory and readout follow the hidden layer.
         if memory and not hidden:
             raise InputError(
                 f"policy.memory: expected 0 without a hidden layer, got {memory}"
@@ -89,6 +91,7 @@ class Vision(SensorAgent):
                 f"policy.readout: expected [] without a memory, got {list(readout)}"
             )
         self.units = memory
+        # The sensory layer turns patches into codes, which form a square picture.
         sensor = make_sensor(pooling, spec, self.actions, seed)
         if not isinstance(sensor, VisionNeuronPooling):
             raise InputError(
@@ -109,6 +112,7 @@ class Vision(SensorAgent):
             self.body = nn.Sequential(*layers, *mlp(widths, nn.ReLU))
             self.hidden_dim = widths[-2]
             if memory:
+                # A recurrent policy replaces the last layer by a GRU and its readout.
                 width, self.body = hidden[-1], nn.Sequential(*list(self.body)[:-1])
                 self.on_input = nn.Linear(width + self.actions.dim, 3 * memory)
                 self.on_state = nn.Linear(memory, 3 * memory)
