@@ -78,6 +78,7 @@ class LSTMEncoder(Encoder):
         compiling = torch.compiler.is_compiling()
         if (is_transformed() and not compiling) or sequence.shape[0] == 0:
             return self._read_stepwise(sequence, padding)
+        # Without padding, all sequences have the same length.
         if padding is None:
             return self.lstm(sequence)[0]
         # An empty set cannot be packed: read one slot, whose result is ignored.
@@ -105,11 +106,13 @@ class LSTMEncoder(Encoder):
         self, x: Tensor, padding: Mask, weights: Sequence[Tensor], order: list[int]
     ) -> Tensor:
         weight_ih, weight_hh, bias_ih, bias_hh = weights
+        # The inputs' part of the gates is one product over all slots.
         on_input = linear(x, weight_ih, bias_ih)
         hidden = cell = x.new_zeros(x.shape[0], self.lstm.hidden_size)
         outputs = {}
         for place in order:
             gates = on_input[:, place] + linear(hidden, weight_hh, bias_hh)
+            # Gates are in torch's order: input, forget, content, output.
             input_gate, forget_gate, content, output_gate = gates.chunk(4, -1)
             new_cell = forget_gate.sigmoid() * cell
             new_cell = new_cell + input_gate.sigmoid() * content.tanh()

@@ -225,6 +225,7 @@ class LearnedMergingEncoder(Encoder):
             )
         self.dim, self.num_layers = dim, num_layers
         self.proportion, self.residual = proportion, residual
+        # All depths share one layer.
         self.layer = MergingLayer(
             dim,
             num_heads=num_heads,
@@ -235,6 +236,7 @@ class LearnedMergingEncoder(Encoder):
             attention=attention,
             through_tokens=True,
         )
+        # Encodings of the depth tell the layer which merge this is.
         self.timesteps: Tensor
         encodings = [timestep_encoding(depth + 1, dim) for depth in range(num_layers)]
         self.register_buffer("timesteps", torch.stack(encodings), persistent=False)

@@ -63,6 +63,7 @@ def _matching(scores: Tensor, padding: Mask) -> tuple[Tensor, Tensor]:
     other pair of either. So each round chooses all such pairs at once, and about log T
     rounds suffice.
     """
+    # A token cannot be merged with itself, nor with padding.
     size = scores.shape[1]
     places = torch.arange(size, device=scores.device)
     never = torch.eye(size, dtype=torch.bool, device=scores.device)

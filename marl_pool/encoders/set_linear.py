@@ -39,6 +39,7 @@ class SetLinear(nn.Module):
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)``, zero under padding, to ``(B, N, dim_out)``."""
         each = self.on_others(x)
+        # The maximum includes the token itself.
         if self.others == "max":
             if padding is not None:
                 # Finite, so that an empty set has no NaN.
@@ -50,6 +51,7 @@ class SetLinear(nn.Module):
         total = each.sum(1, keepdim=True)
         if self.others == "sum":
             return self.on_own(x) + (total - each)
+        # The mean is over the other tokens that are present.
         if padding is None:
             count = torch.tensor(x.shape[1], dtype=x.dtype, device=x.device)
         else:

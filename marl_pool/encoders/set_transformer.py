@@ -107,13 +107,16 @@ class SetTransformerEncoder(Encoder):
                 dim, num_heads, layer_norm, attention_scale, feedforward_layers, bias
             )
 
+        # Each layer attends among the tokens.
         self.layers = nn.ModuleList(block() for _ in range(num_layers))
         self.gathering = nn.ModuleList()
         self.inducing: nn.Embedding | None = None
+        # With inducing points, a first block gathers the tokens into them.
         if num_inducing:
             self.gathering = nn.ModuleList(block() for _ in range(num_layers))
             # An embedding, so that a policy initializes the points like its weights.
             self.inducing = nn.Embedding(num_layers * num_inducing, dim)
+        # The swarm initialization replaces that of the network.
         if initial == "swarm":
             self.keeps_initial_weights = True
             for part in self.modules():

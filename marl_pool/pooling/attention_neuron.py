@@ -96,6 +96,7 @@ class AttentionNeuronPooling(MemoryPooling):
     ) -> None:
         super().__init__(dim, action_dim)
         self.dim_out = num_codes * dim
+        # Reject options that contradict each other.
         if dim % frames:
             raise InputError(
                 f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
@@ -112,8 +113,10 @@ class AttentionNeuronPooling(MemoryPooling):
         self.num_codes, self.frames, self.squash = num_codes, frames, squash
         self.activation, self.expected_tokens = activation, expected_tokens
         self.scale = message_dim**-0.5 if scale else 1.0
+        # Frames are read as differences from their predecessors.
         reading_dim = dim if frames == 1 else dim - dim // frames
         width, recurrent = reading_dim + action_dim, memory == "lstm"
+        # Keys come from an LSTM for each token, a hidden layer or the readings.
         self.cell = nn.LSTMCell(width, key_units) if recurrent else None
         has_layer = key_units and not recurrent
         self.hidden = nn.Linear(width, key_units) if has_layer else None
@@ -124,6 +127,7 @@ class AttentionNeuronPooling(MemoryPooling):
         nn.init.normal_(self.key.weight, std=key_gain * self.key.in_features**-0.5)
         for part in (self.query, self.key) if bias else ():
             nn.init.zeros_(part.bias)
+        # Queries come from fixed encodings of the codes' numbers.
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
@@ -165,6 +169,7 @@ class AttentionNeuronPooling(MemoryPooling):
             keys = _fold_cell(strip_prefix("cell", own))
         elif self.hidden is not None:
             keys = own["hidden.weight"].mT, own["hidden.bias"]
+        # Compute the queries of the codes, scaled in advance.
         queries = self.table @ own["query.weight"].mT
         if "query.bias" in own:
             queries = queries + own["query.bias"][..., None, :]
@@ -269,6 +274,7 @@ def _run_cell(
     gates: Layer, inputs: Tensor, padding: Mask, memory: Memory
 ) -> tuple[Tensor, Memory]:
     """Run an LSTM for each token of ``(B, T, N, I)``; padded ones keep their memory."""
+    # Training takes a kernel with an efficient gradient.
     if torch.is_grad_enabled() and not is_transformed() and inputs.dim() == 4:
         return _run_cell_with_gradient(gates, inputs, padding, memory)
     hidden, state = memory
@@ -278,6 +284,7 @@ def _run_cell(
         i, f, u, o = batched_linear(joined, *gates).sigmoid().chunk(4, dim=-1)
         new_state = torch.addcmul(f * state - i, i, u, value=2)  # f c + i (2 u - 1)
         new_hidden = o * tanh(new_state)
+        # A padded token keeps its memory.
         if padding is not None:
             held = padding[..., t, :, None]
             new_hidden = torch.where(held, hidden, new_hidden)

@@ -78,6 +78,7 @@ class PowerMeanPooling(Pooling):
         # Halve the features, so that no difference of two finite ones overflows.
         half = x / 2
         least = torch.zeros_like(half[:, :1])
+        # Shift the features to at least 0; otherwise clamp them there.
         if self.shift:
             above = half if hidden is None else half.masked_fill(hidden, largest)
             least = above.amin(1, keepdim=True)

@@ -48,6 +48,7 @@ class LSTMPooling(Pooling):
             new_cell = forget_gate.sigmoid() * cell
             new_cell = new_cell + input_gate.sigmoid() * content.tanh()
             new_hidden = output_gate.sigmoid() * new_cell.tanh()
+            # Padded tokens leave the state unchanged.
             if padding is not None:
                 skip = padding[:, slot, None]
                 new_cell = torch.where(skip, cell, new_cell)

@@ -57,6 +57,7 @@ class MergePooling(Pooling):
             mean = (pair[:, None] @ x) / 2
             x = torch.where(kept[..., None], mean, x)
             alive = alive & ~dropped
+        # A single vector is left, in any slot; an empty set gives zeros.
         return (alive.to(x.dtype)[:, None] @ x)[:, 0]
 
 

@@ -63,6 +63,7 @@ class MultiPooling(Pooling):
             raise InputError(
                 f"pooling.heads: expected mappings with a name, got {part!r}"
             )
+        # Pass what the head's class takes of the context.
         context: dict[str, Any] = {"dim": dim, "has_self": has_self}
         if num_tokens is not None:
             context["num_tokens"] = num_tokens

@@ -44,6 +44,7 @@ def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, 
 
     Groups of equal patches are numbered from 0 to K - 1; padding has the number K.
     """
+    # Sort by a hash of the content, so that equal patches are neighbors.
     labels = _hash(words)
     if hidden is not None:  # sort padding to the end
         labels = labels.masked_fill(hidden, torch.iinfo(torch.int64).max)
@@ -56,6 +57,7 @@ def _group_equal(words: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor, 
         hidden = hidden.gather(-1, order)
         starts[:, 1:] |= hidden[:, :-1]
         starts &= ~hidden
+    # Number the groups from 0 on; padding gets the last number.
     groups = starts.cumsum(-1) - 1
     size = max(int(groups[:, -1].max()) + 1, 1)
     if hidden is not None:

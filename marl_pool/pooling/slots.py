@@ -94,8 +94,10 @@ class CNNPooling(SlotPooling):
         if not channels:
             raise InputError("pooling.channels: expected widths of at least 1, got []")
         self.dim_out = width
+        # Tokens fill a square picture, slot by slot.
         self.side = side = math.isqrt(num_tokens - 1) + 1
         self.embed = nn.Linear(dim, channels[0])
+        # Each convolution halves the picture.
         self.convolutions = nn.ModuleList()
         for pair in pairwise(channels):
             self.convolutions.append(nn.Conv2d(*pair, 3, stride=2, padding=1))

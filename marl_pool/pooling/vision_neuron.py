@@ -97,6 +97,7 @@ class VisionNeuronPooling(MemoryPooling):
             )
         self.num_codes, self.value_dim, self.frames = num_codes, value_dim, frames
         self.scale = message_dim**-0.5 if scale else 1.0
+        # Keys read the differences of frames, values all frames.
         pixels = dim // frames
         key_dim, source_dim = dim - pixels, dim
         if patch_convolutions:
@@ -113,9 +114,11 @@ class VisionNeuronPooling(MemoryPooling):
             self.embedding = _make_patch_cnn(
                 frames, pixels, patch_convolutions, patch_dim
             )
+        # Larger weights sharpen the attention at the start of training.
         with torch.no_grad():
             self.query.weight.mul_(query_gain)
             self.key.weight[:, :key_dim].mul_(key_gain)
+        # Fixed encodings of the codes' numbers.
         self.table: Tensor
         table = sinusoids(num_codes, position_dim)
         self.register_buffer("table", table, persistent=False)
