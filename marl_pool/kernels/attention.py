@@ -72,6 +72,7 @@ class MultiHeadAttention(nn.Module):
                 f"attention_dropout: expected a number in [0, 1), got {dropout}"
             )
         self.num_heads, self.dropout = num_heads, dropout
+        # Narrow heads have a kernel of their own.
         self._narrow = dim // num_heads <= WIDEST
         self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
         self.to_query = nn.Linear(dim, dim, bias=bias)
@@ -93,7 +94,9 @@ class MultiHeadAttention(nn.Module):
         Returns:
             ``(B, M, D)``.
         """
+        # Project, and split into heads.
         queries, keys, values = map(self._split_heads, self._project(query, context))
+        # Only this operation drops attention weights.
         if self.training and self.dropout:
             mixed = _scaled_dot_product(
                 queries, keys, values, padding, self.scale, self.dropout
@@ -104,6 +107,7 @@ class MultiHeadAttention(nn.Module):
         # The gradient of narrow attention is a difference of means, for which bfloat16
         # has too few digits.
         precise = queries.dtype in (torch.float32, torch.float64)
+        # Choose the fastest kernel that this context supports.
         attend = fused_attention
         if torch.compiler.is_compiling():
             attend = _scaled_dot_product  # fused by the compiler

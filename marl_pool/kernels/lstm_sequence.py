@@ -92,12 +92,15 @@ class _LSTMSequence(torch.autograd.Function):
         held: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         steps, units = len(inputs), len(state)
+        # Compute the inputs' part of the gates for all steps at once.
         gates = of_input @ inputs
         gates += bias[:, None]
+        # Keep all states for the backward pass.
         hiddens = hidden.new_empty(steps + 1, *hidden.shape)
         states, squashed = torch.empty_like(hiddens), torch.empty_like(hiddens[1:])
         hiddens[0], states[0] = hidden, state
         for t in range(steps):
+            # Take one step: gates, then the cell state, then the hidden state.
             gate, new = gates[t], states[t + 1]
             gate.addmm_(of_hidden, hiddens[t]).sigmoid_()
             i, f, u, o = gate.split(units)
@@ -105,6 +108,7 @@ class _LSTMSequence(torch.autograd.Function):
             new.addcmul_(i, u, value=2).sub_(i)
             torch.tanh(new, out=squashed[t])
             torch.mul(o, squashed[t], out=hiddens[t + 1])
+            # Held tokens keep both states.
             if held is not None:
                 torch.where(held[t], states[t], new, out=new)
                 torch.where(held[t], hiddens[t], hiddens[t + 1], out=hiddens[t + 1])
@@ -239,6 +243,7 @@ def _backpropagate(
     slopes, through, forget, back, held = derivatives
     units = len(for_state)
     for t in reversed(range(len(slopes))):
+        # Add the gradient of this step's output to that from later steps.
         for_hidden = for_hidden + for_hiddens[t]
         for_state.addcmul_(for_hidden, through[t])
         slopes[t, : 3 * units].view(3, units, -1).mul_(for_state)

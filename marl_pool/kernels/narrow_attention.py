@@ -89,15 +89,18 @@ class _NarrowAttention(torch.autograd.Function):
         g = _to_rows(gradient)
         mean_v, mean_k, mean_kv = _split(means, width)
         pull = (g * mean_v).sum(0)
+        # The query's gradient is a covariance of keys and values under the weights.
         for_query = ctx.scale * ((g * mean_kv).sum(1) - mean_k * pull)
         columns = g.new_empty(2 * width + width * width, *g.shape[1:])
         scaled, offset, both = _split(columns, width)
         torch.div(g, total, out=scaled)
         torch.mul(q, pull / total, out=offset)
         torch.mul(q[:, None], scaled, out=both)
+        # Sums over the queries give the gradients of keys and values.
         sums = _products(columns, q, k, None if peak is None else peak[:, :, None])
         for_value, offset, pulls = _split(sums, width)
         for_key = ((v * pulls).sum(1) - offset).mul_(_LN2)
+        # Padded tokens have no gradient.
         if ignore is not None:
             for_key = for_key.masked_fill(ignore, 0.0)
             for_value = for_value.masked_fill(ignore, 0.0)
@@ -133,6 +136,7 @@ def _attend(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the result, and the tensors to save for its gradient."""
     heads, width = query.shape[1], query.shape[3]
+    # The weights are powers of 2, which cost less than those of e.
     q = _to_rows(query) * (scale / _LN2)
     ignore = None if padding is None else _repeat_heads(padding, heads)
     columns, low, high, mean = _columns(_to_rows(key), _to_rows(value), ignore)
@@ -194,6 +198,7 @@ def _columns(
     width = len(k)
     # Filled in place: stacking separate tensors costs as much as the rest of this.
     columns = k.new_empty(1 + 2 * width + width * width, *k.shape[1:])
+    # Find the range of the keys and the mean of the values, over present tokens.
     if ignore is None:
         low, high = k.aminmax(dim=2, keepdim=True)
         mean = v.mean(dim=2, keepdim=True)
@@ -206,6 +211,7 @@ def _columns(
         present = (~ignore).sum(1, keepdim=True).clamp(min=1)
         mean = v.masked_fill(ignore, 0.0).sum(2, keepdim=True) / present
         columns[0] = ~ignore
+    # Center, and multiply each key with each value.
     middle = (low + high) / 2
     values, keys, both = _split(columns[1:], width)
     torch.sub(v, mean, out=values)
@@ -245,6 +251,7 @@ def _chunks(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows and their scores ``(rows, I, O)``, in memory that is reused."""
     width, count, inside = inner.shape
     outside = outer.shape[2]
+    # Take as many rows at a time as fit the cache.
     step = max(1, CHUNK // max(1, inside * outside))
     memory = _scratch_memory(inner, min(step, count) * inside * outside)
     for start in range(0, count, step):
