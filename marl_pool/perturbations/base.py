@@ -156,6 +156,7 @@ class SampledPerturbation(Perturbation):
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
+        # Without severity, nothing can change.
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
@@ -165,6 +166,7 @@ class SampledPerturbation(Perturbation):
             state = self._resample_rows(due, tokens, state)
         state = self.update(state)
         seen = self.apply(tokens, state)
+        # Environments at severity 0 keep their tokens.
         if self.varies and seen.num_tokens == tokens.num_tokens:
             # Adding 0 turns -0 into 0; severity 0 must be the identity bit for bit.
             unperturbed = state["severity"] == 0

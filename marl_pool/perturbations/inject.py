@@ -80,6 +80,7 @@ class Inject(SampledPerturbation):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Images have no positions to place a token at.
         if self.dtype != "float32":
             raise UnfitTokensError(
                 "perturbation inject: expected features with positions, got images"
@@ -89,11 +90,13 @@ class Inject(SampledPerturbation):
                 "perturbation.place: expected alike or far, since these tokens include "
                 "none of the observer, got near"
             )
+        # Injected tokens look like noise unless a type is given.
         self.type_index = (
             _noise_type(self.type_names, self.signal_types)
             if self.token_type is None
             else _type_index(self.token_type, self.type_names)
         )
+        # Allocate slots for the highest severity.
         self.num_slots = round(self.high * self.count)
         self.shifted = _shifted_features(self.position_features, self.positions)
         validate_indices("position_features", self.shifted, self.num_features)
@@ -169,6 +172,7 @@ def _shifted_features(
     chosen: Sequence[int] | None, known: Sequence[int] | None
 ) -> list[int]:
     """Return the features that an offset moves, by default those in the spec."""
+    # Features given by the user.
     if chosen is not None:
         if not chosen or len(set(chosen)) < len(chosen):
             raise InputError(
@@ -176,6 +180,7 @@ def _shifted_features(
                 f"features, got {list(chosen)}"
             )
         return list(chosen)
+    # Features named by the spec.
     if not known:
         missing = "have no position"
         if known is None:
@@ -205,11 +210,13 @@ def _noise_type(type_names: Sequence[str], signal_types: Sequence[str]) -> int:
 
 def _type_index(token_type: int | str, type_names: Sequence[str]) -> int:
     option = "perturbation.token_type"
+    # A number needs no names.
     if isinstance(token_type, int):
         if type_names and token_type >= len(type_names):
             most = len(type_names) - 1
             raise UnfitTokensError(f"{option}: expected 0 to {most}, got {token_type}")
         return token_type
+    # A name must be one of the spec's.
     if not type_names:
         raise UnfitTokensError(
             f"{option}: expected a number, or type_names with it, got {token_type!r}"

@@ -71,6 +71,7 @@ class DisturbedReadings(ProtectingPerturbation):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        # The errors were sampled earlier and apply until they are resampled.
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
         if features.dtype.is_floating_point:
