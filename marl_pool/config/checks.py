@@ -65,6 +65,7 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             _check_transfer(f"transfer[{i}]", entry)
             for i, entry in enumerate(checked["transfer"])
         ]
+    # Check changes of the environment against its options.
     for holder, key, where in (
         (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
         (checked, "fitness_env", "fitness_env"),
@@ -89,6 +90,7 @@ def _check_env_change(
 
 def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
     checked = check_settings(TransferSettings, entry, where)
+    # Collect the options of all registered environments.
     group = GROUPS["env"]
     known = {
         key
@@ -144,6 +146,7 @@ def check_group(
     """Check ``{"name": …, **options}``; messages name the key and the config group."""
     kind = kind or where
     registry = group.names()
+    # An option of a group has a name.
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise InputError(
             f"{where}: expected one of {', '.join(sorted(registry))} or "

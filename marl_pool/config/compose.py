@@ -91,6 +91,7 @@ def compose_unresolved(
     if sizes is None:
         # Hydra lets no choice follow from others if it makes choices of its own.
         option = f"{task}_{chosen['scale']}"
+        # Follow task and scale if there is a file for them.
         if option in files_of(SIZES, folder):
             composed, chosen = _compose(verb, [*lines, f"{SIZES}={option}"])
     elif task and sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
@@ -123,6 +124,7 @@ def resolve(
             ``${oc.env:NAME}``, in a file that may be another person's.
     """
     with _one_line_errors(verb):
+        # Copy before changing: compositions are cached.
         if values:
             composed = copy.deepcopy(composed)
             OmegaConf.set_struct(composed, False)
@@ -136,6 +138,7 @@ def resolve(
                     raise InputError(
                         f"{text!r:.80}: expected plain values in a file, got a resolver"
                     )
+        # Resolve the interpolations, and fail on missing values.
         plain: Any = OmegaConf.to_container(
             composed, resolve=True, throw_on_missing=True
         )
@@ -201,6 +204,7 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
     key, value = override.key_or_group, override.value()
     if key.split(".")[0] == "hydra":
         raise InputError(f"{key}: Hydra's own settings have no effect here")
+    # A plain key may be new, so add or override it.
     if key not in kind.config_groups:
         _validate_group(verb, key)
         return [f"++{text.lstrip('+')}"]
@@ -248,6 +252,7 @@ def _folder(config_dir: str | Path | None) -> Path | None:
         raise InputError(
             f"--config-dir: expected a path without ', $ and backslash, got {folder}"
         )
+    # Check the files before Hydra reads them.
     for file in sorted(folder.rglob("*.yaml")):
         # Hydra would silently use the package's own.
         own = file.relative_to(folder)

@@ -44,6 +44,7 @@ def commented(
 
     ``chosen`` has the option of each config group.
     """
+    # Start with the comments of the verb's own files.
     kind = VERBS[verb]
     notes: Notes = {}
     primary = {file.stem: file for file in CONFIGS.glob("*.yaml")}
@@ -54,6 +55,7 @@ def commented(
         preset = group in kind.presets
         named = not preset and isinstance(kind.section(group), Group)
         plugin = " or package.module:Class" if named else ""
+        # Name the options of each group.
         text = notes.pop(f"defaults.{group}", [])
         options = "|".join(options_for(verb, group, config_dir))
         notes[group] = [*text, f"# {group}={options}{plugin}"]
@@ -63,6 +65,7 @@ def commented(
             _add(notes, comments(file), prefix)
         if not preset and config.get(group):
             _add(notes, _explained(kind.section(group), config[group], prefix))
+    # Explain the top-level keys, and write all lines.
     _add(notes, explanations(kind.settings))
     return "\n".join(_lines(config, notes)) + "\n"
 
@@ -103,10 +106,12 @@ def _explained(
     if not isinstance(section, Group):
         yield from explanations(section.cls(), prefix)
         return
+    # The group may be switched off.
     name = config.get("name", NONE)
     if name == NONE:
         yield f"{prefix}name", ["# Nothing."]
         return
+    # Explain the class and its options, then the parts in it.
     cls = resolve(name, section.names(), prefix.rstrip("."), load(section.base))
     summary = cleandoc(cls.__doc__ or "").partition("\n")[0]
     yield f"{prefix}name", _comment(summary)

@@ -95,19 +95,23 @@ def plan_grid(
     def composition(*choices: str) -> DictConfig:
         return compose_unresolved(study, [*fixed, *choices], config_dir)[0]
 
+    # Settings of the sweep itself apply to all trials.
     settings = check_settings(
         SweepSettings, resolve(study, composition())["sweep"], "sweep"
     )
     # Compose and check each combination.
     trials, names = [], dict[str, str]()
     for combination in product(*grid.values()):
+        # Name the trial after its values in the grid.
         values = dict(zip(grid, combination, strict=True))
         name = trial_name(values)
         groups = [key for key in values if key in VERBS[verb].config_groups]
+        # Groups have to be composed, plain keys can be set.
         keys = {key: values[key] for key in values if key not in groups}
         with naming(name):
             chosen = composition(*(_choice(key, values[key]) for key in groups))
             config = resolve(study, chosen, keys)
+            # Remove the keys of the sweep from the trial's configuration.
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
@@ -159,6 +163,7 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
     """Split overrides into those with one value and a grid of the others."""
     fixed, swept = [], {}
     for text in overrides:
+        # Only sweep overrides, such as key=a,b, belong to the grid.
         override = parse_any(text)
         if not override.is_sweep_override():
             fixed.append(text)
@@ -166,6 +171,7 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
         key = override.key_or_group
         if override.package or getattr(override.value(), "shuffle", False):
             raise InputError(f"{text!r}: expected key=value,value in a fixed order")
+        # Hydra splits the values; each is parsed on its own.
         try:
             texts = list(override.sweep_string_iterator())
         except HydraException as error:
@@ -183,6 +189,7 @@ def _whole_grid(
     grid = composed["grid"]
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
+    # An override with one value replaces the preset's list.
     single: Grid = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
     chosen: Grid = {key: single[key] for key in grid if key in single}
     whole: Grid = {**grid, **chosen, **swept}
@@ -192,6 +199,7 @@ def _whole_grid(
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")
         if len({json.dumps(value) for value in values}) < len(values):
             raise InputError(f"{key}: expected distinct values, got {values}")
+    # A sweep without a grid would be a single run.
     if not whole:
         preset = "figure4" if verb == "fit" else "figure5"
         raise InputError(

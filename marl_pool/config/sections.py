@@ -267,6 +267,7 @@ def unsuited(
     verb: str, group: str, option: str, config_dir: Path | None = None
 ) -> InputError:
     """Build the error for an option that does not exist, or is for other verbs."""
+    # Find the verbs that the option is made for.
     choices = options_for(verb, group, config_dir)
     suited = [
         other
@@ -276,6 +277,7 @@ def unsuited(
     ]
     if not suited:
         return names.unknown(group, option, choices)
+    # Suggest what suits this verb.
     instead = f"choose from {', '.join(choices)}" if choices else "there is none"
     return InputError(
         f"{group}={option} is made for {' and '.join(map(typed, suited))}; "
@@ -295,6 +297,7 @@ def _preset_suits(
     kind = VERBS[verb]
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
     foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
+    # Collect the choices that the preset makes for other groups.
     contents = [content for _, content in with_bases(option, files)]
     choices = [
         (str(key).removeprefix("override ").lstrip("/"), str(value))
@@ -303,6 +306,7 @@ def _preset_suits(
         if isinstance(default, Mapping)
         for key, value in default.items()
     ]
+    # The preset suits if the verb has all its keys and choices.
     return all(foreign.isdisjoint(content) for content in contents) and all(
         group in kind.config_groups and value in options_for(verb, group, config_dir)
         for group, value in choices
@@ -312,6 +316,7 @@ def _preset_suits(
 def _option_suits(
     verb: str, group: str, option: str, files: Mapping[str, Path]
 ) -> bool:
+    # Only optional groups can be none.
     section = VERBS[verb].section(group)
     if option == NONE:
         return isinstance(section, Group) and section.optional
