@@ -105,9 +105,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     A crash between the two renames leaves the old content under another name; see
     `recover`.
     """
+    # Complete what an interrupted replacement has left behind.
     make_folder(folder.parent)
     recover(folder)
     old = _aside(folder)
+    # Fill a folder beside the old one.
     with _beside(folder) as beside:
         beside.mkdir()
         yield beside
@@ -116,6 +118,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             for name in names:
                 sync(Path(path, name))
             sync(Path(path))
+        # Move the old folder aside, and the new one into its place.
         if os.path.lexists(folder):
             discard(old)
             folder.rename(old)

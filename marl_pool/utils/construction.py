@@ -44,6 +44,7 @@ def build(
     arguments = {k: v for k, v in (context or {}).items() if k in known} | {**options}
     if name in registry:  # a class of the user's own has sizes of its own
         check_sizes(kind, arguments)
+    # Check that nothing required is missing.
     for key, option in known.items():
         if option.required and key not in arguments:
             raise InputError(

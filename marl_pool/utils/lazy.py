@@ -19,6 +19,7 @@ def lazy_exports(
         package: ``__name__`` of the package.
         targets: ``package.module:Name`` of each export.
     """
+    # Map each name to the module that defines it.
     homes = {name: module for module, _, name in (t.partition(":") for t in targets)}
 
     def load(name: str) -> Any:

@@ -57,6 +57,7 @@ def check_size(key: str, value: Any) -> None:
         InputError: a number above its bound, or a list that is too long.
     """
     limit = LIMITS.get(key.rpartition(".")[2])
+    # Check each entry of a list.
     if isinstance(value, list | tuple):
         if len(value) > LONGEST:
             raise InputError(

@@ -102,16 +102,19 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
     Raises:
         FileNotFoundError: the folder has no manifest.
     """
+    # A link could point to files outside the folder.
     if not links and folder.is_symlink():
         return "it is a link"
     try:
         files = read_manifest(folder)["files"]
     except InputError as error:
         return str(error)
+    # Check the files one by one, and return the first problem.
     for name, expected in files.items():
         if only not in (None, name):
             continue
         path = folder / name
+        # A folder on the way may be a link as well.
         way = (path, *path.parents)[: len(Path(name).parts)]
         if not links and any(each.is_symlink() for each in way):
             return f"{name} is a link"

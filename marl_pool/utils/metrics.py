@@ -77,6 +77,7 @@ class Metrics:
         header, lines = self._parsed(columns, errors="replace")
         kept = [line for line, row in lines if row and row[ITERATION] <= iteration]
         bad = sum(row is None for _, row in lines)
+        # Without a column of iterations no row can be placed.
         if header and ITERATION not in header:
             bad, kept, header = len(lines) + 1, [], []
         # Copy a damaged file before it is replaced.
@@ -86,6 +87,7 @@ class Metrics:
             message = f"{bad} lines that cannot be read are kept in {copied.name} only"
             with new_binary_file(copied) as copy:
                 copy.write(self.path.read_bytes())
+        # Write the remaining rows, or remove a file without any.
         if not header:
             self.path.unlink(missing_ok=True)
             return message
@@ -153,6 +155,7 @@ class Metrics:
         # A crash may have cut off the last line.
         text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors)
         lines = text.split("\n")[:-1]
+        # Split damaged lines by commas, so that rows before them stay readable.
         try:
             found = list(csv.reader(lines))
         except csv.Error:  # a NUL or an unclosed quote

@@ -160,6 +160,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     # The import runs code, so the name has to be trusted first.
     if name not in registry:
         validate_trusted(name, kind)
+    # Import the module, which may raise for reasons of its own.
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -126,10 +126,12 @@ def _count_nodes(node: Any, known: dict[int, int | None], depth: int) -> int:
 
     ``known`` has the counts so far by ``id``, and None while a node is being counted.
     """
+    # Tags could construct objects.
     if node.tag not in PLAIN:
         raise InputError(f"expected plain data, got a value of the type {node.tag!r}")
     if isinstance(node, yaml.ScalarNode):
         return 1
+    # An alias repeats a node that was counted already.
     if id(node) in known:
         count = known[id(node)]
         if count is None:
@@ -137,6 +139,7 @@ def _count_nodes(node: Any, known: dict[int, int | None], depth: int) -> int:
         return count
     if depth > YAML_DEPTH:
         raise InputError(TOO_DEEP)
+    # Mark the node as open, so that an alias inside of it is found.
     known[id(node)] = None
     total = 1
     # A mapping's value is a list of pairs.
@@ -160,10 +163,12 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
             read, is damaged, or holds objects.
         InputError: it has more than ``most`` bytes.
     """
+    # A single array is another format with the same ending.
     with file.open("rb") as opened:
         if opened.read(6) == b"\x93NUMPY":
             raise InputError(f"{file}: expected an .npz file, got a single array")
     with zipfile.ZipFile(file) as archive:
+        # Bound the unpacked size before reading.
         members = archive.infolist()
         # zipfile reads no more of a member than the size that it claims.
         if sum(member.file_size for member in members) > most:
@@ -180,6 +185,7 @@ def _array(opened: Any, member: zipfile.ZipInfo) -> "np.ndarray":
     import numpy as np
 
     with opened:
+        # Read the header, which must describe plain numbers.
         version = np.lib.format.read_magic(opened)
         read_header = {
             (1, 0): np.lib.format.read_array_header_1_0,

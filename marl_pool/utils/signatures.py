@@ -65,6 +65,7 @@ def options_of(cls: type, omit: Set[str] = frozenset()) -> dict[str, Option]:
 
 @cache
 def _options_of(cls: type) -> dict[str, Option]:
+    # Evaluate annotations written as text.
     try:
         signature = inspect.signature(cls, eval_str=True)
     except NameError:  # an annotation that only type checkers import
@@ -75,6 +76,7 @@ def _options_of(cls: type) -> dict[str, Option]:
         annotation = parameter.annotation
         if annotation is parameter.empty or isinstance(annotation, str):
             annotation = Any
+        # Unpacked options are those of a typed dictionary.
         if get_origin(annotation) is Unpack:
             options |= _passed_on(cls, *get_args(annotation))
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -118,6 +120,7 @@ def check_options(
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
     """
+    # An empty section has no options.
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: expected a mapping of keys, got {show(given)}")
@@ -158,8 +161,10 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
     Strict as JSON is strict: a list serves as a tuple, a whole number as a float and
     1e6 as an integer, but neither ``"3"`` nor ``true`` is a number.
     """
+    # A dataclass is a section of its own.
     if isinstance(annotation, type) and is_dataclass(annotation):
         return check_settings(annotation, value, key)
+    # Validate as JSON, whose types are those of a YAML file.
     try:
         text = json.dumps(_to_integers(value))
         fitting = _adapter(annotation).validate_json(text, strict=True)
@@ -179,6 +184,7 @@ def check_argument(key: str, value: Any, annotation: Any) -> None:
     Plain data is held to what `check_value` says, except that 1e6 is no integer; other
     objects must be instances of what the annotation names.
     """
+    # Build the validator of the annotation.
     try:
         adapter = _adapter(annotation)
     except PydanticSchemaGenerationError:  # a type that pydantic cannot check
@@ -268,6 +274,7 @@ WORDS: dict[Any, str] = {
 
 
 def _alternatives(annotation: Any) -> list[str]:
+    # Write each kind of annotation in words.
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return [words for part in arguments for words in _alternatives(part)]
@@ -287,6 +294,7 @@ def _alternatives(annotation: Any) -> list[str]:
 
 
 def _annotated(annotation: Any, metadata: Iterable[Any]) -> str:
+    # Collect the bounds of a number.
     low = high = start = end = ""
     for item in metadata:
         if isinstance(item, FieldInfo) and item.description:
@@ -301,6 +309,7 @@ def _annotated(annotation: Any, metadata: Iterable[Any]) -> str:
                     high, end = f" <= {bound}", f"{bound}]"
                 case Lt(bound):
                     high, end = f" < {bound}", f"{bound})"
+    # Write an interval if there are both bounds.
     interval = f" in {start}, {end}" if low and high else low + high
     return describe(annotation) + interval
 

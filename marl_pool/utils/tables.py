@@ -63,6 +63,7 @@ def print_table(
         caption=caption or None,
         caption_justify="left",
     )
+    # The first columns are names, the others numbers.
     for place, name in enumerate(columns):
         table.add_column(name, justify="left" if place < num_names else "right")
     for row in rows:
