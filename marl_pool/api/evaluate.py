@@ -67,6 +67,7 @@ def evaluate(
         InputError: unknown names, wrong options, a policy that does not fit the env,
             or a function that returns no actions of its space.
     """
+    # A suite from a file may name only classes that the user allows.
     from_file = isinstance(suite, str)
     with trust(plugins, f"the suite {suite!r}") if from_file else nullcontext():
         settings = _settings(
@@ -86,6 +87,7 @@ def evaluate(
         except OSError as error:
             reason = error.strerror
             raise InputError(f"out: {folder} cannot be made: {reason}") from error
+    # Build the target and the transfer environments.
     name = title or (folder.name if folder else "")
     # Transfer environments of a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(env)} if from_file else None
@@ -109,6 +111,7 @@ def _settings(
     """Compose the suite, and check it with the arguments as the command line does."""
     from marl_pool.config import check, compose_only
 
+    # Compose the named suite, or any as the base of a mapping.
     if not isinstance(suite, str | Mapping):
         raise InputError(
             f"suite: expected a name or a mapping, got {type(suite).__name__}"

@@ -143,6 +143,7 @@ class ObservationPerturber:
         specs: Mapping[str, TokenSpec],
         seed: int,
     ) -> None:
+        # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
         self.specs = {
             name: _spec(agents[0], seen[agents[0]], specs.get(name))
@@ -150,6 +151,7 @@ class ObservationPerturber:
         }
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
+        # Observations keep their dtypes; their spaces may have more tokens.
         self.dtypes = {
             agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
             for agent, space in seen.items()

@@ -144,6 +144,7 @@ def _overrides(key: str, value: Any) -> list[str]:
 
 def _literal(key: str, value: Any) -> str:
     """Write a plain value as Hydra reads it."""
+    # JSON and Hydra write these values alike.
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str | Path):
@@ -154,10 +155,12 @@ def _literal(key: str, value: Any) -> str:
             str(value),
         )
         return f"'{escaped}'"
+    # numpy's numbers become plain ones.
     if isinstance(value, numbers.Integral):
         return repr(int(value))
     if isinstance(value, numbers.Real):
         return repr(float(value))
+    # Lists and mappings are written recursively.
     if isinstance(value, list | tuple):
         return f"[{','.join(_literal(key, item) for item in value)}]"
     if not isinstance(value, Mapping):

@@ -216,10 +216,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         InputError: an unknown verb or flag, or an argument that is neither.
     """
+    # Reject an unknown command before its flags are read.
     parser, verbs = _parsers(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
     known, rest = parser.parse_known_args(arguments)
+    # Find the folder of the run among the bare arguments.
     if hasattr(known, "run"):
         # argparse takes the first bare arguments for RUN, wherever RUN stands.
         several = isinstance(known.run, list)
@@ -230,6 +232,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         left = [] if several else paths[1:]
         flags = [text for text in rest if text[0] == "-"]
         rest = [*(word for word in words if not _is_path(word)), *left, *flags]
+    # All other arguments have to be overrides.
     for text in rest:
         if text.startswith("-") or "=" not in text:
             raise _not_understood(text, verbs.get(known.verb, parser))
@@ -252,6 +255,7 @@ def _parsers(
     arguments: list[str],
 ) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command and those of its verbs."""
+    # Make the parser, and one for each verb.
     parser = _Parser(
         prog="marl-pool",
         description="Train, measure and watch policies that see sets of tokens.",
@@ -273,6 +277,7 @@ def _parsers(
             allow_abbrev=False,
         )
 
+    # Add one argument to several verbs.
     def add(of: str, name: str, what: str, **options: Any) -> None:
         for verb in of.split():
             verbs.choices[verb].add_argument(name, help=what, **options)
@@ -339,6 +344,7 @@ def _keys(verb: str, arguments: list[str]) -> str:
     # Help is printed before the flags are parsed.
     fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
     made_by = "fit" if fits else verb
+    # List the groups, and the sections that take a class by name.
     kind = VERBS[made_by]
     options = {
         name: "|".join(options_for(made_by, name)) for name in kind.config_groups

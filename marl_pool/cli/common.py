@@ -71,6 +71,7 @@ def open_run(verb: str, path: str | None) -> "Run":
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
     run = Run.open(path)
+    # A fit has no policy that the other verbs could read.
     if run.verb == "fit" and verb != "resume":
         from marl_pool.training.jobs import JOBS
 

@@ -216,6 +216,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     keys = [each.name for each in fields(ReportSettings)]
     own = [text for text in overrides if parse(text).key_or_group in keys]
     others = [text for text in overrides if text not in own]
+    # Compose the settings of the page.
     config = composed("report", arguments, own)
     if config is None:
         return 0
@@ -225,6 +226,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
             f"{parse(others[0]).key_or_group}: expected one of {', '.join(keys)}, or "
             "evaluate=true and a key of `marl-pool evaluate`"
         )
+    # Compose the settings of the evaluations before any of them starts.
     others.append(f"threads={settings.threads}")
     how = compose("evaluate", others, arguments.config_dir)
     runs = [open_run("report", path) for path in arguments.run or [None]]
@@ -232,6 +234,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.evaluation.report.runs import not_evaluated
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
+    # Evaluate the runs that lack an evaluation, if asked.
     lacking = not_evaluated(runs)
     for run in lacking if settings.evaluate else []:
         print_paths(Evaluate(arguments, **how).on_one(str(run.path)))

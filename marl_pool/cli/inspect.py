@@ -18,6 +18,7 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(f"list takes no keys, got {overrides[0]!r}")
     if arguments.kind and arguments.kind not in KINDS:
         raise names.unknown("registry", arguments.kind, KINDS)
+    # Print one kind, or all kinds under headings.
     for kind in [arguments.kind] if arguments.kind else KINDS:
         if not arguments.kind:
             print(f"{kind}:")

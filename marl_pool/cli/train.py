@@ -65,6 +65,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
     from marl_pool.sweeps import Sweep, default_path
 
+    # Compose and check all trials, which finds mistakes in any of them.
     verb = arguments.trained_by
     plan = plan_sweep(overrides, arguments.config_dir, verb)
     # Print the study that the trials have in common.
@@ -100,11 +101,13 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
         for trial in plan.trials:
             if trial.config.get("data_dir", data) is None:
                 trial.config["data_dir"] = data
+        # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
         validate_ray()
         from marl_pool.training.settings import SweepSettings
         from marl_pool.training.sweep.run import run_sweep
 
+        # Run the trials, until all have ended or Ctrl-C stops them.
         settings = SweepSettings(**plan.settings)
         try:
             failed = run_sweep(sweep, plan.trials, settings, dry_run)
@@ -112,6 +115,7 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
             if not sweep.is_at(sweep.path):
                 raise
             return stopped(sweep.path, *(trial.config for trial in plan.trials))
+    # Report the results and the failures.
     if not dry_run:
         print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
@@ -136,6 +140,7 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
     from marl_pool.training.jobs import JOBS
 
+    # Find what trained the run.
     run = open_run(arguments.verb, arguments.run)
     if run.verb not in JOBS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
@@ -215,6 +220,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         perform(run, config)
     except KeyboardInterrupt:
         return stopped(run.path, config)
+    # A time limit ends a run early, and a resume continues it.
     limit = job.config.from_plain(config).time_limit
     if limit is not None and job.saved(run) < job.total(config):
         way = resume_command(run.path, config)
