@@ -51,12 +51,14 @@ def init_weights(module: nn.Module, std: float) -> None:
     Source: the AdaPool paper (https://arxiv.org/abs/2506.09215), C.2, std 0.02; its
     published configurations for centroid and tag use 0.2.
     """
+    # Some encoders and pooling layers have published initial weights.
     kept = {
         part
         for whole in module.modules()
         if isinstance(whole, Encoder | Pooling) and whole.keeps_initial_weights
         for part in whole.modules()
     }
+    # Initialize all other parts.
     for part in module.modules():
         if part in kept:
             continue
@@ -139,6 +141,7 @@ class SetNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
+        # Seed each part by its name, so that one part does not change the others.
         with seeded(seed, "encoder"):
             self.encoder = build_part(
                 "encoder",
@@ -147,6 +150,7 @@ class SetNetwork(nn.Module):
                 Encoder,
                 {"dropout": dropout, "attention_dropout": attention_dropout},
             )
+            # A plug-in may lack the attribute that the embedding needs.
             if not hasattr(self.encoder, "dim"):
                 raise InputError(
                     f"encoder {encoder['name']!r}: expected an attribute dim, the "
@@ -158,6 +162,7 @@ class SetNetwork(nn.Module):
                 spec, self.encoder.dim, type_embedding, input_activation
             )
             init_weights(self.embedding, init_std)
+        # Describe the pooled tokens to the pooling layer.
         with seeded(seed, "pooling"):
             context = {
                 "dim": self.embedding.dim_out,
@@ -169,6 +174,7 @@ class SetNetwork(nn.Module):
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
+        # Plan the native forward pass, with the pooling layer and without.
         parts = (self.embedding, self.encoder, self.pooling)
         self._native = NativeNetwork.plan(*parts, pooled=True)
         self._native_encoder = NativeNetwork.plan(*parts, pooled=False)

@@ -144,9 +144,11 @@ class Rollout:
                 f"policies: expected one for each group {sorted(env.groups)}, "
                 f"got {sorted(policies)}"
             )
+        # Keep the groups in the order of the environment, which numbers their streams.
         self.env = env
         self.policies = {name: policies[name] for name in env.groups}
         self.perturbation, self.explore = perturbation, explore
+        # Give each group a random stream of its own.
         self.noise = {
             name: Stream(
                 env.seed,
@@ -157,6 +159,7 @@ class Rollout:
             )
             for part, (name, group) in enumerate(env.groups.items())
         }
+        # The states of policies and perturbations, and the current observations.
         self.states: dict[str, State] = {}
         self.perturbation_states: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
@@ -170,6 +173,7 @@ class Rollout:
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
+        # Reset, and observe for the first time.
         env.reset()
         self._start_episodes(None)
 

@@ -267,6 +267,7 @@ class Run:
             self._events = None
 
     def _writer(self) -> Any:
+        # TensorBoard is optional: without its package only the table is written.
         if self._events is None and find_spec("tensorboardX"):
             from tensorboardX import SummaryWriter
 
@@ -449,6 +450,7 @@ class Run:
         Raises:
             InputError: no such policy, or the last checkpoint is damaged.
         """
+        # Find the folder of the policy that is asked for.
         saved = self.checkpoints()
         if which == "best":
             found = atomic.standing(self.policy_dir)

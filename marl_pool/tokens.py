@@ -104,6 +104,7 @@ class TokenSpec:
         for name in ("type_names", "signal_types", "positions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        # All sizes are positive, and all names and indices exist.
         for name in ("num_tokens", "num_features", "num_frames"):
             self._validate(name, getattr(self, name) >= 1, "at least 1")
         self._validate("type_names", bool(self.type_names), "at least one name")
