@@ -213,6 +213,7 @@ class TrainingLoop:
     def _save(self) -> None:
         """Write a checkpoint; the best one's policy becomes the run's."""
         method = self.method
+        # The last iteration may have its checkpoint already.
         if self.iteration == self.run.iterations_saved:
             return
         score = method.score(self.iteration)

@@ -76,6 +76,7 @@ def load_round(path: Path, rows: RowTable | None) -> Round:
         InputError: missing or damaged files, or another format.
     """
     about = read_about(path)
+    # Compare the checksums, then read both sides.
     try:
         validate_intact(path)
         train, validation = (

@@ -16,6 +16,7 @@ def check_options(
     fitness_env: Mapping[str, Any] | None = None,
 ) -> None:
     """Reject keys that are no numeric options, or that ``fitness_env`` sets as well."""
+    # Flags are integers in Python, but no quantities.
     numbers = [
         key
         for key, value in env.items()

@@ -114,6 +114,7 @@ class PPOMethod(TrainingMethod):
         self.steps = self.empty = self.deaths = 0
         self.seconds = 0.0
         self.logged = dict(LOSSES)
+        # Without a KL penalty there is no coefficient to log.
         if not config.ppo.kl_coeff:
             del self.logged[KL], self.logged[KL_COEFFICIENT]
         self.returns: dict[str, deque[float]] = {

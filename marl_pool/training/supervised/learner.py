@@ -165,6 +165,7 @@ class FoldLearner:
     def measure(self, split: Split, rows: Tensor) -> EpochMetrics:
         """Measure the present network on all ``rows``."""
         self.network.eval()
+        # Every measurement of a split uses the same random numbers.
         generator = generator_of(self.seed, "measure", split)
         means, began = Means(), time.perf_counter()
         with torch.no_grad():
