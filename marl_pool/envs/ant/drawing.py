@@ -106,6 +106,7 @@ class _AntCanvas:
             columns = slice(round(left), round(right))
             self.image[top:bottom, columns] = GRID
             self.image[bottom - round(height) : bottom, columns] = ATTENTION
+        # Mark the height of the uniform weight.
         uniform = bottom - round((bottom - top) / FOCUS)
         self.image[uniform, 4:-4] = INK
 

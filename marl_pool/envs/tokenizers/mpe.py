@@ -186,6 +186,7 @@ class SimplePushTokenizer(MpeTokenizer):
     @override
     def _parse(self, layout: ObservationLayout) -> None:
         (velocity,), landmarks = layout.read(1), 2
+        # Agents observe the goal and the colors, the adversary positions alone.
         if layout.kind == "agent":
             (goal,), (own,) = layout.read(1), layout.read(1, 3)
             layout.add("self", velocity=velocity, color=own)
