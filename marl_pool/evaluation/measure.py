@@ -212,6 +212,7 @@ def _numbers(
     """Return the numbers of a row; ``clean`` are the returns to pair with."""
     returns = played.returns[group]
     summary = summarize(returns, seed=seed)
+    # Only perturbed returns have a drop from the clean ones.
     intervals = {"mean": summary.mean, "iqm": summary.iqm}
     if clean is not None:
         intervals["drop"] = paired_drop(clean, returns, seed=seed)

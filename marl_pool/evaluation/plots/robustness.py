@@ -118,6 +118,7 @@ def _curve(axes: "Axes", curve: Sequence[Result], color: str) -> None:
         "linewidth": 1,
         "label": f"{name}, clean",
     }
+    # Draw the clean return as a dotted line, then the interval and the curve.
     axes.axhline(curve[0].mean, color=color, **clean)
     axes.fill_between(severities, low, high, color=color, alpha=0.2, linewidth=0)
     means = [result.mean for result in curve]

@@ -60,6 +60,7 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
     levels = [UNPERTURBED, *group.levels(label)]
     curves, reasons = [], []
     for own in measured:
+        # A curve needs two severities or more.
         known = [one for one in levels if one in own.conditions]
         if len(known) > 1:
             value, *band = np.array([own.mean(one) for one in known]).T
