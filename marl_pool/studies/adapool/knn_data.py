@@ -83,6 +83,7 @@ def _parameters(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sample locations and scales of ``counts`` features of each kind."""
     normal, exponential, uniform = counts
+    # An exponential feature is mirrored at random.
     sign = generator.choice([-1.0, 1.0], exponential)
     locations = (
         generator.uniform(-3, 3, normal),

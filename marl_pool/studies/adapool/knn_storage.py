@@ -46,6 +46,7 @@ class Sets:
         self._shape = num_samples, num_vectors, dim
         self._seed = seed
         self.file: Path | None = None
+        # Keep small data sets in memory, and large ones in a file.
         if 4 * num_samples * num_vectors * dim <= IN_MEMORY:
             self._sets = np.empty(self._shape, np.float32)
             for number, chunk in enumerate(self._chunks()):
