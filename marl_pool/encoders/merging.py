@@ -151,14 +151,17 @@ class MergingLayer(nn.Module):
         return x, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def _logits(self, entered: Tensor, x: Tensor, padding: Mask) -> Tensor:
+        # A policy network scores the pairs.
         if self.policy is not None:
             keys = None
             if self.kind == "shared_keys":
                 assert self.refine is not None
                 keys = self.refine.keys(x).detach()
             return self.policy(x if self.through_tokens else x.detach(), keys)
+        # The random policy gives all pairs the same score.
         if self.kind == "random":
             return x.new_zeros(()).expand(*x.shape[:2], x.shape[1])
+        # The heuristic scores a pair by the attention between its tokens.
         assert self.block is not None
         with torch.no_grad():
             normed = self.block.attention_norm(entered)

@@ -235,6 +235,7 @@ class AttentionAgent(Agent):
                 f"AttentionAgent: expected at most {self.spec.num_tokens} tokens, "
                 f"got {x.shape[1]}"
             )
+        # Append padded tokens up to the number in training.
         if missing:
             if hidden is None:
                 hidden = torch.zeros_like(x[..., 0], dtype=torch.bool)
