@@ -152,6 +152,7 @@ class Run:
                 f"{self.path / CONFIG}: expected env.name, the name of an environment, "
                 f"got env: {env!r:.80}"
             )
+        # The number of environments and the like belong to the program.
         for key in env:
             if not isinstance(key, str) or key in ENV_CONTEXT:
                 raise InputError(

@@ -210,12 +210,14 @@ def _local_derivatives(
     units = prev_state.shape[1]
     i, _, u, o = gates.split(units, dim=1)
     torch.mul(gates, 1 - gates, out=out)  # the logistic function's derivative
+    # Multiply by what each gate scales; u enters as 2 u - 1.
     by_i, by_f, by_u, by_o = out.split(units, dim=1)
     by_i.mul_(2 * u - 1)
     by_f.mul_(prev_state)
     by_u.mul_(2 * i)
     by_o.mul_(squashed)
     through = o * (1 - squashed.square())
+    # A held token passes nothing through its gates.
     if held is not None:
         out.masked_fill_(held[:, None], 0.0)
         through.masked_fill_(held[:, None], 0.0)
