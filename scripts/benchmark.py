@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks import kernel
 from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
-from benchmarks.kernel import NETWORKS, kernel
 from benchmarks.knn import data, training
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
@@ -45,7 +45,14 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "env/pong": env_alone("pong"),
     "levels/boxworld": levels,
     "attention/width_one": attention,
-    **{f"kernel/{name}": kernel(name) for name in NETWORKS},
+    **{f"kernel/{name}": kernel.kernel(name) for name in kernel.NETWORKS},
+    "kernels/sample/simple_centroid": kernel.sampling("simple_centroid"),
+    "kernels/sample/boxworld_pixels": kernel.sampling("boxworld_pixels"),
+    "kernels/iteration/simple_centroid": kernel.iteration("simple_centroid", "paper"),
+    "kernels/iteration/simple_centroid/fast": kernel.iteration(
+        "simple_centroid", "fast"
+    ),
+    "kernels/iteration/boxworld_pixels": kernel.iteration("boxworld_pixels", "paper"),
     "sample/simple_centroid": stock("simple_centroid"),
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),

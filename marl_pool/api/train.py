@@ -61,9 +61,9 @@ def train(
         texts = [*overrides, *as_overrides(options)]
         config, _ = compose_run("train", texts, config_dir)
         with new_run("train", config, run_dir) as run:
-            from marl_pool.evaluation.loading import cpu_threads
+            from marl_pool.evaluation.loading import computing
 
-            with cpu_threads(None):  # restores the number that training sets
+            with computing(None):  # restores the number that training sets
                 perform(run, config)
     return run
 

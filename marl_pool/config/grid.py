@@ -31,7 +31,7 @@ OWN = ("grid", "sweep")
 """Keys of a sweep that its trials do not have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
-RUN_CONTROL = ("threads", "data_dir", "download")
+RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 
 

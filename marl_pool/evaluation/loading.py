@@ -16,6 +16,7 @@ from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.evaluation.callable_policy import Act, as_policy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
+from marl_pool.kernels.native import describe_kernels, use_kernels
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
@@ -25,6 +26,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.signatures import options_of
+from marl_pool.utils.types import Kernels
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
@@ -212,6 +214,7 @@ class EvaluationTarget:
             "iteration": self.iteration,
             "package_version": __version__,
             "commit": commit(),
+            "kernels": describe_kernels(),
             **self.training,
         }
 
@@ -343,12 +346,18 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
 
 
 @contextmanager
-def cpu_threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of threads inside the block; None leaves it unchanged."""
+def computing(threads: int | None, kernels: Kernels = "auto") -> Iterator[None]:
+    """Set torch's number of threads and the kernels inside the block.
+
+    Args:
+        threads: number of threads; None leaves it unchanged.
+        kernels: see `use_kernels`.
+    """
     previous = torch.get_num_threads()
-    torch.set_num_threads(count or previous)
+    torch.set_num_threads(threads or previous)
     try:
-        yield
+        with use_kernels(kernels):
+            yield
     finally:
         torch.set_num_threads(previous)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.measure import EvaluationResults, OnProgress, measure
 from marl_pool.evaluation.plots.heat_map import occluded_in_training
 from marl_pool.evaluation.results import (
@@ -104,7 +104,7 @@ def evaluate_target(
         InputError: a wrong perturbation.
     """
     # One thread a case beats several threads in the small operations of each.
-    with cpu_threads(1):
+    with computing(1, settings.kernels):
         return measure(
             target.policies,
             lambda: target.make_env(settings.episodes),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from marl_pool.utils.types import Device, NonNegativeInt, PositiveInt, Seed
+from marl_pool.utils.types import Device, Kernels, NonNegativeInt, PositiveInt, Seed
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or that of an iteration."""
@@ -59,6 +59,9 @@ class TargetSettings:
     """Device of environments and policy."""
     threads: PositiveInt = 2
     """CPU threads of torch."""
+    kernels: Kernels = "auto"
+    """Computation of narrow set networks on a CPU: torch, native (the compiled kernel),
+    or auto (the kernel where one was compiled and the network fits)."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import ray
 import torch
 
+from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
@@ -40,7 +41,8 @@ def ray_session(
     # Let workers import plug-ins from where the driver does, and trust the same ones.
     own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
     path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    variables = {"PYTHONPATH": path, **inheritance(), **(env or {})}
+    kernels = {KERNELS_VARIABLE: chosen_kernels()}
+    variables = {"PYTHONPATH": path, **kernels, **inheritance(), **(env or {})}
     local = {"num_cpus": num_cpus, "include_dashboard": False}
     try:
         ray.init(

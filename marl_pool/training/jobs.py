@@ -109,7 +109,7 @@ JOBS = {
         "epochs",
         _epochs,
         lambda config: config.fit.folds * config.fit.epochs,
-        ("time_limit", "checkpoint", "data_dir", "threads", "device"),
+        ("time_limit", "checkpoint", "data_dir", "threads", "kernels", "device"),
         FILE,
     ),
 }

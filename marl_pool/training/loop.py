@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from marl_pool.kernels.native import use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
     StepError,
@@ -158,6 +159,10 @@ class TrainingLoop:
             StoppedError: training cannot continue; the last good checkpoint remains.
             KeyboardInterrupt: Ctrl-C, after the run was saved.
         """
+        with use_kernels(self.config.kernels):
+            self._train(build)
+
+    def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
         # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)

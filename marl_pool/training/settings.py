@@ -9,6 +9,7 @@ from pydantic import Field
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     Device,
+    Kernels,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -124,6 +125,9 @@ class RunConfig:
     """Seconds after which training ends; None: no limit."""
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
+    kernels: Kernels = "auto"
+    """Computation of narrow set networks on a CPU: torch, native (the compiled kernel),
+    or auto (the kernel where one was compiled and the network fits)."""
     device: Device = "cpu"
     """Device of the environments and policies in the main process."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

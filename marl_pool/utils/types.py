@@ -1,6 +1,6 @@
 """Annotated types of options; it imports no torch."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ Device = Annotated[
     str,
     Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N"),
 ]
+Kernels = Literal["auto", "torch", "native"]
+"""Compute narrow set networks by torch, by the compiled kernel, or by what fits."""
 Counts = Annotated[
     str,
     Field(

@@ -4,10 +4,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from benchmarks.common import Row, Size
+from benchmarks.common import TASKS, Row, Size, build, on, seconds
+from benchmarks.sampling import our_runner
+from marl_pool.config import compose
 from marl_pool.kernels.native import use_kernels
 from marl_pool.networks import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
@@ -118,5 +121,64 @@ def kernel(name: str) -> Callable[[Size], Iterator[Row]]:
                 statistics.median(ratios),
                 note=f"{len(tokens.types)} rows, one thread",
             )
+
+    return measure
+
+
+def beside_torch(run: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
+    """Time ``run`` with the kernel and with torch in turn, in seconds."""
+    times: dict[str, list[float]] = {"native": [], "torch": []}
+    for round_ in range(1 + rounds):
+        for kernels, found in times.items():
+            with use_kernels(kernels):  # type: ignore[arg-type]
+                passed = seconds(run)
+            if round_:
+                found.append(passed)
+    return times
+
+
+def row(name: str, times: dict[str, list[float]], note: str) -> Row:
+    """Describe times in seconds, beside those of torch."""
+    pairs = zip(times["native"], times["torch"], strict=True)
+    return Row(
+        name,
+        statistics.median(times["native"]),
+        "s",
+        f"with kernels=torch: {statistics.median(times['torch']):.3g} s",
+        statistics.median(torchs / ours for ours, torchs in pairs),
+        note=note,
+    )
+
+
+def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
+    """One fragment of our runner, by the kernel and by torch."""
+    task = TASKS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        run, _ = our_runner(task, size)
+        times = beside_torch(run, size.rounds)
+        steps = f"{task.fragment(size)} steps of {task.num_envs} environments"
+        yield row(f"kernels/sample/{name}", times, steps)
+
+    return measure
+
+
+def iteration(name: str, ppo: str) -> Callable[[Size], Iterator[Row]]:
+    """One iteration of training, by the kernel and by torch."""
+    task = TASKS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        config = task.iteration(size)
+        if ppo == "fast":
+            few = ["ppo.batch_size=256", "ppo.minibatch_size=null"]
+            tiny = [*few, "ppo.num_epochs=1"] if size.tiny else []
+            overrides = [*task.overrides, "ppo=fast", *tiny, *on(size.device)]
+            config = compose("train", overrides)
+        algo = build(config)
+        times = beside_torch(algo.train, min(size.iterations, 3))
+        algo.stop()
+        settings = config["ppo"]
+        what = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
+        yield row(f"kernels/iteration/{name}/{ppo}", times, what)
 
     return measure

@@ -21,7 +21,7 @@ from marl_pool.evaluation.diagnosis.observations import (
     record_observations,
 )
 from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.evaluation.standalone import results_folder
@@ -55,7 +55,7 @@ def diagnose_run(
     """
     # Play, and measure the trained groups.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
-    with cpu_threads(settings.threads):
+    with computing(settings.threads, settings.kernels):
         observations = record_observations(
             target, settings.episodes, settings.max_observations
         )

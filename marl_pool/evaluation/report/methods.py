@@ -13,7 +13,16 @@ from marl_pool.evaluation.report.runs import (
 from marl_pool.utils.errors import InputError
 
 IRRELEVANT = frozenset(
-    ("seed", "threads", "device", "time_limit", "checkpoint", "resources", "cluster")
+    (
+        "seed",
+        "threads",
+        "kernels",
+        "device",
+        "time_limit",
+        "checkpoint",
+        "resources",
+        "cluster",
+    )
 )
 """Top-level keys that do not change how a policy is trained."""
 ENV = "env"

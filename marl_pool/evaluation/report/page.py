@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
@@ -64,7 +64,7 @@ def report(
     """
     path = new_page(out, runs)
     # Evaluations also name perturbations and environments.
-    with cpu_threads(settings.threads), trust(plugins, "a run of the report"):
+    with computing(settings.threads), trust(plugins, "a run of the report"):
         methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
     text = _template().render(content)

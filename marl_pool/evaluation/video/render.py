@@ -11,7 +11,7 @@ from torch import Tensor
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.patches import outline
 from marl_pool.evaluation.cases import label, perturb
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.tiling import grid_frames
@@ -221,7 +221,7 @@ def load_target(
     plugins: Collection[str],
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
-    with cpu_threads(settings.threads):
+    with computing(settings.threads, settings.kernels):
         target = EvaluationTarget.from_run(
             run,
             settings,
@@ -279,7 +279,10 @@ def write_video(
                 done += 1
                 progress.update(done)
 
-    with cpu_threads(settings.threads), Progress(num_frames, unit="frames") as progress:
+    with (
+        computing(settings.threads, settings.kernels),
+        Progress(num_frames, unit="frames") as progress,
+    ):
         write_webm(path, frames(progress), settings.fps)
 
 

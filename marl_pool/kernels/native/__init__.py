@@ -3,15 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import get_args
 
 from marl_pool.kernels.native.call import library
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import Kernels
 
-Kernels = Literal["auto", "torch", "native"]
-"""Compute by torch, by the compiled kernel, or by the kernel where it fits."""
-
-VARIABLE = "MARL_POOL_KERNELS"
+KERNELS_VARIABLE = "MARL_POOL_KERNELS"
 """Environment variable with the choice, so that worker processes inherit it."""
 
 
@@ -21,15 +19,22 @@ def chosen_kernels() -> Kernels:
     Raises:
         InputError: the environment variable is none of the choices.
     """
-    choice = os.environ.get(VARIABLE, "auto")
+    choice = os.environ.get(KERNELS_VARIABLE, "auto")
     for known in get_args(Kernels):
         if choice == known:
             return known
-    raise InputError(f"{VARIABLE}: expected auto, torch or native, got {choice!r}")
+    raise InputError(
+        f"{KERNELS_VARIABLE}: expected auto, torch or native, got {choice!r}"
+    )
 
 
-def choose_kernels(choice: Kernels) -> None:
-    """Set the choice for this process and those that it starts.
+@contextmanager
+def use_kernels(choice: Kernels) -> Iterator[None]:
+    """Choose kernels within the context, also for processes that it starts.
+
+    Args:
+        choice: "torch"; "native", which is an error without a compiled kernel; "auto"
+            leaves the choice as it is, by default the kernel where it fits.
 
     Raises:
         InputError: "native" without a compiled kernel.
@@ -39,20 +44,13 @@ def choose_kernels(choice: Kernels) -> None:
             "kernels: expected auto or torch, got native, but no kernel was compiled "
             "for this machine; install g++ or clang, then marl-pool again"
         )
-    os.environ[VARIABLE] = choice
-
-
-@contextmanager
-def use_kernels(choice: Kernels) -> Iterator[None]:
-    """Choose kernels within the context; see `choose_kernels`."""
-    before = os.environ.get(VARIABLE)
-    choose_kernels(choice)
+    before = chosen_kernels()
+    if choice != "auto":
+        os.environ[KERNELS_VARIABLE] = choice
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before
+        os.environ[KERNELS_VARIABLE] = before
 
 
 def describe_kernels() -> str:

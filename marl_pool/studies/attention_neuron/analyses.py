@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads
+from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import (
     CODES,
     LATENTS,
@@ -58,7 +58,7 @@ def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[P
         print_published(rows)
         paths.append(files.path(PUBLISHED))
         write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
-    with cpu_threads(settings.threads):
+    with computing(settings.threads):
         return paths + analyse(
             settings.analyses, target, evaluated.transfers, settings.episodes, files
         )

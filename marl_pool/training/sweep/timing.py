@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
+from marl_pool.kernels.native import use_kernels
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS
 from marl_pool.training.ppo.runner import SAMPLE_SECONDS
@@ -55,9 +56,10 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        if isinstance(config, FitConfig):
-            return _time_fit(config)
-        return _time_ppo(config)
+        with use_kernels(config.kernels):
+            if isinstance(config, FitConfig):
+                return _time_fit(config)
+            return _time_ppo(config)
     except Exception:
         # The trial itself reports the failure later, and the other trials continue.
         return None

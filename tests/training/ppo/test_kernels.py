@@ -1,0 +1,82 @@
+"""The key ``kernels`` reaches the networks of a run, also in other processes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+import marl_pool
+from marl_pool.kernels.native import (
+    KERNELS_VARIABLE,
+    call,
+    chosen_kernels,
+    use_kernels,
+)
+from marl_pool.training.cluster import quiet, ray_session
+from marl_pool.utils.errors import InputError
+
+pytestmark = pytest.mark.skipif(
+    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
+)
+
+TINY = ("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=null", "threads=1")
+
+
+@pytest.mark.parametrize(("kernels", "is_used"), [("torch", False), ("native", True)])
+def test_a_run_computes_by_the_chosen_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, is_used: bool
+) -> None:
+    calls: list[str] = []
+    for name in ("run", "gradients"):
+        computed = getattr(call, name)
+
+        def counted(*args, name=name, computed=computed, **options):
+            calls.append(name)
+            return computed(*args, **options)
+
+        monkeypatch.setattr(call, name, counted)
+    before = chosen_kernels()
+    run = marl_pool.train(
+        *TINY, f"kernels={kernels}", total_steps=64, run_dir=tmp_path / "run"
+    )
+    assert run.config["kernels"] == kernels
+    assert {"run", "gradients"} <= set(calls) if is_used else not calls
+    assert chosen_kernels() == before
+
+
+def test_workers_inherit_the_choice() -> None:
+    with use_kernels("torch"), quiet(), ray_session(None, num_cpus=1):
+        assert ray.get(ray.remote(chosen_kernels).remote()) == "torch"
+
+
+def test_auto_leaves_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "torch")
+    with use_kernels("auto"):
+        assert chosen_kernels() == "torch"
+    with use_kernels("native"):
+        assert chosen_kernels() == "native"
+    assert os.environ[KERNELS_VARIABLE] == "torch"
+
+
+def test_a_wrong_environment_variable_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
+    with pytest.raises(InputError, match=r"MARL_POOL_KERNELS.*auto.*'cuda'"):
+        chosen_kernels()
+
+
+def test_another_number_of_threads_gives_the_same_weights(tmp_path: Path) -> None:
+    weights = []
+    for threads in (1, 2):
+        options = [*TINY[:-1], f"threads={threads}", "kernels=native"]
+        run = marl_pool.train(
+            *options, total_steps=128, run_dir=tmp_path / str(threads)
+        )
+        policy = marl_pool.load_policies(run.path / "policy")["agent"]
+        weights.append(dict(policy.named_parameters()))
+    for name, weight in weights[0].items():
+        if name.startswith("network."):
+            torch.testing.assert_close(weight, weights[1][name], rtol=1e-6, atol=1e-7)
