@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 # each run, for a merge must not fail by chance; `thorough` tries new ones in each.
 common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
-settings.register_profile("thorough", max_examples=100, derandomize=False, **common)
+settings.register_profile("thorough", max_examples=40, derandomize=False, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Threads that wait for each other on a busy machine cost more than they gain here.
