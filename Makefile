@@ -9,8 +9,13 @@ COVERAGE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PLAIN := $(BIN)/python -m pytest
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest
 PAIR := -n 2 --dist worksteal
+# A file's slow tests share a run, and a worker's files a cluster.
+FILES := -n 2 --dist loadfile
+# Where the slow tests reach what the quick ones do not: ray's workers and faults.
+TRAININGS := tests/training tests/api
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .PHONY: help demo test test-all fast lint types imports quick slow coverage bench clean
@@ -39,7 +44,9 @@ demo: $(BIN)/.demo  ## Install, train AdaPool for two minutes, evaluate it, rend
 	$(BIN)/marl-pool evaluate $(RUN)
 	$(BIN)/marl-pool render $(RUN)
 
-test: lint types imports quick  ## What guards a merge: lint, types, import rules, quick tests
+# mypy runs on one core: beside the tests it takes half the time.
+test: lint imports  ## What guards a merge: lint, types, import rules, quick tests
+	$(MAKE) --jobs=2 types quick
 
 test-all: test slow  ## The slow tests too, and each property with many examples
 
@@ -60,10 +67,13 @@ imports: $(BIN)/.dev  ## Which room may know which
 quick: $(BIN)/.dev  ## pytest, without the slow tests
 	$(PYTEST) $(PAIR) -m "not slow"
 
-# One process: ray's tests share a cluster, and some look at what a whole machine runs.
+# The tracer of coverage costs half as much again as the tests, and more examples of a
+# property reach the same lines: only the trainings are measured, after the quick tests.
+slow: export HYPOTHESIS_PROFILE = thorough
 slow: $(BIN)/.dev  ## pytest: the slow tests, and each property with many examples
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(PAIR) -m "hypothesis and not slow"
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow
+	$(PLAIN) $(PAIR) -m "hypothesis and not slow"
+	$(PYTEST) $(FILES) -m slow $(TRAININGS)
+	$(PLAIN) $(FILES) -m slow $(TRAININGS:%=--ignore=%)
 
 coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the total
 	$(BIN)/coverage combine --quiet

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from helpers.paths import ROOT
 # each run, for a merge must not fail by chance; `thorough` tries new ones in each.
 common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
-settings.register_profile("thorough", max_examples=100, derandomize=False, **common)
+settings.register_profile("thorough", max_examples=40, derandomize=False, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Threads that wait for each other on a busy machine cost more than they gain here.
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in fast:
             item.add_marker("fast")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what lives until the end, modules and tests, from garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -495,7 +495,7 @@ CONFIGS = {
     "no name": ("env: {num_noise: 3}\n", "env"),
     "reserved": ("env: {name: simple_centroid, num_envs: 3}\n", "num_envs"),
     "number as key": ("env: {name: simple_centroid, 3: 3}\n", "3"),
-    "deep": ("env: " + "[" * 2000 + "]" * 2000 + "\n", "100 levels"),
+    "deep": ("env: " + "[" * 1000 + "]" * 1000 + "\n", "100 levels"),
     "deeper than plain": ("env: " + "[" * 150 + "]" * 150 + "\n", "100 levels"),
     "loop": ("env: &e {name: simple_centroid, own: *e}\n", "alias inside"),
     "bomb": (BOMB, "50,000"),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import softmax
@@ -92,7 +92,10 @@ def test_such_sets_are_among_those_tried(
     wanted: Callable[[Neighborhoods], Tensor],
 ) -> None:
     case = find(
-        scored_sets(), lambda made: bool(wanted(theory.neighborhoods(*made)).all())
+        scored_sets(),
+        lambda made: bool(wanted(theory.neighborhoods(*made)).all()),
+        # Any such set will do: the smallest takes ten times as long to find.
+        settings=settings(max_examples=2000, phases=[Phase.generate]),
     )
     assert violations(case) == 0
 

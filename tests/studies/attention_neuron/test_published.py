@@ -375,7 +375,7 @@ class PublishedStarts(CartPole):
 @pytest.mark.slow
 def test_cartpole_scores_as_published_from_the_published_starts(golden: Any) -> None:
     env = PublishedStarts(EPISODES)
-    np.testing.assert_allclose(env.starts[:20], golden["world_resets_seed1"])
+    np.testing.assert_allclose(env.starts[:20], golden["env_resets_seed1"])
     policy = load_published(WEIGHTS, "cartpole_pi")
     assert score(policy, env) == pytest.approx(479, abs=10)
 
