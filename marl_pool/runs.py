@@ -256,8 +256,8 @@ class Run:
             return ""
         # Keep what can be read, and report the rest.
         aside = self.metrics.keep(iteration, logged and logged["columns"])
-        told = "; ".join(filter(None, (problem, aside)))
-        return told and f"{self.path}: {told}"
+        message = "; ".join(filter(None, (problem, aside)))
+        return message and f"{self.path}: {message}"
 
     def close(self) -> None:
         """Close the event file; a later `log` opens a new one."""

@@ -27,13 +27,13 @@ import torch
 from benchmarks import kernel
 from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size
+from benchmarks.envs import env_alone, levels
 from benchmarks.knn import data, training
 from benchmarks.learning import iteration, time_to, two_learners
 from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, stock, two_runners
 from benchmarks.sets import swarm
-from benchmarks.worlds import env_alone, levels
 
 from marl_pool.utils.extras import install_hint
 from marl_pool.utils.progress import duration

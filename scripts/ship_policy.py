@@ -11,7 +11,7 @@ from marl_pool.runs import Run
 
 
 def main() -> None:
-    """Copy the policy, with the world that it acts in."""
+    """Copy the policy, with the environment that it acts in."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="folder of the run")
     parser.add_argument("name", help="what the policy is to be called")

@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Threads that wait for each other on a busy machine cost more than they gain here.
 torch.set_num_threads(1)
 
-# Processes that tests start import this package, and the worlds of `helpers`.
+# Processes that tests start import this package, and the environments of `helpers`.
 inherited = os.environ.get("PYTHONPATH")
 folders = [str(ROOT / "tests"), str(ROOT), *([inherited] if inherited else [])]
 os.environ["PYTHONPATH"] = os.pathsep.join(folders)

@@ -111,11 +111,11 @@ EVALUATE = ("perturbations=[]", "episodes=2", "threads=1")
 
 
 def make_policy_folder(path: Path) -> None:
-    world = {"name": "simple_centroid", "max_steps": 4, "num_noise": 2}
-    group = make_batched_env(num_envs=1, **world).groups["agent"]
+    env = {"name": "simple_centroid", "max_steps": 4, "num_noise": 2}
+    group = make_batched_env(num_envs=1, **env).groups["agent"]
     parts = {"encoder": {"name": "identity"}, "pooling": {"name": "avg"}}
     policy = make_policy(group.tokens, group.action_space, **parts, seed=1)
-    save_policies({"agent": policy}, {"agent": "agent"}, path, env=world)
+    save_policies({"agent": policy}, {"agent": "agent"}, path, env=env)
 
 
 def _evaluated(path: Path) -> None:

@@ -77,7 +77,7 @@ if os.fork() == 0:
     sys.exit()
 assert os.wait()[1] == 0
 
-# Worlds that Gymnasium and PettingZoo know.
+# Environments that Gymnasium and PettingZoo know.
 if os.fork() == 0:
     import marl_pool.envs
     tell("registration", ["torch"])

@@ -20,10 +20,10 @@ from pathlib import Path
 assert Path(marl_pool.__file__).is_relative_to(sys.argv[1]), marl_pool.__file__
 head = marl_pool.make_pooling("ada", dim=8, query="mean")
 assert head(torch.randn(2, 5, 8)).shape == (2, 8)
-world = marl_pool.make_batched_env("simple_centroid", num_envs=2)
-group = world.groups["agent"]
+env = marl_pool.make_batched_env("simple_centroid", num_envs=2)
+group = env.groups["agent"]
 policy = marl_pool.make_policy(group.tokens, group.action_space, seed=0)
-parts = marl_pool.collect(world, {"agent": policy}, steps=3)
+parts = marl_pool.collect(env, {"agent": policy}, steps=3)
 assert parts["agent"].rewards.shape == (3, 2, 1)
 marl_pool.save_policy(policy, "saved")
 marl_pool.load_policy("saved")

@@ -5,6 +5,6 @@ import sys
 
 from marl_pool.utils.extras import install_hint
 
-# Every module here imports ray, so its absence is said before a traceback is.
+# Every module here imports ray: without it, say so in one line.
 if importlib.util.find_spec("ray") is None:
     sys.exit(install_hint("ray"))

@@ -1,4 +1,4 @@
-"""Rows of evolution and cloning, each beside one after the other in one process."""
+"""Benchmarks of evolution and cloning, in batches and one agent at a time."""
 
 import statistics
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ ALONE = 24
 
 
 def generation(size: Size) -> Iterator[Row]:
-    """Generation 1 of CMA-ES from zeros: 256 vectors, 16 CartPole episodes each."""
+    """Measure generation 1 of CMA-ES: 256 vectors, 16 CartPole episodes each."""
     torch.set_num_threads(1)
     population, repetitions = (4, 2) if size.tiny else (256, 16)
     chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
@@ -71,7 +71,7 @@ def generation(size: Size) -> Iterator[Row]:
 
 
 def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -> float:
-    """Seconds that a step takes where every agent plays its episodes by itself."""
+    """Return the seconds per step of agents that play one after the other."""
     agent, steps, spent = evaluator.agent, 0, 0.0
     for number in range(min(ALONE, len(vectors))):
         load_vector(agent, vectors[number].to(agent.low))
@@ -85,10 +85,10 @@ def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -
 
 
 class PlainStudent(nn.Module):
-    """The same student as one would write it: a cell a step, autograd for the rest.
+    """The same student as a loop over an LSTM cell, with autograd.
 
     Args:
-        student: whose sizes it has.
+        student: the student whose sizes to copy.
     """
 
     def __init__(self, student: Sensory) -> None:
@@ -107,31 +107,31 @@ class PlainStudent(nn.Module):
         )
 
     def forward(self, features: Tensor, prev_action: Tensor) -> Tensor:
-        """Answer one trajectory, ``(T, N, 1)`` and ``(T, A)``, as ``(T, A)``."""
+        """Map one trajectory, ``(T, N, 1)`` and ``(T, A)``, to ``(T, A)``."""
         memory: tuple[Tensor, Tensor] | None = None
-        answers = []
+        outputs = []
         for seen, action in zip(features, prev_action, strict=True):
             inputs = torch.cat([seen, action.expand(len(seen), -1)], dim=-1)
             memory = self.cell(inputs, memory)
             scores = self.query(self.table) @ self.key(memory[0]).T * self.scale
-            answers.append(self.layers(torch.tanh(torch.tanh(scores) @ seen)[:, 0]))
-        return torch.stack(answers)
+            outputs.append(self.layers(torch.tanh(torch.tanh(scores) @ seen)[:, 0]))
+        return torch.stack(outputs)
 
 
 def _learn_plainly(
     plain: PlainStudent, optimizer: Optimizer, rows: list[SequenceBatch]
 ) -> None:
-    """A gradient step on each trajectory, one after the other."""
+    """Take a gradient step on each trajectory."""
     for row in rows:
         optimizer.zero_grad(set_to_none=True)
-        answers = plain(row.features[0], row.prev_action[0])
-        mse_loss(answers, row.label[0]).backward()
+        outputs = plain(row.features[0], row.prev_action[0])
+        mse_loss(outputs, row.label[0]).backward()
         clip_grad_norm_(plain.parameters(), 0.1)
         optimizer.step()
 
 
 def cloning(size: Size) -> Iterator[Row]:
-    """A gradient step on eight whole trajectories of an Ant-sized student."""
+    """Measure a gradient step on eight whole trajectories of an Ant-sized student."""
     torch.set_num_threads(1)
     count, steps = (2, 5) if size.tiny else (8, 500)
     spec = TokenSpec(28, 1, ("channel",), has_self=False)

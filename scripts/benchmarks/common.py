@@ -1,4 +1,4 @@
-"""What all rows share: sizes, tasks, the clock and what is built of a task."""
+"""Sizes, tasks, timing and construction, shared by all benchmarks."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from marl_pool.training.settings import TrainConfig
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``ratio`` is ours over the comparator's, both here."""
+    """One row of the table; ``ratio`` is ours over the comparator's."""
 
     name: str
     value: float | None
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much work is measured, and where."""
+    """Amount of work to measure, and the device."""
 
     rounds: int = 5
     env_steps: int = 2000
@@ -42,7 +42,7 @@ class Size:
     limit: float = 240.0
     episodes: int = 256
     sets: int = 1024
-    level_draws: int = 16
+    level_resets: int = 16
     tiny: bool = False
     device: str = "cpu"
 
@@ -56,21 +56,21 @@ TINY = Size(
     limit=1.0,
     episodes=4,
     sets=4,
-    level_draws=1,
+    level_resets=1,
     tiny=True,
 )
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is measured, as overrides of ``marl-pool train``.
+    """A training task, as overrides of ``marl-pool train``.
 
     Attributes:
-        overrides: the world and the policy.
-        paper: the algorithm of its iteration row.
-        published: what is known of the published code, measured elsewhere.
-        steps: of every world in a sampled fragment.
-        iterations: measured at most; a slow one says enough.
+        overrides: of the environment and the policy.
+        paper: preset of the algorithm in the row of one iteration.
+        published: figures of the published code, measured on other machines, by row.
+        steps: steps of every environment in a sampled fragment.
+        iterations: maximal number of measured iterations.
     """
 
     overrides: tuple[str, ...]
@@ -81,12 +81,12 @@ class Task:
     iterations: int = 3
 
     def about(self, row: str) -> str:
-        """The published code's figure, in words."""
+        """Return the published code's figure as text."""
         figure = self.published.get(row)
         return "" if figure is None else f"published code: {figure}, measured elsewhere"
 
     def sampling(self, size: Size, num_env_runners: int = 0) -> dict[str, Any]:
-        """A run's configuration with one fragment an iteration."""
+        """Return a run's configuration with one fragment per iteration."""
         batch = self.num_envs * self.fragment(size) * max(1, num_env_runners)
         overrides = [
             f"ppo.num_envs={self.num_envs}",
@@ -97,7 +97,7 @@ class Task:
         return compose("train", [*self.overrides, *overrides, *on(size.device)])
 
     def iteration(self, size: Size, num_learners: int = 0) -> dict[str, Any]:
-        """A run's configuration with the paper's batch and epochs."""
+        """Return a run's configuration with the paper's batch and epochs."""
         overrides = [f"ppo={self.paper}", *on(size.device)]
         if num_learners:
             overrides += [f"resources.num_learners={num_learners}", "threads=1"]
@@ -108,15 +108,15 @@ class Task:
         )
 
     def fragment(self, size: Size) -> int:
-        """Steps of every world in a fragment."""
+        """Return the steps of every environment in a fragment."""
         return min(self.steps, size.fragment)
 
-    def world(self, size: Size) -> BatchedEnv:
-        """The batch of worlds, reset."""
-        env = compose("train", list(self.overrides))["env"]
-        world = make_batched_env(num_envs=self.num_envs, device=size.device, **env)
-        world.reset()
-        return world
+    def make_env(self, size: Size) -> BatchedEnv:
+        """Build the batch of environments, and reset it."""
+        options = compose("train", list(self.overrides))["env"]
+        env = make_batched_env(num_envs=self.num_envs, device=size.device, **options)
+        env.reset()
+        return env
 
 
 TASKS = {
@@ -147,14 +147,14 @@ TASKS = {
 
 
 def on(device: str) -> list[str]:
-    """Overrides that put worlds, runner and learner on a device."""
+    """Return overrides that place environments, runner and learner on a device."""
     if device == "cpu":
         return []
     return [f"device={device}", "resources.num_gpus_per_learner=1"]
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Time one call, until the GPU has done its part too."""
+    """Time one call, including the work that it queues on a GPU."""
     synchronize()
     began = time.perf_counter()
     function()
@@ -163,13 +163,13 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def synchronize() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def start_ray() -> None:
-    """Start ray in this process, if it does not run."""
+    """Start ray, unless it runs already."""
     if not ray.is_initialized():
         ray.init(
             num_cpus=3,
@@ -187,16 +187,16 @@ def build(config: dict[str, Any]) -> Any:
     return algo
 
 
-def random_actions(world: BatchedEnv) -> dict[str, Tensor]:
-    """Actions for one step of all worlds, uniform in the groups' spaces."""
+def random_actions(env: BatchedEnv) -> dict[str, Tensor]:
+    """Sample actions for one step, uniform in the groups' spaces."""
     generator = torch.Generator().manual_seed(0)
 
-    def draw(group: AgentGroup) -> Tensor:
-        space, shape = group.action_space, (world.num_envs, group.num_agents)
+    def sample(group: AgentGroup) -> Tensor:
+        space, shape = group.action_space, (env.num_envs, group.num_agents)
         if isinstance(space, spaces.Discrete):
             return torch.randint(int(space.n), shape, generator=generator)
         low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
         return low + (high - low) * torch.rand(*shape, *low.shape, generator=generator)
 
-    groups = world.groups.items()
-    return {name: draw(group).to(world.device) for name, group in groups}
+    groups = env.groups.items()
+    return {name: sample(group).to(env.device) for name, group in groups}

@@ -1,4 +1,4 @@
-"""Rows of the compiled kernel: whole networks, beside the same by torch."""
+"""Benchmarks of the compiled kernel: whole networks, compared with torch."""
 
 import statistics
 import time
@@ -83,7 +83,7 @@ NETWORKS = {
 
 
 def kernel(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Microseconds a token of one network, in CPU time of one thread."""
+    """Measure microseconds per token of a network, in CPU time of one thread."""
     network = NETWORKS[name]
 
     def measure(size: Size) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Rows of the KNN-centroid task: making its data, and training on them."""
+"""Benchmarks of the KNN-centroid task: its data, and training."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ ENCODER = {"name": "transformer", "dim": DIM, "num_layers": 12, "dim_ff": 64}
 
 
 def one_sample(generator: np.random.Generator) -> np.ndarray:
-    """Draw one set feature by feature, and find the neighbours by sorting."""
+    """Sample one set feature by feature, and find the neighbours by sorting."""
     kinds = generator.permutation(np.arange(DIM) % 3)
     x = np.empty((VECTORS, DIM))
     for feature, kind in enumerate(kinds):
@@ -45,7 +45,7 @@ def one_sample(generator: np.random.Generator) -> np.ndarray:
 
 
 def data(size: Size) -> Iterator[Row]:
-    """Sets and the means of nearest neighbours, streamed by two threads."""
+    """Measure sampling of sets and targets, streamed by two threads."""
     chunks, samples = (1, 2) if size.tiny else (CHUNKS, 1000)
 
     def chunk(number: int) -> float:
@@ -73,7 +73,7 @@ def data(size: Size) -> Iterator[Row]:
 
 
 class Plain(nn.Module):
-    """The same network of torch's own layers, with dropout where the paper has it."""
+    """The same network built of torch's own layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Plain(nn.Module):
             for _ in range(12)
         )
         for layer in self.layers:
-            layer.dropout2.p = DROPOUT
+            layer.dropout2.p = DROPOUT  # the only dropout of the paper
 
     def forward(self, features: Tensor, types: Tensor) -> Tensor:
         """Map ``(B, N, d)`` to ``(B, d)``."""
@@ -96,7 +96,7 @@ class Plain(nn.Module):
 
 
 def training(size: Size) -> Iterator[Row]:
-    """Gradient steps of the paper's network and batch, Adam included."""
+    """Measure gradient steps of the paper's network and batch, Adam included."""
     count = 2 if size.tiny else BATCH
     task = KnnCentroid(
         encoder=ENCODER,
@@ -136,7 +136,7 @@ def training(size: Size) -> Iterator[Row]:
 def _rates(
     size: Size, runs: dict[str, tuple[Callable[[], Any], int]]
 ) -> dict[str, list[float]]:
-    """Samples a second of each round, in turn; a first round is not counted."""
+    """Return samples per second by round, taking turns, after a warm-up round."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(1 + size.rounds):
         for name, (run, samples) in runs.items():

@@ -1,4 +1,4 @@
-"""Rows of learning: one iteration, and the time until a goal is reached."""
+"""Benchmarks of learning: one iteration, and the time to a goal."""
 
 import functools
 import statistics
@@ -17,7 +17,7 @@ from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
 
 GOALS = {"time_to_return": -1.45, "time_to_skill": -0.72}
-"""Mean returns: what the published code reached in 18 iterations, and 0.8 of the way
+"""Mean returns: that of the published code after 18 iterations, and 0.8 of the way
 from random actions (-1.89) to a controller that knows the centroid (-0.43)."""
 PUBLISHED = {
     "time_to_return": "published code: 234 s, one seed, measured elsewhere",
@@ -26,7 +26,7 @@ PUBLISHED = {
 
 
 def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
-    """One iteration with the paper's batch and epochs, and what it consists of."""
+    """Measure one iteration with the paper's batch and epochs, and its parts."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
@@ -42,7 +42,7 @@ def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
             rl_module=learner.module, batch={}, episodes=episodes, shared_data={}
         )
         steps = settings["batch_size"] // settings["num_envs"]
-        sample = floor_of(policy, task.world(size), steps)
+        sample = floor_of(policy, task.make_env(size), steps)
         times, rests = [], []
         for _ in range(min(size.iterations, task.iterations)):
             times.append(seconds(algo.train))
@@ -66,7 +66,7 @@ def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
 
 
 def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
-    """The same iteration by two learner processes of one thread each."""
+    """Measure the same iteration by two learner processes of one thread each."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
@@ -92,7 +92,7 @@ def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
 def gradients(
     learner: Any, module: str, batch: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """Forward pass, RLlib's loss and gradient of all epochs, and nothing else."""
+    """Compute forward passes, RLlib's losses and gradients of all epochs."""
     for _ in range(settings["num_epochs"]):
         for microbatch, weights in learner._microbatches(batch):
             out = learner.module.forward_train(microbatch)
@@ -106,7 +106,7 @@ def gradients(
 
 
 def time_to(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Seconds until the mean return has reached a goal at two checks in a row."""
+    """Measure seconds until the mean return reaches a goal at two checks in a row."""
 
     def measure(size: Size) -> Iterator[Row]:
         seeds = range(size.seeds)
@@ -141,7 +141,9 @@ def climb(seed: int, limit: float, device: str) -> dict[str, tuple[float, int] |
     while None in result.values() and time.perf_counter() - began < limit:
         sampled = algo.train()["env_runners"]
         finished = sampled.get(EPISODE_RETURNS, {}).get("agent")
-        finished = finished if isinstance(finished, list) else []  # of none: a NaN
+        finished = (
+            finished if isinstance(finished, list) else []
+        )  # NaN without episodes
         returns = [*returns, *finished][-RETURN_WINDOW:]
         if not finished or len(returns) < RETURN_WINDOW:
             continue

@@ -1,4 +1,4 @@
-"""Rows of parts: attention with heads of width one, and an evaluation."""
+"""Benchmarks of attention with heads of width one, and of an evaluation."""
 
 import statistics
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from marl_pool.utils.randomness import EVALUATION_ENVS
 
 
 def attention(size: Size) -> Iterator[Row]:
-    """Forward and backward of attention with heads of width one, beside torch's own."""
+    """Measure attention with heads of width one, forward and backward."""
     shape = (size.sets, 32, 8, 1)
     query, key, value = (
         torch.randn(shape, device=size.device).transpose(1, 2).requires_grad_()
@@ -35,17 +35,17 @@ def attention(size: Size) -> Iterator[Row]:
         for name, contender in contenders.items():
             passed = seconds(lambda run=contender: run().backward(gradient))
             times[name].append(passed / (size.sets * 8 * 32 * 32) * 1e9)
-    ours, torchs = times["ours"][1:], times["torch"][1:]
-    ratio = statistics.median(b / a for a, b in zip(ours, torchs, strict=True))
+    ours, theirs = times["ours"][1:], times["torch"][1:]
+    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
     comparator = (
-        f"scaled_dot_product_attention: {statistics.median(torchs):.2f} ns a score"
+        f"scaled_dot_product_attention: {statistics.median(theirs):.2f} ns a score"
     )
     value_ = statistics.median(ours)
     yield Row("attention/width_one", value_, "ns a score", comparator, ratio)
 
 
 def evaluation(size: Size) -> Iterator[Row]:
-    """Deterministic episodes, as `marl-pool evaluate` plays them."""
+    """Measure deterministic episodes, as `marl-pool evaluate` plays them."""
     settings = compose("train", [])
     (spec,) = algorithm_config(
         TrainConfig.from_plain(settings)

@@ -1,4 +1,4 @@
-"""The row of the standard suite: every perturbation, five severities of each."""
+"""Benchmark of the standard suite: every perturbation at five severities."""
 
 import statistics
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ THREADS = 2
 
 
 def standard_suite(size: Size) -> Iterator[Row]:
-    """`marl_pool.evaluate` with ``suite=standard``, beside the clean episodes alone."""
+    """Measure `marl_pool.evaluate` with the standard suite and with clean episodes."""
     env = compose("train", ["experiment=simple_centroid"])["env"]
     (group,) = describe_env(env).groups.values()
     policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)
@@ -23,8 +23,8 @@ def standard_suite(size: Size) -> Iterator[Row]:
         measured = marl_pool.evaluate(
             policy, env, suite=suite, episodes=size.episodes, threads=THREADS
         )
-        gaps = [row.label for row in measured.results if row.missing]
-        assert not gaps, gaps
+        missing = [row.label for row in measured.results if row.missing]
+        assert not missing, missing
         played.append(measured.returns.size * env["max_steps"])
 
     plain = {"perturbations": []}

@@ -1,4 +1,4 @@
-"""Rows of sampling: our runner, what it cannot be faster than, and stock RLlib."""
+"""Benchmarks of sampling: our runner, its upper bound, and stock RLlib."""
 
 import functools
 import statistics
@@ -14,7 +14,7 @@ from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.tune.registry import register_env
 
 from benchmarks.common import TASKS, Row, Size, Task, build, seconds, start_ray
-from benchmarks.worlds import stepping
+from benchmarks.envs import stepping
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
@@ -26,15 +26,15 @@ Rates = dict[str, list[float]]
 
 
 def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Our runner, and the world and the policy's forward pass each alone."""
+    """Measure our runner, and the environment and the forward pass each alone."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
         ours, policy = our_runner(task, size)
         contenders = {
             "ours": ours,
-            "env": stepping(task, task.world(size), task.fragment(size)),
-            "forward": forward(policy, task.world(size), task.fragment(size)),
+            "env": stepping(task, task.make_env(size), task.fragment(size)),
+            "forward": forward(policy, task.make_env(size), task.fragment(size)),
         }
         rates = compete(contenders, task, size)
         value = statistics.median(rates["ours"])
@@ -49,7 +49,7 @@ def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
             f"sample/{name}",
             value,
             "env steps/s",
-            f"world and forward pass, each alone, together: {floor:,.0f}",
+            f"environment and forward pass, each alone, together: {floor:,.0f}",
             statistics.median(both),
             note=task.about("sample"),
         )
@@ -59,14 +59,14 @@ def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
             "env steps/s",
             f"forward pass alone: {pass_:,.0f}",
             statistics.median(alone),
-            note=f"world alone: {env:,.0f}",
+            note=f"environment alone: {env:,.0f}",
         )
 
     return measure
 
 
 def two_runners(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Two runner processes, as RLlib samples from them, until the driver has all."""
+    """Measure two runner processes, including the transfer to the driver."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
@@ -88,28 +88,28 @@ def two_runners(name: str) -> Callable[[Size], Iterator[Row]]:
             statistics.median(rates),
             "env steps/s",
             task.about("sample"),
-            note=f"2 processes of {task.num_envs} worlds; memory is the driver's",
+            note=f"2 processes of {task.num_envs} environments; memory is the driver's",
         )
 
     return measure
 
 
 def stock(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Our runner, its floor in one loop, and on a CPU RLlib's own runner."""
+    """Measure our runner, its floor in one loop, and on a CPU RLlib's own runner."""
     task = TASKS[name]
     comparators = {
-        "floor": "world step and forward pass alone",
-        "batched": "stock SingleAgentEnvRunner, the same batched world",
-        "single": "stock SingleAgentEnvRunner, 64 one-world envs",
+        "floor": "environment step and forward pass alone",
+        "batched": "stock SingleAgentEnvRunner, the same batched environment",
+        "single": "stock SingleAgentEnvRunner, 64 single envs",
     }
 
     def measure(size: Size) -> Iterator[Row]:
         ours, policy = our_runner(task, size)
         contenders = {
             "ours": ours,
-            "floor": floor_of(policy, task.world(size), task.fragment(size)),
+            "floor": floor_of(policy, task.make_env(size), task.fragment(size)),
         }
-        if size.device == "cpu":  # its batches of observations are numpy's
+        if size.device == "cpu":  # stock RLlib batches observations in numpy
             contenders["batched"] = stock_runner(task, size, batched=True)
             contenders["single"] = stock_runner(task, size, batched=False)
         rates = compete(contenders, task, size)
@@ -127,10 +127,10 @@ def stock(name: str) -> Callable[[Size], Iterator[Row]]:
 
 
 def compete(contenders: dict[str, Callable[[], Any]], task: Task, size: Size) -> Rates:
-    """Env steps a second of each contender, taking turns."""
+    """Return the env steps per second of contenders that take turns."""
     steps = task.num_envs * task.fragment(size)
     rates: Rates = {name: [] for name in contenders}
-    # Ours samples with one thread (see `BatchedEnvRunner`): so do all.
+    # Our runner samples with one thread; compare at equal threads.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for contender in contenders.values():
@@ -143,15 +143,15 @@ def compete(contenders: dict[str, Callable[[], Any]], task: Task, size: Size) ->
 
 
 def our_runner(task: Task, size: Size) -> tuple[Callable[[], Any], TokenPolicy]:
-    """`BatchedEnvRunner.sample`, and the policy that it runs."""
+    """Return `BatchedEnvRunner.sample`, and the policy that it runs."""
     config = algorithm_config(TrainConfig.from_plain(task.sampling(size)))
     runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
     return runner.sample, next(iter(dict(runner.module.items()).values())).policy
 
 
-def forward(policy: TokenPolicy, world: BatchedEnv, steps: int) -> Callable[[], None]:
-    """The policy's forward pass on what the worlds show at a start."""
-    tokens = next(iter(world.observe().values()))
+def forward(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], None]:
+    """Return a function that runs the policy on first observations."""
+    tokens = next(iter(env.observe().values()))
 
     @torch.no_grad()
     def run() -> None:
@@ -161,35 +161,35 @@ def forward(policy: TokenPolicy, world: BatchedEnv, steps: int) -> Callable[[], 
     return run
 
 
-def floor_of(policy: TokenPolicy, world: BatchedEnv, steps: int) -> Callable[[], None]:
-    """Only the worlds' step, their observation and the forward pass."""
-    (group,) = world.groups
+def floor_of(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], None]:
+    """Return a function that only steps, observes and runs the policy."""
+    (group,) = env.groups
 
     @torch.no_grad()
     def run() -> None:
-        tokens = world.observe()[group]
+        tokens = env.observe()[group]
         for _ in range(steps):
             logits, _ = policy(tokens)
             action = logits.chunk(2, dim=-1)[0]
             if policy.actions.discrete:
                 action = logits.argmax(-1)
-            step = world.step({group: policy.scale(action)})
+            step = env.step({group: policy.scale(action)})
             ended = step.terminated | step.truncated
             if ended.any():
-                world.reset(ended)
-            tokens = world.observe()[group]
+                env.reset(ended)
+            tokens = env.observe()[group]
 
     return run
 
 
 class BatchedVectorEnv(VectorEnv):
-    """A batch of worlds of one learner as Gymnasium's vector env, for stock RLlib."""
+    """Gymnasium vector env of a batch of environments, for stock RLlib."""
 
-    def __init__(self, world: BatchedEnv) -> None:
-        self.world = world
-        (self.group,) = world.groups
-        group = world.groups[self.group]
-        self.num_envs = world.num_envs
+    def __init__(self, env: BatchedEnv) -> None:
+        self.env = env
+        (self.group,) = env.groups
+        group = env.groups[self.group]
+        self.num_envs = env.num_envs
         self.single_observation_space = group.tokens.space()
         self.single_action_space = group.action_space
         self.observation_space = batch_space(
@@ -200,30 +200,30 @@ class BatchedVectorEnv(VectorEnv):
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict]:
-        """Begin all worlds anew."""
-        self.world.reset()
-        return self._look(), {}
+        """Reset all environments."""
+        self.env.reset()
+        return self._observe(), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict]:
-        """Advance; a world that ended begins anew at the next step."""
-        begins = self.ended
+        """Step; an environment that ended is reset in the next step."""
+        resets = self.ended
         batch = torch.as_tensor(np.stack(actions))[:, None]
-        step = self.world.step({self.group: batch})
-        if begins.any():
-            self.world.reset(begins)
-        self.ended = (step.terminated | step.truncated) & ~begins
-        rewards = step.rewards[self.group][:, 0].masked_fill(begins, 0.0).numpy()
-        terminated = (step.terminated & ~begins).numpy()
-        truncated = (step.truncated & ~begins).numpy()
-        return self._look(), rewards, terminated, truncated, {}
+        step = self.env.step({self.group: batch})
+        if resets.any():
+            self.env.reset(resets)
+        self.ended = (step.terminated | step.truncated) & ~resets
+        rewards = step.rewards[self.group][:, 0].masked_fill(resets, 0.0).numpy()
+        terminated = (step.terminated & ~resets).numpy()
+        truncated = (step.truncated & ~resets).numpy()
+        return self._observe(), rewards, terminated, truncated, {}
 
-    def _look(self) -> dict[str, np.ndarray]:
-        tokens: Tokens = self.world.observe()[self.group]
+    def _observe(self) -> dict[str, np.ndarray]:
+        tokens: Tokens = self.env.observe()[self.group]
         return {k: v[:, 0].numpy() for k, v in tokens._asdict().items()}
 
 
 def stock_runner(task: Task, size: Size, *, batched: bool) -> Callable[[], Any]:
-    """RLlib's own runner with our module, on one batched env or many single ones."""
+    """Return RLlib's own sampling with our module, on a batched env or single ones."""
     start_ray()
     settings = task.sampling(size)
     spec = algorithm_config(TrainConfig.from_plain(settings)).rl_module_spec
@@ -240,7 +240,7 @@ def stock_runner(task: Task, size: Size, *, batched: bool) -> Callable[[], Any]:
     env = settings["env"]
 
     def make(_: Any) -> Any:
-        return BatchedVectorEnv(task.world(size)) if batched else OneAgentView(**env)
+        return BatchedVectorEnv(task.make_env(size)) if batched else OneAgentView(**env)
 
     name = f"{env['name']}-{'batched' if batched else 'single'}"
     register_env(name, make)

@@ -1,4 +1,4 @@
-"""Rows of set learning: a SWARM layer beside a loop of torch's LSTM cells."""
+"""Benchmark of a SWARM layer, compared with a loop of torch's LSTM cells."""
 
 import statistics
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ UNITS, ITERATIONS, ENTITIES, SETS, DIM = 192, 10, 500, 10, 2
 
 
 class CellLoop(nn.Module):
-    """What SWARM's section 3 says, word for word, with `nn.LSTMCell`."""
+    """Literal implementation of SWARM's section 3 with `nn.LSTMCell`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class CellLoop(nn.Module):
         hidden = memory = x.new_zeros(x.shape[0] * x.shape[1], UNITS)
         for _ in range(ITERATIONS):
             each = hidden.unflatten(0, x.shape[:2])
-            told = each.mean(1, keepdim=True).expand_as(each)
-            seen = torch.cat([x, told], -1).flatten(0, 1)
-            hidden, memory = self.cell(seen, (hidden, memory))
+            pooled = each.mean(1, keepdim=True).expand_as(each)
+            inputs = torch.cat([x, pooled], -1).flatten(0, 1)
+            hidden, memory = self.cell(inputs, (hidden, memory))
         return self.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
 
 
 def swarm(size: Size) -> Iterator[Row]:
-    """Forward and backward of 192 units, 10 iterations, 500 entities."""
+    """Measure forward and backward passes of one layer."""
     sets, entities = (1, 5) if size.tiny else (SETS, ENTITIES)
     x = torch.randn(sets, entities, DIM, device=size.device)
     contenders: dict[str, nn.Module] = {

@@ -435,20 +435,20 @@ def test_a_severity_may_be_a_pair_in_training():
 
 
 @pytest.mark.parametrize("suite", ["cross", "cross_tag", "attention_neuron"])
-def test_the_worlds_of_a_suite_are_those_of_some_env(suite):
+def test_environments_of_a_suite_fit_some_env(suite):
     """A key that no env has, or nearly one, is refused when it is composed."""
     labels = [
-        world["label"] for world in compose("evaluate", [f"suite={suite}"])["transfer"]
+        each["label"] for each in compose("evaluate", [f"suite={suite}"])["transfer"]
     ]
     assert len(labels) == len(set(labels)) > 1
 
 
 def test_a_misspelt_option_of_another_world_is_refused_and_a_foreign_one_is_not():
-    world = "transfer=[{label: x, env: {KEY: 3}}]"
-    message = refusal("evaluate", world.replace("KEY", "num_nois"))
+    transfer = "transfer=[{label: x, env: {KEY: 3}}]"
+    message = refusal("evaluate", transfer.replace("KEY", "num_nois"))
     assert message.startswith("transfer[0].env.num_nois: unknown key 'num_nois'")
     assert message.endswith("Did you mean 'num_noise'?")
-    foreign = compose("evaluate", [world.replace("KEY", "zyx")])
+    foreign = compose("evaluate", [transfer.replace("KEY", "zyx")])
     assert foreign["transfer"][0]["env"] == {"zyx": 3}
 
 

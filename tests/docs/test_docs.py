@@ -1,4 +1,4 @@
-"""The pages of the worlds: as their docstrings say, and found out when they are not."""
+"""Pages of environments agree with their docstrings, or are found out of date."""
 
 import importlib.util
 from types import ModuleType
@@ -59,7 +59,7 @@ def test_a_stale_a_missing_and_a_foreign_page_are_found_and_mended(
 ):
     monkeypatch.setattr(script, "pages", lambda: {"cartpole": "new", "README": "list"})
     (tmp_path / "cartpole.md").write_text("old")
-    (tmp_path / "forgotten.md").write_text("of a world that is gone")
+    (tmp_path / "forgotten.md").write_text("of a removed environment")
     assert script.main(["--check"], tmp_path) == 1
     told = capsys.readouterr().out
     assert told == "forgotten.md is stale\ncartpole.md is stale\nREADME.md is stale\n"

@@ -63,7 +63,7 @@ def commands(program: str) -> list[list[str]]:
 def template(tmp_path_factory):
     """Where a reader of the README would be: its modules written, its runs trained.
 
-    What a reader trains for minutes is saved untrained here, in a small world.
+    What a reader trains for minutes is saved untrained here, in a small environment.
     """
     path = tmp_path_factory.mktemp("reader")
     with pytest.MonkeyPatch.context() as patch:
@@ -146,7 +146,7 @@ def test_its_commands_are_understood(folder, words):
         elif known.verb == "list":
             assert main(words) == 0
         else:
-            # A policy that comes with the package has a world of its own size.
+            # A policy that comes with the package has an environment of its own size.
             own = any(word.startswith("pretrained=") for word in words)
             brief = ["episodes=2", *(["env.max_steps=3"] if own else [])]
             size = ["size=64"] if known.verb == "render" else []

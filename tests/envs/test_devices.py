@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from helpers.env_cases import CASES
 from helpers.samples import heads
-from helpers.worlds import CASES
 from marl_pool.envs import HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.perturbations import make_perturbation

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from pettingzoo.utils import parallel_to_aec
 from torch import Tensor
 
-from helpers.worlds import CASES
+from helpers.env_cases import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid

@@ -24,7 +24,7 @@ EPISODES = 6
 OWN = ("among", "token_type", "features", "position_features")
 """Options that name what the tests' own tokens have."""
 
-WORLDS: dict[str, Callable[[], BatchedEnv]] = {
+BUILDERS: dict[str, Callable[[], BatchedEnv]] = {
     "simple_centroid": partial(
         make_batched_env, "simple_centroid", EPISODES, counts="2-3-4", max_steps=6
     ),
@@ -62,7 +62,7 @@ class Biased(Jitter):
 
 def measured(env: str, *names: str) -> EvaluationResults:
     """Perturbations at severities 0 and 1, by untrained policies."""
-    make = WORLDS[env]
+    make = BUILDERS[env]
     policies = {
         name: make_policy(
             group.tokens, group.action_space, pooling="ada", init_std=0.3, seed=2
@@ -86,7 +86,7 @@ def measured(env: str, *names: str) -> EvaluationResults:
         name
         if name in ("simple_centroid", "boxworld")
         else pytest.param(name, marks=pytest.mark.slow)
-        for name in WORLDS
+        for name in BUILDERS
     ],
 )
 def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:

@@ -114,7 +114,7 @@ def rgb(name: str) -> tuple[int, int, int]:
 
 
 def read(env: BoxWorld, index: int = 0) -> Level:
-    """The level that world ``index`` begins with."""
+    """The level that environment ``index`` begins with."""
     codes = env.codes[index].tolist()
     assert codes[0] == codes[-1] == NOTHING
     agent = loose = None
@@ -144,7 +144,7 @@ def read(env: BoxWorld, index: int = 0) -> Level:
 
 
 def write(level: Level, **options: Any) -> BoxWorld:
-    """A world of one room that begins with ``level``."""
+    """An environment of one room that begins with ``level``."""
     env = BoxWorld(1, n=level.n, **options)
     env.reset()
     env.codes.fill_(FLOOR)

@@ -1,4 +1,4 @@
-"""A world in which something goes wrong, once or always."""
+"""An environment in which something goes wrong, once or always."""
 
 import os
 import signal
@@ -8,17 +8,17 @@ from helpers.toy import FoxAndHens
 
 
 class EscapedError(RuntimeError):
-    """What a user's own world may raise."""
+    """An exception that a user's own environment may raise."""
 
 
 class Faulty(FoxAndHens):
     """FoxAndHens until the step ``fault_step`` of this object, then a fault.
 
     ``fault`` is "raise" or "kill" (the process, as the kernel does when memory runs
-    out), both where world 0 is, or "init" (raise in the constructor, except in the
+    out), both in environment 0, or "init" (raise in the constructor, except in the
     process ``home``). A kill happens ``kills`` times, counted by files beside
-    ``diary``. That file, if given, gets a line for each episode begun: process, world,
-    episode.
+    ``diary``. That file, if given, gets a line for each episode begun: process,
+    environment, episode.
     """
 
     def __init__(

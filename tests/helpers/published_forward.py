@@ -1,4 +1,4 @@
-"""The published forward passes in plain numpy, one world, as the facts say.
+"""The published forward passes in plain numpy, one environment, as the facts say.
 
 Independent of the package: pictures in, actions out, flat weights in file order.
 """

@@ -39,7 +39,7 @@ from marl_pool.utils.manifest import sealed_json
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
 SETTINGS = ReportSettings(videos=False, threads=1)
-LADDER = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
+SCORES = {0.0: 0.8, 0.25: 0.75, 0.5: 0.6, 1.0: 0.2}
 """Scores under occlusion."""
 
 
@@ -79,17 +79,17 @@ def evaluated(
     scripted: bool = True,
     groups: Sequence[str] = ("agent",),
     fixed: Sequence[str] = (),
-    rungs: Sequence[float] = (0.5, 1.0),
-    worlds: Mapping[str, tuple[Mapping[str, Any], float]] | None = None,
+    severities: Sequence[float] = (0.5, 1.0),
+    transfers: Mapping[str, tuple[Mapping[str, Any], float]] | None = None,
     **about: Any,
 ) -> Run:
-    """Write an evaluation whose scores are `LADDER`'s, plus ``shift``.
+    """Write an evaluation whose scores are `SCORES`'s, plus ``shift``.
 
-    ``worlds`` has options and a score for each label; ``fixed`` are groups that did not
-    learn.
+    ``transfers`` has options and a score for each label; ``fixed`` are groups that
+    did not learn.
 
-    Returns are -2 for the random policy and -1 for the scripted one, in every world
-    plus that world's own luck, which cancels in scores.
+    Returns are -2 for the random policy and -1 for the scripted one, plus an
+    offset of each environment, which cancels in scores.
     """
     luck = np.random.default_rng(0).normal(size=episodes)
     results: list[Result] = []
@@ -104,14 +104,15 @@ def evaluated(
             table.append(missing if row.get("missing") else level - 2 + luck)
 
     clean = {"perturbation": "clean", "label": "clean", "severity": 0.0}
-    add(LADDER[0.0] + shift, **clean)
-    for severity in rungs:
+    add(SCORES[0.0] + shift, **clean)
+    for severity in severities:
         reason = "a reason" if severity in lost else ""
         occlude = {"perturbation": "occlude", "label": "occlude", "severity": severity}
-        add(LADDER[severity] + shift, **occlude, missing=reason)
+        add(SCORES[severity] + shift, **occlude, missing=reason)
     jitter = {"perturbation": "jitter", "label": "jitter", "severity": 0.2}
     add(0.7 + shift, **jitter, options={"features": None})
-    elsewhere = {"more noise": ({"num_noise": 9}, 0.4)} if worlds is None else worlds
+    if transfers is None:
+        transfers = {"more noise": ({"num_noise": 9}, 0.4)}
     others = [
         (
             {
@@ -122,7 +123,7 @@ def evaluated(
             },
             score,
         )
-        for label, (env, score) in elsewhere.items()
+        for label, (env, score) in transfers.items()
     ]
     for other, score in others:
         add(score + shift, **other)

@@ -1,4 +1,4 @@
-"""A small world with two groups, for tests that simple_centroid is too plain for."""
+"""A small environment with two groups of agents."""
 
 import torch
 from gymnasium import spaces
@@ -101,7 +101,7 @@ class AlikeFoxAndHens(FoxAndHens):
 
 
 class NoFox(FoxAndHens):
-    """A world whose fox has not come."""
+    """An environment whose fox has not come."""
 
     @property
     def groups(self):

@@ -1,4 +1,4 @@
-"""Simulators that cost nothing, and their world; a process of its own imports it."""
+"""Cheap simulators and their environment, importable by another process."""
 
 from typing import Any
 

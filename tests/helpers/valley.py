@@ -1,4 +1,4 @@
-"""A quick world of one agent, in which something may go wrong."""
+"""A quick environment of one agent, in which something may go wrong."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ from marl_pool.tokens import Tokens, TokenSpec
 class Valley(BatchedEnv):
     """Stay near 0 on a windy line; one token shows the place.
 
-    ``fault`` happens where world 0 plays ``episode``: "raise", "poison" (rewards are
-    NaN), or "kill" of the process, ``kills`` times, counted by files in ``diary``.
+    ``fault`` happens in episode ``episode`` of environment 0: "raise", "poison" (NaN
+    rewards), or "kill" of the process, ``kills`` times, counted by files in ``diary``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A small world to film, a policy for it, and the frames of a video file."""
+"""A small environment, a policy for it, and the frames of a video file."""
 
 from pathlib import Path
 from typing import Any

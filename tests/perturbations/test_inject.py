@@ -229,7 +229,7 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
 
 # In environments
 
-WORLDS: dict[str, Callable[..., BatchedEnv]] = {
+BUILDERS: dict[str, Callable[..., BatchedEnv]] = {
     name: partial(make_batched_env, name, 4, **options)
     for name, options in {
         "simple_centroid": {"counts": "2-3-4"},
@@ -255,7 +255,7 @@ def test_suites_inject_what_is_noise_in_an_env(
 ) -> None:
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
     chosen = [entry for entry in listed if entry["name"] == "inject"]
-    made = WORLDS[env]()
+    made = BUILDERS[env]()
     (spec, *_) = (group.tokens for group in made.groups.values())
     _, *built = cases_of({}, levels(*chosen), [], made)
     assert len(built) >= len(chosen) > 0
@@ -269,7 +269,7 @@ def test_suites_inject_what_is_noise_in_an_env(
 
 
 def test_in_boxworld_cells_move_and_colors_stay() -> None:
-    env = WORLDS["boxworld"]()
+    env = BUILDERS["boxworld"]()
     env.reset()
     tokens = env.observe()["agent"]
     (spec,) = (group.tokens for group in env.groups.values())

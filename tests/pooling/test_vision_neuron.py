@@ -58,7 +58,7 @@ def pictures(seed: int = 0, kinds: int = 4) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tokens_of(features: Tensor, padding: Tensor | None = None) -> Tokens:
-    """Tokens of a batch (B, T), say B worlds of T agents."""
+    """Tokens of a batch (B, T), say B environments of T agents."""
     types = torch.zeros(features.shape[:-1], dtype=torch.int64)
     return Tokens(features, types, types.bool() if padding is None else padding)
 

@@ -55,10 +55,10 @@ def test_one_stream_is_uniform(seed: int) -> None:
 
 def test_first_numbers_of_many_streams_are_uniform() -> None:
     """Neighbouring names must not give neighbouring numbers."""
-    worlds = torch.arange(50_000)
+    env_ids = torch.arange(50_000)
     for keys in (
-        stream_keys(3, worlds, torch.zeros_like(worlds), Purpose.RESET),
-        stream_keys(3, torch.zeros_like(worlds), worlds, Purpose.RESET),
+        stream_keys(3, env_ids, torch.zeros_like(env_ids), Purpose.RESET),
+        stream_keys(3, torch.zeros_like(env_ids), env_ids, Purpose.RESET),
         torch.cat([key(seed) for seed in range(2000)]),
     ):
         for place in range(3):
@@ -67,14 +67,14 @@ def test_first_numbers_of_many_streams_are_uniform() -> None:
 
 
 def test_neighbours_in_world_episode_place_and_purpose_are_independent() -> None:
-    worlds, episodes = torch.arange(200).repeat(50), torch.arange(50)
+    env_ids, episodes = torch.arange(200).repeat(50), torch.arange(50)
     episodes = episodes.repeat_interleave(200)
     reset, dynamics = (
-        uniform(stream_keys(0, worlds, episodes, purpose), 4).view(50, 200, 4)
+        uniform(stream_keys(0, env_ids, episodes, purpose), 4).view(50, 200, 4)
         for purpose in (Purpose.RESET, Purpose.DYNAMICS)
     )
     pairs = {
-        "worlds": (reset[:, 1:], reset[:, :-1]),
+        "environments": (reset[:, 1:], reset[:, :-1]),
         "episodes": (reset[1:], reset[:-1]),
         "places": (reset[..., 1:], reset[..., :-1]),
         "purposes": (reset, dynamics),
@@ -95,8 +95,8 @@ def test_streams_of_different_names_share_no_number() -> None:
 
 
 def test_parts_of_a_purpose_are_different_streams() -> None:
-    worlds = torch.zeros(1, dtype=torch.int64)
-    keys = [stream_keys(0, worlds, worlds, Purpose.POLICY, part) for part in range(5)]
+    env_ids = torch.zeros(1, dtype=torch.int64)
+    keys = [stream_keys(0, env_ids, env_ids, Purpose.POLICY, part) for part in range(5)]
     assert len({int(each) for each in keys}) == 5
 
 
@@ -110,9 +110,9 @@ def test_a_number_depends_on_its_name_and_place_alone(
     seed: int, env: int, episode: int, start: int
 ) -> None:
     alone = uniform(key(seed, env, episode), 3, start)
-    worlds = torch.tensor([5, env, env + 1])
+    env_ids = torch.tensor([5, env, env + 1])
     episodes = torch.tensor([episode + 1, episode, 0])
-    keys = stream_keys(seed, worlds, episodes, Purpose.RESET)
+    keys = stream_keys(seed, env_ids, episodes, Purpose.RESET)
     starts = torch.tensor([[0], [start - 2], [7]])
     among = uniform(keys, 6, starts)
     assert torch.equal(alone[0], among[1, 2:5])
@@ -130,9 +130,9 @@ def test_the_largest_number_stays_below_one_in_float32(
     monkeypatch.setattr(
         "marl_pool.utils.randomness.uniform", lambda *_: extremes.expand(2, 2)
     )
-    worlds = torch.arange(2)
+    env_ids = torch.arange(2)
     for dtype in (torch.float32, torch.float64):
-        stream = Stream(0, worlds, Purpose.POLICY, 2, dtype=dtype, block=1)
+        stream = Stream(0, env_ids, Purpose.POLICY, 2, dtype=dtype, block=1)
         numbers = stream.next()
         assert numbers.dtype == dtype
         assert 0 < numbers.min() < numbers.max() < 1
@@ -148,8 +148,8 @@ def test_what_is_served_does_not_depend_on_the_block(block: int) -> None:
 
 
 def test_a_step_serves_the_next_numbers_of_each_stream() -> None:
-    worlds = torch.arange(3)
-    keys = stream_keys(0, worlds, torch.zeros_like(worlds), Purpose.DYNAMICS)
+    env_ids = torch.arange(3)
+    keys = stream_keys(0, env_ids, torch.zeros_like(env_ids), Purpose.DYNAMICS)
     expected = uniform(keys, 20).float().view(3, 10, 2).transpose(0, 1)
     assert torch.equal(serve(make(), 10), expected)
 

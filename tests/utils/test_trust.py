@@ -586,7 +586,7 @@ def test_perturbations_of_a_page_are_not_imported(
     assert not has_run(payload)
 
 
-def test_worlds_of_a_loaded_run_stay_restricted(payload: Path) -> None:
+def test_environments_of_a_loaded_run_stay_restricted(payload: Path) -> None:
     with trust([]), pytest.raises(UntrustedError):
         make_batched_env("pettingzoo", num_envs=1, module="sent_payload")
     with trust([]), pytest.raises(UntrustedError):

@@ -12,9 +12,9 @@ from marl_pool.envs.drawing.canvas import (
     GRID,
     INK,
     SHIFT,
-    Camera,
     Color,
     Frame,
+    Projection,
     blend,
     write,
 )
@@ -51,10 +51,10 @@ class CartPoleFrame(Frame):
             position - POLE_LENGTH * math.sin(angle),
             RAIL + POLE_LENGTH * math.cos(angle),
         )
-        width = max(2, round(self.camera.pixels(0.06)))
+        width = max(2, round(self.projection.pixels(0.06)))
         self._stroke((position, RAIL), tip, POLE_COLOR, width)
-        (pivot,) = self.camera.project(np.array([(position, RAIL)]))
-        self._disc(pivot, self.camera.pixels(0.05), INK)
+        (pivot,) = self.projection.project(np.array([(position, RAIL)]))
+        self._disc(pivot, self.projection.pixels(0.05), INK)
 
     def bars(self, names: Sequence[str], weights: np.ndarray) -> None:
         """Draw a bar for each attention weight.
@@ -75,17 +75,17 @@ class CartPoleFrame(Frame):
 
     def _name(self, name: str, middle: float, slot: float) -> None:
         # A letter is about half as wide as its line is high.
-        room = self.camera.pixels(slot) / max(0.55 * len(name), 1)
-        line = round(min(self.camera.size / 28, room))
-        ((x, y),) = self.camera.project(np.array([(middle, FLOOR)]))
+        room = self.projection.pixels(slot) / max(0.55 * len(name), 1)
+        line = round(min(self.projection.size / 28, room))
+        ((x, y),) = self.projection.project(np.array([(middle, FLOOR)]))
         start = round(x - 0.25 * line * len(name))
         write(self.image, name, (start, round(y + line)), line)
 
     def _stroke(self, first: Point, last: Point, color: Color, width: int) -> None:
-        self._line(self.camera.project(np.array([first, last])), color, width)
+        self._line(self.projection.project(np.array([first, last])), color, width)
 
     def _box(self, low: Point, high: Point, color: Color) -> None:
-        corners = self.camera.project(np.array([low, high]))
+        corners = self.projection.project(np.array([low, high]))
         first, last = (self._fixed(corner) for corner in corners)
         cv2 = self._cv2
         cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, SHIFT)
@@ -110,7 +110,7 @@ def draw(
         weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
     """
-    frame = CartPoleFrame(Camera(EXTENT, size))
+    frame = CartPoleFrame(Projection(EXTENT, size))
     frame.cart(position, angle)
     if weights is not None:
         frame.bars(names, weights)

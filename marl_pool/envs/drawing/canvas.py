@@ -1,4 +1,4 @@
-"""Headless rendering of discs in the plane with OpenCV and a fixed camera."""
+"""Headless rendering of discs in the plane with OpenCV."""
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -42,8 +42,8 @@ class Disc(NamedTuple):
     """In units of the environment."""
 
 
-class Camera(NamedTuple):
-    """A fixed view of the square ``[-extent, extent]``, y upwards."""
+class Projection(NamedTuple):
+    """Projection of the square of coordinates in ``[-extent, extent]``, y upwards."""
 
     extent: float
     size: int
@@ -96,16 +96,16 @@ def write_title(image: np.ndarray, text: str) -> None:
 class Frame:
     """An image to draw on: lines first, then discs, then the legend."""
 
-    def __init__(self, camera: Camera) -> None:
+    def __init__(self, projection: Projection) -> None:
         self._cv2 = opencv()
-        self.camera = camera
-        self.image = np.full((camera.size, camera.size, 3), PAPER, np.uint8)
+        self.projection = projection
+        self.image = np.full((projection.size, projection.size, 3), PAPER, np.uint8)
         """``(size, size, 3)`` uint8 RGB."""
         # Draw the grid of unit squares.
-        reach = int(camera.extent)
+        reach = int(projection.extent)
         for place in range(-reach, reach + 1):
             for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):
-                self._line(camera.project(np.array(ends)), GRID, 1)
+                self._line(projection.project(np.array(ends)), GRID, 1)
 
     def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
         """Draw attention weights as lines from the observer to the entities.
@@ -119,7 +119,7 @@ class Frame:
             weights: ``(entities,)`` attention weights, at least 0.
         """
         strengths = attention_strengths(weights)
-        ends = self.camera.project(points)
+        ends = self.projection.project(points)
         # Draw the strongest last, because opaque lines cover earlier ones.
         for entity in np.argsort(strengths):
             strength = float(strengths[entity])
@@ -135,7 +135,7 @@ class Frame:
     def crosses(self, points: np.ndarray) -> None:
         """Mark the points ``(n, 2)`` with crosses."""
         arms = np.array([[MIN_RADIUS, 0.0], [0.0, MIN_RADIUS]])
-        for center in self.camera.project(points):
+        for center in self.projection.project(points):
             for arm in 2 * arms:
                 self._line(np.stack((center - arm, center + arm)), INK, 1)
 
@@ -143,10 +143,10 @@ class Frame:
         self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
     ) -> None:
         """Draw discs at the ``points``, with faint tails; earlier ones cover others."""
-        centers, ends = self.camera.project(points), self.camera.project(tails)
+        centers, ends = self.projection.project(points), self.projection.project(tails)
         for entity in reversed(range(len(looks))):
             look = looks[entity]
-            radius = max(MIN_RADIUS, self.camera.pixels(look.radius))
+            radius = max(MIN_RADIUS, self.projection.pixels(look.radius))
             line = np.stack((centers[entity], ends[entity]))
             self._line(line, blend(look.color, 0.35), 2)
             self._disc(centers[entity], radius + 1, PAPER)
@@ -154,10 +154,10 @@ class Frame:
 
     def legend(self, looks: Iterable[Disc], text: str) -> None:
         """Name the kinds of discs in the lower left, and write ``text`` above."""
-        line = max(12, self.camera.size // 28)
+        line = max(12, self.projection.size // 28)
         looks = list(looks)
         for row, look in enumerate(looks):
-            y = self.camera.size - line * (len(looks) - row) + line / 4
+            y = self.projection.size - line * (len(looks) - row) + line / 4
             self._disc(np.array([0.8 * line, y]), line / 4, look.color)
             at = (round(1.4 * line), round(y + line / 4))
             write(self.image, look.name, at, line)

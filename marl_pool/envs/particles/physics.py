@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv
-from marl_pool.envs.drawing.canvas import Camera, Disc, Frame
+from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.actions import Steering
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -195,7 +195,7 @@ class ParticleEnv(BatchedEnv):
     ) -> np.ndarray:
         # Each entity has a tail opposite to its velocity; goals are crosses.
         state = self.state[index].double().cpu().numpy()
-        frame = Frame(Camera(self.extent, size))
+        frame = Frame(Projection(self.extent, size))
         if weights is not None:
             shown = self.token_entities(group)[agent].cpu().numpy()
             # Sum the weights of tokens that show the same entity.

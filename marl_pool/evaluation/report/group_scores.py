@@ -19,7 +19,7 @@ from marl_pool.evaluation.statistics.comparison import (
     scores_of,
     this_policy_only,
 )
-from marl_pool.evaluation.statistics.intervals import Interval, episode_draws
+from marl_pool.evaluation.statistics.intervals import Interval, episode_resamples
 from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
 
 NOT_ASKED = "not in the suite of this evaluation"
@@ -244,8 +244,8 @@ class GroupScores:
                 there[one] = samples
         # (runs, conditions, 3, episodes)
         episodes = np.stack([np.stack(own) for own in there.values()], axis=1)
-        draws = episode_draws(episodes.shape[-1])
-        scores = scores_of(method.name, episodes, draws)
+        weights = episode_resamples(episodes.shape[-1])
+        scores = scores_of(method.name, episodes, weights)
         return MethodScores(method, tuple(there), scores, missing)
 
     def _sample(self, run: str, condition: Condition) -> np.ndarray | str:

@@ -134,10 +134,7 @@ def _is_optional(key: str, configs: Sequence[Config]) -> bool:
 
 
 def _section_names(config: Config, sections: Sequence[str]) -> dict[str, Any]:
-    """The name, or else the content, of optional sections; None without the section.
-
-    They tell runs that lack a section from those that have it.
-    """
+    """Return the name, or else the content, of optional sections; None without one."""
     values = {key: config.get(key) for key in sections}
     return {
         key: value.get("name", dict(value)) if isinstance(value, Mapping) else value

@@ -37,12 +37,12 @@ class Scores:
     Attributes:
         name: of the method; it seeds the resampling of its runs.
         points: ``(runs, conditions)``, the mean over all episodes of each run.
-        draws: ``(resamples, runs, conditions)``, each with resampled episodes.
+        resamples: ``(resamples, runs, conditions)``, each with resampled episodes.
     """
 
     name: str
     points: np.ndarray
-    draws: np.ndarray
+    resamples: np.ndarray
 
     @property
     def seeds(self) -> int:
@@ -52,15 +52,15 @@ class Scores:
     def of(self, conditions: Sequence[int]) -> "Scores":
         """The scores under some of the conditions, by their column."""
         places = list(conditions)
-        return Scores(self.name, self.points[:, places], self.draws[..., places])
+        return Scores(self.name, self.points[:, places], self.resamples[..., places])
 
     def resampled(self) -> np.ndarray:
         """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
-        count = len(self.draws)
+        count = len(self.resamples)
         # Each resample of the episodes meets a resample of the runs.
         chosen = generator.integers(self.seeds, size=(count, self.seeds))
-        return self.draws[np.arange(count)[:, None], chosen]
+        return self.resamples[np.arange(count)[:, None], chosen]
 
 
 def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
@@ -71,17 +71,17 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
         episodes: ``(runs, conditions, 3, episodes)`` returns of the run, the random
             policy and the scripted one in the same environments. 0 and 1 in place of
             the latter two leave returns unchanged.
-        weights: from `episode_draws`.
+        weights: from `episode_resamples`.
 
     Returns:
         Scores that are NaN where the scripted policy is not the better one (`score_of`)
         and resamples that are NaN for a single episode, whose spread is unknown.
     """
     # (runs, conditions, resamples), each a score of resampled mean returns.
-    drawn = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
+    resamples = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
     if weights.shape[-1] < 2:
-        drawn = np.full_like(drawn, np.nan)
-    return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(drawn, -1, 0))
+        resamples = np.full_like(resamples, np.nan)
+    return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(resamples, -1, 0))
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
 
 def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
     """Aggregate a method's scores, with an interval over these runs' episodes only."""
-    return around(float(aggregate(scores.points)), aggregate(scores.draws))
+    return around(float(aggregate(scores.points)), aggregate(scores.resamples))
 
 
 def improvement(first: Scores, second: Scores) -> Interval:

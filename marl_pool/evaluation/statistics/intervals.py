@@ -122,22 +122,24 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarra
     return np.where(np.isnan(flat).any(-1, keepdims=True), np.nan, above)
 
 
-def around(value: float, drawn: np.ndarray, confidence: float = CONFIDENCE) -> Interval:
+def around(
+    value: float, resampled: np.ndarray, confidence: float = CONFIDENCE
+) -> Interval:
     """Percentile interval of resampled values; NaN if one of them is undefined.
 
     Args:
         value: estimate of the sample.
-        drawn: ``(resamples,)`` estimates of the resamples.
+        resampled: ``(resamples,)`` estimates of the resamples.
         confidence: in (0, 1).
     """
-    if not np.isfinite(drawn).all():
+    if not np.isfinite(resampled).all():
         return Interval(value, np.nan, np.nan)
     tail = 50 * (1 - confidence)
-    low, high = np.percentile(drawn, (tail, 100 - tail))
+    low, high = np.percentile(resampled, (tail, 100 - tail))
     return Interval(value, float(low), float(high))
 
 
-def episode_draws(
+def episode_resamples(
     episodes: int, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> np.ndarray:
     """Resample episodes with replacement, as weights that sum to 1.

@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_pool.evaluation.results import CLEAN, TRANSFER, Result, SeverityAUC
-from marl_pool.evaluation.statistics.intervals import Interval, around, episode_draws
+from marl_pool.evaluation.statistics.intervals import (
+    Interval,
+    around,
+    episode_resamples,
+)
 
 RANDOM, HEURISTIC = "random", "heuristic"
 
@@ -44,7 +48,7 @@ def normalized(
     if len(sample) < 2:
         return Interval(score, np.nan, np.nan)
     # A resample enters a mean by the counts of its episodes alone.
-    return around(score, score_of(episode_draws(len(sample), seed=seed) @ sample))
+    return around(score, score_of(episode_resamples(len(sample), seed=seed) @ sample))
 
 
 def score_of(means: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,
     Part,
-    require_part,
+    validate_part,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -186,7 +186,7 @@ class ImageClassification(VisionOptions, ImageTask):
             )
         # Split the parts into their names and options.
         self.parts = {
-            kind: require_part(kind, part, "images")
+            kind: validate_part(kind, part, "images")
             for kind, part in (("encoder", self.encoder), ("pooling", self.pooling))
         }
         # A query given by the task replaces that of the head.

@@ -23,7 +23,7 @@ from marl_pool.training.supervised.task import (
     Part,
     Split,
     Task,
-    require_part,
+    validate_part,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat, PositiveInt, Probability, Seed
@@ -115,8 +115,8 @@ class KnnCentroid(Task):
 
     def __post_init__(self) -> None:
         self.parts = {
-            "encoder": require_part("encoder", self.encoder, NAME),
-            "pooling": require_part("pooling", self.pooling, NAME),
+            "encoder": validate_part("encoder", self.encoder, NAME),
+            "pooling": validate_part("pooling", self.pooling, NAME),
         }
         # No more neighbors than vectors.
         if self.target == "nearest" and self.k > self.num_vectors:

@@ -20,8 +20,6 @@ Bounds = tuple[PositiveInt, PositiveInt]
 
 MIXTURE, POINTS = 1, 2
 """Keys of a row's random streams, for its mixture and its points."""
-DEGREES = 4
-"""Degrees of freedom of the inverse Wishart distribution."""
 SPREAD = 0.05
 """Scale matrix of the inverse Wishart distribution, times the identity."""
 SIDE, DEVIATION = 4.0, 0.3

@@ -15,7 +15,7 @@ from marl_pool.studies.swarm.data import (
     log_densities,
 )
 from marl_pool.studies.swarm.point_task import PointTask
-from marl_pool.training.supervised.task import Batch, require_part
+from marl_pool.training.supervised.task import Batch, validate_part
 from marl_pool.utils.types import PositiveInt
 
 LEAST = 1e-3
@@ -67,7 +67,7 @@ class MixtureLikelihood(PointTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_part("pooling", self.pooling, self.name)
+        validate_part("pooling", self.pooling, self.name)
         self.num_results = 5 * self.num_components
 
     @override

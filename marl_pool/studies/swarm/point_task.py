@@ -23,7 +23,7 @@ from marl_pool.training.supervised.task import (
     Part,
     Split,
     Task,
-    require_part,
+    validate_part,
 )
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.types import PositiveInt, Probability, Seed
@@ -61,7 +61,7 @@ class PointTask(Task):
     """Seed of the sets."""
 
     def __post_init__(self) -> None:
-        self.required_encoder = require_part("encoder", self.encoder, self.name)
+        self.required_encoder = validate_part("encoder", self.encoder, self.name)
         validate_bounds("task.entities", self.entities)
         self.num_train = self.num_samples
 

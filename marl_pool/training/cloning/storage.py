@@ -113,7 +113,7 @@ def read_about(path: Path) -> dict[str, Any]:
 def _tensors(what: Trajectories, table: Tensor | None) -> dict[str, Tensor]:
     tensors = {name: part.contiguous() for name, part in what.steps.items()}
     tensors |= {name: getattr(what, name) for name in PER_TRAJECTORY}
-    # Store only the rows in use, and number them anew.
+    # Store only the rows in use, and renumber them.
     if table is not None:
         used, numbers = np.unique(what.steps[NUMBERS].numpy(), return_inverse=True)
         shape = what.steps[NUMBERS].shape

@@ -129,7 +129,7 @@ def minibatches(
         return order.tensor_split(number)
 
     for _ in range(num_epochs):
-        # Order the rows of each module anew, and split them evenly.
+        # Shuffle the rows of each module, and split them evenly.
         parts = {name: split(count) for name, count in counts.items()}
         for i in range(number):
             chosen = {name: part[i] for name, part in parts.items() if len(part[i])}

@@ -98,8 +98,8 @@ class Task(ABC):
         return []
 
 
-def require_part(kind: str, part: Part | None, task: str) -> Part:
-    """Return a part that the task requires; reject none."""
+def validate_part(kind: str, part: Part | None, task: str) -> Part:
+    """Return a part that the task requires, or raise if it is None."""
     if part is None:
         raise InputError(f"{kind}: expected one with task={task}, got none")
     return part

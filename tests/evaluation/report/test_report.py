@@ -95,14 +95,14 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_scores_and_areas_by_hand(three_seeds: Page) -> None:
     (own,) = scores_of(three_seeds.runs[:2]).measured
     assert own.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
-    # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's ladder ends at 0.2.
+    # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's severities end at 0.2.
     assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
     assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
     assert own.points(Condition("level", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
-    world = Condition("environment", "more noise", options='{"num_noise": 9}')
-    assert own.points(world) == pytest.approx([0.4, 0.41])
+    transfer = Condition("environment", "more noise", options='{"num_noise": 9}')
+    assert own.points(transfer) == pytest.approx([0.4, 0.41])
     interval = own.mean(UNPERTURBED)
-    # The luck of the worlds cancels, so the seeds' own range is all there is.
+    # The luck of the environments cancels, so the seeds' own range is all there is.
     np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
     assert not own.missing
 
@@ -178,10 +178,10 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
             trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **how
         )
         for head, seed, how in (
-            ("ada", 0, {"rungs": [0.5, 1.0]}),
-            ("ada", 1, {"rungs": [0.25, 0.5, 1.0]}),
-            ("max", 0, {"rungs": [0.25, 0.5, 1.0]}),
-            ("avg", 0, {"rungs": [0.5]}),
+            ("ada", 0, {"severities": [0.5, 1.0]}),
+            ("ada", 1, {"severities": [0.25, 0.5, 1.0]}),
+            ("max", 0, {"severities": [0.25, 0.5, 1.0]}),
+            ("avg", 0, {"severities": [0.5]}),
         )
     ]
     study = scores_of(runs)
@@ -197,18 +197,18 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
     assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
     assert study.common([most], "area") == [long, area("jitter", 0.2)]
     html = written(runs, tmp_path)
-    for rungs in ("0, 0.5, 1", "0, 0.25, 0.5, 1", "0, 0.5"):
-        assert f"occlude ({rungs})</th>" in html
+    for severities in ("0, 0.5, 1", "0, 0.25, 0.5, 1", "0, 0.5"):
+        assert f"occlude ({severities})</th>" in html
     assert "jitter</th>" in html
 
 
-def test_worlds_of_one_label_and_other_options_are_other_conditions(
+def test_environments_of_one_label_and_other_options_are_other_conditions(
     tmp_path: Path,
 ) -> None:
     runs = [
         evaluated(
             trained(tmp_path / f"{noise}", seed=noise),
-            worlds={"more noise": ({"num_noise": noise}, 0.1 * noise)},
+            transfers={"more noise": ({"num_noise": noise}, 0.1 * noise)},
         )
         for noise in (4, 5)
     ]
@@ -275,7 +275,7 @@ def heads_of(html: str, section: str) -> list[str]:
     return [texts(one) for one in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", own)]
 
 
-def test_each_head_has_a_map_of_the_worlds_it_learned_and_was_tested_in(
+def test_each_head_has_a_map_of_its_training_and_test_environments(
     tmp_path: Path,
 ) -> None:
     runs = [
@@ -285,7 +285,7 @@ def test_each_head_has_a_map_of_the_worlds_it_learned_and_was_tested_in(
                 *(f"pooling={head}", f"env.num_noise={noise}", *COUNTS),
                 seed=seed,
             ),
-            worlds=RATIOS,
+            transfers=RATIOS,
             shift=0.1 * place + 0.01 * noise,
         )
         for place, head in enumerate(("ada", "max"))
@@ -307,7 +307,7 @@ def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
     runs = [
         evaluated(
             trained(tmp_path / head, f"pooling={head}", "env.num_noise=3", *COUNTS),
-            worlds=RATIOS,
+            transfers=RATIOS,
         )
         for head in ("ada", "max")
     ]
@@ -388,14 +388,14 @@ def test_one_seed_holds_for_this_policy_only(one_seed: Page) -> None:
     assert "no interval" in texts(html[html.index('id="improvement"') :])
 
 
-def test_methods_of_two_worlds_have_a_retraining_gap_and_no_drop(
+def test_methods_of_two_environments_have_a_retraining_gap_and_no_drop(
     tmp_path: Path,
 ) -> None:
     runs = several(tmp_path, ["ada", "max"], 2, "env.num_noise=3")
     runs += several(tmp_path, ["ada", "max"], 2, "env.num_noise=9")
     html = written(runs, tmp_path)
     gaps = cells(html, "retraining")
-    # The same scores in both worlds.
+    # The same scores in both environments.
     assert [text for text, _, _ in gaps[2::4]] == ["0.00", "0.00"]
     assert "drop" not in texts(html)
     assert html.count("Trained and tested in num_noise=3") >= 3
@@ -486,7 +486,7 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
         evaluated(
             trained(tmp_path / f"{HOSTILE}{place}", f"pooling={head}"),
             groups=[f"fox {HOSTILE}", f"hen {HOSTILE}"],
-            worlds={f"world {HOSTILE}": ({HOSTILE: 9}, 0.4)},
+            transfers={f"env {HOSTILE}": ({HOSTILE: 9}, 0.4)},
         )
         for place, head in enumerate(("ada", "max"))
     ]
@@ -512,7 +512,7 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
         "mark=",
         "fox ",
         "hen ",
-        "world ",
+        "env ",
         "occlude ",
         "Other environments: ",
     ):
@@ -592,8 +592,8 @@ def test_dead_agents_attend_to_nothing(
     subject = load(source, ())
     assert isinstance(subject, EvaluationTarget)
 
-    def living(world: SimpleCentroid) -> dict[str, torch.Tensor]:
-        alive = torch.zeros(world.num_envs, world.groups["agent"].num_agents)
+    def living(env: SimpleCentroid) -> dict[str, torch.Tensor]:
+        alive = torch.zeros(env.num_envs, env.groups["agent"].num_agents)
         alive[0] = 1
         return {"agent": alive.bool()}
 

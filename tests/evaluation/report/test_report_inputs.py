@@ -44,17 +44,17 @@ def test_the_newest_complete_evaluation_counts(tmp_path: Path) -> None:
 
 
 def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
-    run = evaluated(trained(tmp_path / "a"), rungs=[0.5])
-    evaluated(run, rungs=[1.0], rescale_codes=False)
+    run = evaluated(trained(tmp_path / "a"), severities=[0.5])
+    evaluated(run, severities=[1.0], rescale_codes=False)
     (source,) = read_runs([run])
     own = source.evaluation
     assert own is not None
-    rungs = [
+    severities = [
         row["severity"]
         for row in own.rows.to_dict("records")
         if row["perturbation"] == "occlude"
     ]
-    assert rungs == [1.0, 0.5]
+    assert severities == [1.0, 0.5]
     assert own.path.name == "results-2.json"
     assert [path.name for path in own.paths] == ["results-2.json", "results.json"]
     assert len(own.rows) == 9
@@ -73,7 +73,9 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
 def test_evaluations_of_another_kind_are_not_read_as_one(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    run = evaluated(evaluated(trained(tmp_path / "a"), rungs=[0.5]), rungs=[1], **other)
+    run = evaluated(
+        evaluated(trained(tmp_path / "a"), severities=[0.5]), severities=[1], **other
+    )
     (source,) = read_runs([run])
     assert source.evaluation is not None
     assert len(source.evaluation.paths) == 1
@@ -432,11 +434,11 @@ def test_heads_without_a_row_of_all_are_joined(tmp_path: Path) -> None:
 
 def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    gap = {"group": "hen", "missing": "a world that does not know"}
+    gap = {"group": "hen", "missing": "an unknown environment"}
     html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
     assert "Theory on these policies (fox)" in html
     assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
-    assert "a: a world that does not know" in html
+    assert "a: an unknown environment" in html
 
 
 # Methods

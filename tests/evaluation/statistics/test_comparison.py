@@ -1,4 +1,4 @@
-"""Comparisons: seeds are drawn first, episodes second, worlds stay paired."""
+"""Comparisons resample seeds first, episodes second; environments stay paired."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from marl_pool.evaluation.statistics.comparison import (
 )
 from marl_pool.evaluation.statistics.intervals import (
     Interval,
-    episode_draws,
+    episode_resamples,
     interquartile_score,
 )
 
@@ -36,7 +36,7 @@ def runs(
 
 
 def scored(name: str, episodes: np.ndarray, resamples: int = 2000) -> Scores:
-    return scores_of(name, episodes, episode_draws(EPISODES, resamples=resamples))
+    return scores_of(name, episodes, episode_resamples(EPISODES, resamples=resamples))
 
 
 def width(interval: Interval) -> float:
@@ -50,13 +50,13 @@ def test_a_score_is_between_the_random_and_the_scripted_mean() -> None:
     episodes = np.array([[[[1.0, 3.0], [0.0, 0.0], [4.0, 4.0]]]])
     scores = scores_of("a", episodes, np.array([[0.5, 0.5], [1.0, 0.0]]))
     assert scores.points.tolist() == [[0.5]]
-    # The second draw has the first episode twice, of the baselines too.
-    assert scores.draws[:, 0, 0].tolist() == [0.5, 0.25]
+    # The second resample has the first episode twice, of the baselines too.
+    assert scores.resamples[:, 0, 0].tolist() == [0.5, 0.25]
 
 
-def test_what_differs_between_worlds_cancels_in_a_score() -> None:
-    worlds = 10 * np.random.default_rng(0).normal(size=EPISODES)
-    episodes = np.stack([worlds + end for end in (0.5, 0.0, 1.0)])[None, None]
+def test_differences_between_environments_cancel_in_a_score() -> None:
+    luck = 10 * np.random.default_rng(0).normal(size=EPISODES)
+    episodes = np.stack([luck + end for end in (0.5, 0.0, 1.0)])[None, None]
     interval = this_policy_only(scored("a", episodes), mean_score)
     assert width(interval) < 1e-9
     assert interval.value == pytest.approx(0.5)
@@ -69,7 +69,7 @@ def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
 
 
 def with_similar_baselines(seeds: int) -> np.ndarray:
-    """The scripted policy is better in one episode, which some draws leave out."""
+    """The scripted policy is better in one episode, which some resamples leave out."""
     episodes = runs(seeds, spread=0.1)
     episodes[:, :, 2] = 0.0
     episodes[:, :, 2, 0] = 1.0
@@ -79,7 +79,7 @@ def with_similar_baselines(seeds: int) -> np.ndarray:
 def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
     odd = scored("a", with_similar_baselines(6))
     usual = scored("b", runs(6, 0.1))
-    assert 0 < np.isnan(odd.draws).mean() < 1
+    assert 0 < np.isnan(odd.resamples).mean() < 1
     for interval in (
         over_seeds(odd, mean_score),
         this_policy_only(odd, mean_score),
@@ -93,7 +93,7 @@ def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
 
 
 def test_one_episode_has_no_interval() -> None:
-    scores = scores_of("a", runs(5, 1.0)[..., :1], episode_draws(1))
+    scores = scores_of("a", runs(5, 1.0)[..., :1], episode_resamples(1))
     for interval_of in (over_seeds, this_policy_only):
         interval = interval_of(scores, mean_score)
         assert np.isfinite(interval.value)
@@ -101,11 +101,11 @@ def test_one_episode_has_no_interval() -> None:
 
 
 def test_draws_are_of_as_many_episodes_with_replacement() -> None:
-    draws = episode_draws(10, resamples=4000)
-    assert draws.shape == (4000, 10)
-    np.testing.assert_allclose(draws.sum(1), 1)
+    weights = episode_resamples(10, resamples=4000)
+    assert weights.shape == (4000, 10)
+    np.testing.assert_allclose(weights.sum(1), 1)
     # Each is left out with probability (1 - 1/10)^10.
-    assert (draws == 0).mean() == pytest.approx(0.9**10, abs=0.01)
+    assert (weights == 0).mean() == pytest.approx(0.9**10, abs=0.01)
 
 
 # Intervals
@@ -122,7 +122,7 @@ def test_an_interval_over_equal_seeds_is_that_over_episodes() -> None:
     one = runs(1, spread=0.0, noise=1.0)
     scores = scored("a", np.repeat(one, 5, axis=0))
     outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
-    # Their episodes are of the same worlds, so five runs know no more than one.
+    # Their episodes are of the same environments, so five runs are as uncertain as one.
     assert outer == inner
 
 
@@ -157,7 +157,7 @@ def test_methods_draw_their_seeds_independently() -> None:
 def test_some_conditions_of_many() -> None:
     scores = Scores("a", np.arange(6.0).reshape(2, 3), np.zeros((4, 2, 3)))
     assert scores.of([2, 0]).points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
-    assert scores.of([1]).draws.shape == (4, 2, 1)
+    assert scores.of([1]).resamples.shape == (4, 2, 1)
 
 
 # Comparisons

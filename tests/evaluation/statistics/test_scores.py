@@ -16,8 +16,8 @@ from marl_pool.evaluation.statistics.scores import (
     severity_aucs,
 )
 
-WORLDS = np.array([0.0, 1.0, 2.0, 3.0])
-BASELINES = NormalizationBaselines(random=WORLDS - 10, heuristic=WORLDS)
+OFFSETS = np.array([0.0, 1.0, 2.0, 3.0])
+BASELINES = NormalizationBaselines(random=OFFSETS - 10, heuristic=OFFSETS)
 
 
 def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
@@ -26,18 +26,18 @@ def row(policy: str = TRAINED, name: str = CLEAN, **options: object) -> Result:
 
 
 def test_a_score_is_the_place_between_random_and_heuristic() -> None:
-    assert normalized(WORLDS - 10, BASELINES).value == 0.0
-    assert normalized(WORLDS, BASELINES).value == 1.0
-    assert normalized(WORLDS - 5, BASELINES).value == pytest.approx(0.5)
-    assert normalized(WORLDS + 10, BASELINES).value == pytest.approx(2.0)
+    assert normalized(OFFSETS - 10, BASELINES).value == 0.0
+    assert normalized(OFFSETS, BASELINES).value == 1.0
+    assert normalized(OFFSETS - 5, BASELINES).value == pytest.approx(0.5)
+    assert normalized(OFFSETS + 10, BASELINES).value == pytest.approx(2.0)
 
 
-def test_what_differs_between_worlds_cancels_in_the_interval() -> None:
-    """Every world gives a score of 0.5, so that no resampling can give another."""
-    value, low, high = normalized(WORLDS - 5, BASELINES)
+def test_differences_between_environments_cancel_in_the_interval() -> None:
+    """Every environment gives a score of 0.5, and so does every resample."""
+    value, low, high = normalized(OFFSETS - 5, BASELINES)
     assert low == pytest.approx(value)
     assert high == pytest.approx(value)
-    assert normalized(WORLDS[::-1] - 5, BASELINES).low < 0.5
+    assert normalized(OFFSETS[::-1] - 5, BASELINES).low < 0.5
 
 
 def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
@@ -62,7 +62,7 @@ def test_rows_are_scored_in_their_own_world() -> None:
         row(HEURISTIC, **other),
     ]
     means = [-5.0, -7.5, -10.0, 0.0, -5.0, -20.0, -10.0]
-    returns = np.array(means)[:, None] + WORLDS
+    returns = np.array(means)[:, None] + OFFSETS
     found = [result.score for result in scored(rows, returns)]
     assert found == pytest.approx([0.5, 0.25, 0.0, 1.0, 1.5, 0.0, 1.0])
 
@@ -79,13 +79,13 @@ def test_rows_are_scored_in_their_own_world() -> None:
     ids=["no heuristic", "no random", "gap", "two groups", "worse than random"],
 )
 def test_without_baselines_there_is_no_score(rows: list[Result]) -> None:
-    returns = np.arange(len(rows))[:, None] + WORLDS
+    returns = np.arange(len(rows))[:, None] + OFFSETS
     assert np.isnan([result.score for result in scored(rows, returns)]).all()
 
 
 def test_a_group_that_did_not_learn_leaves_the_others_score() -> None:
     rows = [row(), row(RANDOM), row(HEURISTIC), row(group="prey", fixed=True)]
-    returns = np.array([[-5.0], [-10.0], [0.0], [3.0]]) + WORLDS
+    returns = np.array([[-5.0], [-10.0], [0.0], [3.0]]) + OFFSETS
     scores = [result.score for result in scored(rows, returns)]
     assert scores[:3] == pytest.approx([0.5, 0.0, 1.0])
     assert np.isnan(scores[3])
@@ -98,7 +98,7 @@ def levels(*severities: float, **options: object) -> list[Result]:
 def test_an_auc_is_the_mean_over_severity() -> None:
     rows = [row(), row(RANDOM), row(HEURISTIC), *levels(1.0, 0.5)]
     # Scores 1 clean, 0.5 at 0.5 and 0 at 1.
-    returns = np.array([0.0, -10.0, 0.0, -10.0, -5.0])[:, None] + WORLDS
+    returns = np.array([0.0, -10.0, 0.0, -10.0, -5.0])[:, None] + OFFSETS
     (auc,) = severity_aucs(rows, returns)
     assert auc.severities == [0.0, 0.5, 1.0]
     assert auc.auc == pytest.approx(0.5)
@@ -108,7 +108,7 @@ def test_an_auc_is_the_mean_over_severity() -> None:
 def test_a_short_range_is_no_better_for_being_short() -> None:
     """The AUC is divided by the range of severities."""
     rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.1, 0.2)]
-    returns = np.array([0.0, -10.0, 0.0, -5.0, -10.0])[:, None] + WORLDS
+    returns = np.array([0.0, -10.0, 0.0, -5.0, -10.0])[:, None] + OFFSETS
     (auc,) = severity_aucs(rows, returns)
     assert auc.auc == pytest.approx(0.5)
 
@@ -128,7 +128,7 @@ def test_each_perturbation_and_each_way_to_act_has_an_auc() -> None:
         *levels(0.5, stochastic=True),
         *levels(0.5, label="jitter scale=2"),
     ]
-    returns = np.array([0.0, -2.0, -10.0, 0.0, -5.0, -6.0, -10.0])[:, None] + WORLDS
+    returns = np.array([0.0, -2.0, -10.0, 0.0, -5.0, -6.0, -10.0])[:, None] + OFFSETS
     aucs = severity_aucs(rows, returns)
     assert [(a.label, a.stochastic) for a in aucs] == [
         ("jitter", False),
@@ -147,7 +147,7 @@ def test_a_missing_level_leaves_no_auc() -> None:
         *levels(0.5),
         *levels(1.0, missing="no"),
     ]
-    returns = np.array([0.0, -10.0, 0.0, -5.0, np.nan])[:, None] + WORLDS
+    returns = np.array([0.0, -10.0, 0.0, -5.0, np.nan])[:, None] + OFFSETS
     (auc,) = severity_aucs(rows, returns)
     assert np.isnan(auc.auc)
     assert auc.severities == [0.0, 0.5, 1.0]
@@ -155,13 +155,13 @@ def test_a_missing_level_leaves_no_auc() -> None:
 
 def test_no_level_but_zero_has_no_auc() -> None:
     rows = [row(), row(RANDOM), row(HEURISTIC), *levels(0.0)]
-    returns = np.array([0.0, -10.0, 0.0, 0.0])[:, None] + WORLDS
+    returns = np.array([0.0, -10.0, 0.0, 0.0])[:, None] + OFFSETS
     assert np.isnan(severity_aucs(rows, returns)[0].auc)
 
 
 @pytest.mark.parametrize("rest", [0.0, -1.0])
 def test_an_interval_without_bounds_is_none(rest: float) -> None:
-    """In three of four worlds the heuristic is not the better one."""
+    """In three of four environments the heuristic is not the better one."""
     heuristic = np.array([rest, rest, rest, 4.0 - 3 * rest])
     value, low, high = normalized(
         np.full(4, 0.5), NormalizationBaselines(np.zeros(4), heuristic)

@@ -130,16 +130,16 @@ def test_more_confidence_is_a_wider_interval() -> None:
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
-def test_drop_is_positive_for_harm_and_pairs_the_worlds() -> None:
-    worlds = np.random.default_rng(0).normal(scale=10.0, size=64)
-    drop = paired_drop(worlds, worlds - 0.5)
-    # The worlds differ by far more than the harm; paired, they don't blur it.
+def test_drop_is_positive_for_harm_and_pairs_the_environments() -> None:
+    luck = np.random.default_rng(0).normal(scale=10.0, size=64)
+    drop = paired_drop(luck, luck - 0.5)
+    # The environments differ by far more than the harm; paired, they don't blur it.
     np.testing.assert_allclose(drop, [0.5, 0.5, 0.5], rtol=1e-9)
 
 
 def test_equal_returns_drop_by_exactly_nothing() -> None:
-    worlds = np.random.default_rng(0).normal(size=64)
-    assert paired_drop(worlds, worlds.copy()) == (0.0, 0.0, 0.0)
+    luck = np.random.default_rng(0).normal(size=64)
+    assert paired_drop(luck, luck.copy()) == (0.0, 0.0, 0.0)
 
 
 # Scores of several runs

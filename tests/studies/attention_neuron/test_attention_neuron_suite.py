@@ -309,7 +309,7 @@ def test_published_numbers_are_printed_and_written_beside_the_results(
     assert all(float(line["mean"]) == measured[line["label"]]["mean"] for line in lines)
 
 
-# Worlds other than the trained one
+# Environments other than the trained one
 
 
 def test_a_changed_env_is_recorded(tmp_path: Path) -> None:

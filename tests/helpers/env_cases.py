@@ -1,4 +1,4 @@
-"""Worlds, each with the options that several test files try."""
+"""Options of each environment for tests of all of them."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""Of each world, the variants that the checkers try."""
+"""Variants of each environment, by name."""
 CASES = [
     pytest.param(name, options, id=f"{name}, {about}")
     for name in env_names()

@@ -1,4 +1,4 @@
-"""Rows of worlds alone: steps a second, and levels a second."""
+"""Benchmarks of environments alone: steps and levels per second."""
 
 import itertools
 import statistics
@@ -11,22 +11,22 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.boxworld.levels import MOST_AHEAD
 
 BUDGET = 20_000
-"""World steps after which a slow simulator is known well enough."""
+"""Maximal number of steps of a slow simulator."""
 
 
 def env_alone(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Steps a second of a batch of worlds, observations and resets included."""
+    """Measure steps per second, observations and resets included."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
-        env = task.world(size)
+        env = task.make_env(size)
         count = size.env_steps
-        if name == "pong":  # someone else's simulator, hundreds of times slower
+        if name == "pong":  # an external simulator, hundreds of times slower
             count = min(count, BUDGET // task.num_envs)
         run = stepping(task, env, count)
         run()
         rates = [count * task.num_envs / seconds(run) for _ in range(size.rounds)]
-        note = f"{task.num_envs} worlds"
+        note = f"{task.num_envs} environments"
         value = statistics.median(rates)
         yield Row(f"env/{name}", value, "env steps/s", task.about("env"), note=note)
 
@@ -34,9 +34,9 @@ def env_alone(name: str) -> Callable[[Size], Iterator[Row]]:
 
 
 def stepping(task: Task, env: BatchedEnv, count: int) -> Callable[[], None]:
-    """Step with random actions, observe, and begin ended worlds anew."""
+    """Return a function that steps with random actions, observes and resets."""
     torch.set_num_threads(1)
-    # Some few sets of actions, drawn once: drawing is no part of a world.
+    # Sample a few sets of actions in advance, to keep sampling out of the time.
     actions = itertools.cycle([random_actions(env) for _ in range(16)])
 
     @torch.no_grad()
@@ -52,22 +52,21 @@ def stepping(task: Task, env: BatchedEnv, count: int) -> Callable[[], None]:
 
 
 def levels(size: Size) -> Iterator[Row]:
-    """BoxWorld levels a second, drawn, checked and put into place."""
+    """Measure BoxWorld levels per second: sampled, checked and placed."""
     task = TASKS["boxworld_pixels"]
     torch.set_num_threads(1)
-    env = task.world(size)
-    # Levels are drawn some episodes ahead: whole rounds of that pay for what they use.
-    resets = MOST_AHEAD * size.level_draws
+    env = task.make_env(size)
+    # Levels are sampled several episodes ahead; measure whole rounds of that.
+    resets = MOST_AHEAD * size.level_resets
 
     def run() -> None:
         for _ in range(resets):
             env.reset()
 
-    for _ in range(
-        2 * MOST_AHEAD - 2
-    ):  # the world's first reset was one; 1 + 2 + 4 + 8
+    # The number of episodes ahead doubles: 1 (the first reset), 2, 4, 8.
+    for _ in range(2 * MOST_AHEAD - 2):
         env.reset()
     count = resets * task.num_envs
     rates = [count / seconds(run) for _ in range(size.rounds)]
-    note = f"{task.num_envs} worlds, {MOST_AHEAD} episodes ahead, resets included"
+    note = f"{task.num_envs} environments, {MOST_AHEAD} episodes ahead, resets included"
     yield Row("levels/boxworld", statistics.median(rates), "levels/s", note=note)
