@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "network.hpp"
@@ -17,72 +19,89 @@ namespace marl_pool {
 constexpr long kChunk = 128;
 constexpr long kWave = 64;
 
-// Memory of blocks, kept between calls, since fresh pages cost as much as the work.
+// Memory of a block, kept for later calls, since fresh pages cost as much as the work.
+// There is no lock, which a fork could leave locked in the child.
 class Memory {
 public:
   explicit Memory(size_t size) {
-    std::lock_guard<std::mutex> lock(mutex());
-    auto &kept = pool();
-    for (size_t i = 0; i < kept.size(); i++)
-      if (kept[i].second >= size) {
-        held_ = kept[i];
-        kept.erase(kept.begin() + i);
-        return;
-      }
-    if (!kept.empty()) {
-      std::free(kept.back().first);
-      kept.pop_back();
+    // A piece that another call left, or a new one in place of one that is too small.
+    for (auto &slot : kept()) {
+      held_ = slot.load() ? slot.exchange(nullptr) : nullptr;
+      if (held_ && held_->size >= size) return;
+      std::free(held_);
     }
-    size = (size + 4095) / 4096 * 4096;
-    held_ = {std::aligned_alloc(4096, size), size};
+    size = (size + kPage - 1) / kPage * kPage;
+    void *at = std::aligned_alloc(kPage, size + kPage);
+    if (!at) throw std::bad_alloc();
+    held_ = new (at) Piece{size};
   }
   ~Memory() {
-    std::lock_guard<std::mutex> lock(mutex());
-    pool().push_back(held_);
+    for (auto &slot : kept()) {
+      Piece *empty = nullptr;
+      if (slot.compare_exchange_strong(empty, held_)) return;
+    }
+    std::free(held_);
   }
   Memory(const Memory &) = delete;
-  void *get() const { return held_.first; }
+  Memory &operator=(const Memory &) = delete;
+  void *get() const { return reinterpret_cast<char *>(held_) + kPage; }
 
 private:
-  using Piece = std::pair<void *, size_t>;
-  static std::vector<Piece> &pool() {
-    static auto *pieces = new std::vector<Piece>;
-    return *pieces;
+  static constexpr size_t kPage = 4096;
+  struct Piece {
+    size_t size;  // of the memory, which starts one page behind
+  };
+  using Slots = std::array<std::atomic<Piece *>, 64>;
+  static Slots &kept() {
+    static Slots slots{};
+    return slots;
   }
-  static std::mutex &mutex() {
-    static auto *lock = new std::mutex;
-    return *lock;
-  }
-  Piece held_;
+  Piece *held_;
 };
 
 // Call worker(chunk) for each chunk on up to `threads` threads, each with a worker of its
-// own from make_worker().
+// own from make_worker(). Throws std::bad_alloc if there is no memory for a worker.
 template <class F> void over_chunks(long chunks, int threads, F &&make_worker) {
   std::atomic<long> next{0};
+  std::atomic<bool> out_of_memory{false};
   const auto run = [&] {
-    auto worker = make_worker();
-    for (long chunk; (chunk = next++) < chunks;) worker(chunk);
+    try {
+      auto worker = make_worker();
+      for (long chunk; (chunk = next++) < chunks;) worker(chunk);
+    } catch (const std::bad_alloc &) {
+      out_of_memory = true;
+    }
   };
+  const long workers = std::max(1L, std::min<long>(threads, chunks));
   std::vector<std::thread> others;
-  for (long t = 1; t < std::min<long>(threads, chunks); t++) others.emplace_back(run);
+  others.reserve(workers - 1);
+  try {
+    for (long t = 1; t < workers; t++) others.emplace_back(run);
+  } catch (const std::system_error &) {
+    // No more threads are to be had: those there are do all the work.
+  }
   run();
   for (auto &thread : others) thread.join();
+  if (out_of_memory) throw std::bad_alloc();
 }
 
-// The result to `out`; or, if `out_gradient` is given, the gradients by parameters, and by
-// the input unless `for_values` is null. Returns 1 if a type is out of range.
+// What Python is told.
+enum Status { kDone = 0, kUnknownType = 1, kNoMemory = 2 };
+
+// The result to `out`; or, if `gradient_pointers` is given, the gradients by parameters,
+// and by the input unless `for_values` is null.
 template <class Real>
-int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameter_pointers,
-        Real *out, const Real *out_gradient, Real *const *gradient_pointers,
-        Real *for_values, int threads) {
+Status run_chunks(const Sizes &s, const Inputs<Real> &in,
+                  const Real *const *parameter_pointers, Real *out,
+                  const Real *out_gradient, Real *const *gradient_pointers,
+                  Real *for_values, int threads) {
   const Parameters<const Real> parameters(parameter_pointers, s);
   Folded<Real> folded{s, {}, {}, {}};
   fold(parameters, folded);
   const long chunks = (s.rows + kChunk - 1) / kChunk;
-  std::atomic<int> failed{0};
+  std::atomic<Status> status{kDone};
 
-  if (!out_gradient) {
+  if (!gradient_pointers) {
     using Forward = Block<Real, false>;
     const long size = Forward(Arena<Real>{nullptr}, s, parameters, folded).used;
     over_chunks(chunks, threads, [&] {
@@ -92,13 +111,13 @@ int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameter_poi
       return [&, memory, block](long chunk) {
         for (long row = chunk * kChunk; row < std::min(s.rows, (chunk + 1) * kChunk);
              row += lanes<Real>) {
-          if (!block->load(in, row)) return void(failed = 1);
+          if (!block->load(in, row)) return void(status = kUnknownType);
           block->forward();
           block->store(out);
         }
       };
     });
-    return failed;
+    return status;
   }
 
   using Backward = Block<Real, true>;
@@ -116,7 +135,7 @@ int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameter_poi
       return [&, memory, block](long index) {
         const long from = (wave + index) * kChunk;
         for (long row = from; row < std::min(s.rows, from + kChunk); row += lanes<Real>) {
-          if (!block->load(in, row)) return void(failed = 1);
+          if (!block->load(in, row)) return void(status = kUnknownType);
           block->forward();
           block->backward(out_gradient, &partial[index * weights], for_values);
         }
@@ -126,7 +145,17 @@ int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameter_poi
       for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
   }
   unfold(parameters, folded, total.data(), Parameters<Real>(gradient_pointers, s));
-  return failed;
+  return status;
+}
+
+// The same for C, which knows no exceptions.
+template <class Real, class... Arguments>
+int run(const Sizes &s, const Inputs<Real> &in, Arguments... arguments) noexcept {
+  try {
+    return run_chunks<Real>(s, in, arguments...);
+  } catch (const std::bad_alloc &) {
+    return kNoMemory;
+  }
 }
 
 }  // namespace marl_pool
