@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -59,15 +58,14 @@ private:
   Piece *held_;
 };
 
-// Call worker(chunk) for each chunk on up to `threads` threads, each with a worker of its
-// own from make_worker(). Throws std::bad_alloc if there is no memory for a worker.
-template <class F> void over_chunks(long chunks, int threads, F &&make_worker) {
+// Call work(next) on up to `threads` threads; each takes chunks from `next` until there
+// are none. Throws std::bad_alloc if there is no memory for one of them.
+template <class F> void on_threads(long chunks, int threads, F &&work) {
   std::atomic<long> next{0};
   std::atomic<bool> out_of_memory{false};
   const auto run = [&] {
     try {
-      auto worker = make_worker();
-      for (long chunk; (chunk = next++) < chunks;) worker(chunk);
+      work(next);
     } catch (const std::bad_alloc &) {
       out_of_memory = true;
     }
@@ -88,71 +86,79 @@ template <class F> void over_chunks(long chunks, int threads, F &&make_worker) {
 // What Python is told.
 enum Status { kDone = 0, kUnknownType = 1, kNoMemory = 2 };
 
-// The result to `out`; or, if `gradient_pointers` is given, the gradients by parameters,
-// and by the input unless `for_values` is null.
-template <class Real>
-Status run_chunks(const Sizes &s, const Inputs<Real> &in,
-                  const Real *const *parameter_pointers, Real *out,
-                  const Real *out_gradient, Real *const *gradient_pointers,
-                  Real *for_values, int threads) {
-  const Parameters<const Real> parameters(parameter_pointers, s);
-  Folded<Real> folded{s, {}, {}, {}};
-  fold(parameters, folded);
-  const long chunks = (s.rows + kChunk - 1) / kChunk;
+// One call: a network and the rows that it is computed for.
+template <class Real> struct Call {
+  const Sizes &s;
+  const Inputs<Real> &in;
+  const int threads;
+  const Parameters<const Real> parameters;
+  const long chunks;
+  Folded<Real> folded;
   std::atomic<Status> status{kDone};
 
-  if (!gradient_pointers) {
-    using Forward = Block<Real, false>;
-    const long size = Forward(Arena<Real>{nullptr}, s, parameters, folded).used;
-    over_chunks(chunks, threads, [&] {
-      auto memory = std::make_shared<Memory>(size * sizeof(Vector<Real>));
-      Arena<Real> arena{static_cast<Vector<Real> *>(memory->get())};
-      auto block = std::make_shared<Forward>(arena, s, parameters, folded);
-      return [&, memory, block](long chunk) {
-        for (long row = chunk * kChunk; row < std::min(s.rows, (chunk + 1) * kChunk);
-             row += lanes<Real>) {
-          if (!block->load(in, row)) return void(status = kUnknownType);
-          block->forward();
-          block->store(out);
-        }
-      };
-    });
-    return status;
+  Call(const Sizes &sizes, const Inputs<Real> &inputs, const Real *const *pointers,
+       int num_threads)
+      : s(sizes), in(inputs), threads(num_threads), parameters(pointers, sizes),
+        chunks((sizes.rows + kChunk - 1) / kChunk), folded{sizes, {}, {}, {}} {
+    fold(parameters, folded);
   }
 
-  using Backward = Block<Real, true>;
-  const long size = Backward(Arena<Real>{nullptr}, s, parameters, folded).used;
-  const long weights = folded.size();
-  std::vector<Real> total(weights, 0), partial(std::min<long>(chunks, kWave) * weights);
-  // Waves bound the memory of the chunks' gradients.
-  for (long wave = 0; wave < chunks; wave += kWave) {
-    const long count = std::min(kWave, chunks - wave);
-    std::fill(partial.begin(), partial.end(), Real(0));
-    over_chunks(count, threads, [&] {
-      auto memory = std::make_shared<Memory>(size * sizeof(Vector<Real>));
-      Arena<Real> arena{static_cast<Vector<Real> *>(memory->get())};
-      auto block = std::make_shared<Backward>(arena, s, parameters, folded);
-      return [&, memory, block](long index) {
-        const long from = (wave + index) * kChunk;
-        for (long row = from; row < std::min(s.rows, from + kChunk); row += lanes<Real>) {
-          if (!block->load(in, row)) return void(status = kUnknownType);
-          block->forward();
-          block->backward(out_gradient, &partial[index * weights], for_values);
-        }
-      };
-    });
-    for (long chunk = 0; chunk < count; chunk++)
-      for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
+  void forward(Real *out) {
+    over_blocks<false>(0, chunks, [&](auto &block, long) { block.store(out); });
   }
-  unfold(parameters, folded, total.data(), Parameters<Real>(gradient_pointers, s));
-  return status;
-}
 
-// The same for C, which knows no exceptions.
-template <class Real, class... Arguments>
-int run(const Sizes &s, const Inputs<Real> &in, Arguments... arguments) noexcept {
+  // Gradients by parameters, and by the input unless `for_values` is null.
+  void gradients(const Real *out_gradient, Real *const *pointers, Real *for_values) {
+    const long weights = folded.size();
+    std::vector<Real> total(weights, 0), partial(std::min(chunks, kWave) * weights);
+    // Waves bound the memory of the chunks' gradients.
+    for (long wave = 0; wave < chunks; wave += kWave) {
+      const long count = std::min(kWave, chunks - wave);
+      std::fill(partial.begin(), partial.end(), Real(0));
+      over_blocks<true>(wave, count, [&](auto &block, long chunk) {
+        block.backward(out_gradient, &partial[chunk * weights], for_values);
+      });
+      for (long chunk = 0; chunk < count; chunk++)
+        for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
+    }
+    unfold(parameters, folded, total.data(), Parameters<Real>(pointers, s));
+  }
+
+private:
+  // Run `count` chunks forward, block by block, and call use(block, chunk) after each.
+  template <bool Train, class F> void over_blocks(long from, long count, F &&use) {
+    using Rows = Block<Real, Train>;
+    const long size = Rows(Arena<Real>{nullptr}, s, parameters, folded).used;
+    on_threads(count, threads, [&](std::atomic<long> &next) {
+      const Memory memory(size * sizeof(Vector<Real>));
+      const Arena<Real> arena{static_cast<Vector<Real> *>(memory.get())};
+      Rows block(arena, s, parameters, folded);
+      for (long chunk; (chunk = next++) < count;) {
+        const long first = (from + chunk) * kChunk;
+        const long end = std::min<long>(s.rows, first + kChunk);
+        for (long row = first; row < end; row += lanes<Real>) {
+          if (!block.load(in, row)) return void(status = kUnknownType);
+          block.forward();
+          use(block, chunk);
+        }
+      }
+    });
+  }
+};
+
+// The result to `out`; or, if `gradients` is given, the gradients by parameters, and by
+// the input unless `for_values` is null. C knows no exceptions.
+template <class Real>
+int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameters, Real *out,
+        const Real *out_gradient, Real *const *gradients, Real *for_values,
+        int threads) noexcept {
   try {
-    return run_chunks<Real>(s, in, arguments...);
+    Call<Real> call(s, in, parameters, threads);
+    if (gradients)
+      call.gradients(out_gradient, gradients, for_values);
+    else
+      call.forward(out);
+    return call.status;
   } catch (const std::bad_alloc &) {
     return kNoMemory;
   }

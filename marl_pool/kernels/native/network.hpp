@@ -229,34 +229,12 @@ template <class Real, bool Train> struct Block {
     if (in.padding)
       for (long i = first * s.tokens; i < (first + rows) * s.tokens; i++)
         padded |= in.padding[i] != 0;
-    const int width = s.features ? s.features : D;
-    const View<Real> to = s.features ? input : x;
     for (int n = 0; n < s.extra; n++) {
       present[n] = splat<Real>(1);
       own[n] = V{};
     }
-    for (int n = 0; n < s.tokens; n++) {
-      const int at = n + s.extra;
-      V here = splat<Real>(1), mine{};
-      for (int i = 0; i < folded.inputs(); i++) input(at, i) = V{};
-      if (!s.features)
-        for (int i = 0; i < D; i++) x(at, i) = V{};
-      for (int r = 0; r < rows; r++) {
-        const long token = (first + r) * s.tokens + n;
-        const bool absent = padded && in.padding[token];
-        const int64_t type = in.types && !absent ? in.types[token] : 0;
-        here[r] = !absent;
-        mine[r] = in.types && !absent && type == 0;
-        // What lies under padding may be NaN.
-        if (!absent || !s.features)
-          for (int i = 0; i < width; i++) to(at, i)[r] = in.values[token * width + i];
-        if (!s.features) continue;
-        if (s.types && (type < 0 || type >= s.types)) return false;
-        input(at, s.features + (s.types ? type : 0))[r] = 1;
-      }
-      present[at] = here;
-      own[at] = mine;
-    }
+    for (int n = 0; n < s.tokens; n++)
+      if (!load_token(in, n)) return false;
     return true;
   }
 
@@ -297,6 +275,31 @@ template <class Real, bool Train> struct Block {
   }
 
 private:
+  // Token n of each row; lanes without a row are zero.
+  bool load_token(const Inputs<Real> &in, int n) {
+    const int at = n + s.extra, width = s.features ? s.features : D;
+    const View<Real> to = s.features ? input : x;
+    for (int i = 0; i < (s.features ? folded.inputs() : D); i++) to(at, i) = V{};
+    V here = splat<Real>(1), mine{};
+    for (int r = 0; r < rows; r++) {
+      const long token = (first + r) * s.tokens + n;
+      const bool absent = padded && in.padding[token];
+      const int64_t type = in.types && !absent ? in.types[token] : 0;
+      here[r] = !absent;
+      mine[r] = in.types && !absent && type == 0;
+      // Features under padding may be NaN; vectors are finite.
+      if (!absent || !s.features)
+        for (int i = 0; i < width; i++) to(at, i)[r] = in.values[token * width + i];
+      if (!s.features) continue;
+      // A one in the column of the type; without types, in that of the bias.
+      if (s.types && (type < 0 || type >= s.types)) return false;
+      input(at, s.features + (s.types ? type : 0))[r] = 1;
+    }
+    present[at] = here;
+    own[at] = mine;
+    return true;
+  }
+
   void embed() {
     for (int n = 0; n < s.extra; n++)
       for (int d = 0; d < D; d++) x(n, d) = splat<Real>(parameters.extra[n * D + d]);
