@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -36,6 +37,15 @@ _POOLINGS: dict[type[nn.Module], str] = {
     MaxPooling: "max",
     SumPooling: "sum",
 }
+_OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
+    AdaPooling: ("query", "residual"),
+    MultiHeadAttention: ("num_heads", "scale", "dropout"),
+    TokenEmbedding: ("adds", "num_features"),
+    nn.GELU: ("approximate",),
+    nn.LayerNorm: ("eps",),
+}
+"""Attributes on which a module's result depends, besides parameters and modules."""
+
 _CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
 _CODES[nn.Identity] = kernel.ACTIVATIONS[None]
 
@@ -47,16 +57,25 @@ class _PlannedModule:
     module: nn.Module
     kind: type[nn.Module]
     children: dict[str, nn.Module | None]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_PlannedModule":
+        names = _OPTIONS.get(type(module), ())
+        options = {name: getattr(module, name) for name in names}
+        return cls(module, type(module), dict(module._modules), options)
 
     def is_unchanged(self) -> bool:
-        module = self.module
+        state = vars(self.module)
         return (
-            type(module) is self.kind
-            and module._modules == self.children
-            and not module._forward_hooks
-            and not module._forward_pre_hooks
-            and not module._backward_hooks
-            and not module._backward_pre_hooks
+            type(self.module) is self.kind
+            and state["_modules"] == self.children
+            and not state["_forward_hooks"]
+            and not state["_forward_pre_hooks"]
+            and not state["_backward_hooks"]
+            and not state["_backward_pre_hooks"]
+            and "forward" not in state
+            and self.options.items() <= state.items()
         )
 
 
@@ -78,6 +97,9 @@ class NativeNetwork:
         chosen = (embedding if self.embeds else None, encoder, pooling)
         self.parts = [
             part for module in chosen if module is not None for part in _parts(module)
+        ]
+        self.dropouts = [
+            cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
         self.weights = [
             *(_embedding_weights(embedding) if self.embeds else ()),
@@ -126,7 +148,7 @@ class NativeNetwork:
             return False
         features, types, padding = tokens
         planned = (self.embedding, self.encoder, self.pooling or parts[2])
-        weights = list(self._parameters())
+        weights = self._parameters()
         narrow = self.sizes.heads == self.sizes.dim
         return (
             all(map(operator.is_, parts, planned))
@@ -137,10 +159,10 @@ class NativeNetwork:
             and features.shape[:2] == types.shape == padding.shape
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
-            and weights[0].dtype in (torch.float32, torch.float64)
-            and all(weight.dtype == weights[0].dtype for weight in weights)
-            and all(tensor.is_cpu for tensor in (*weights, *tokens))
+            and all(tensor.is_cpu for tensor in tokens)
             and all(part.is_unchanged() for part in self.parts)
+            and self._are_precise(weights)
+            and len(self._dropouts()) == 1
         )
 
     def __call__(self, tokens: Tokens) -> Tensor:
@@ -153,18 +175,24 @@ class NativeNetwork:
             values = self.embedding.read(tokens)
         else:
             values = self.embedding(clear_padding(tokens))
-        last = cast(nn.Dropout, _layers(self.encoder)[-1].feedforward[3])
-        dropout = last.p if last.training else 0.0
-        call = _NetworkCall(self, tokens.types, tokens.padding, dropout, _seed(dropout))
-        parameters = list(self._parameters())
+        (dropout,) = self._dropouts()
+        call = _NetworkCall(self, dropout, _seed(dropout))
+        parameters = cast(list[Tensor], self._parameters())
+        inputs = (values, tokens.types, tokens.padding, *parameters)
         tracked = (values, *parameters)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tracked):
-            result: Tensor = _Function.apply(call, *tracked)
+            result: Tensor = _Function.apply(call, *inputs)
             return result
-        return call.run(values, parameters)
+        return call.run(*inputs)
 
-    def in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
+    def in_torch(
+        self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
+    ) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
+        with self._with_parameters(parameters):
+            return self._in_torch(values, types, padding)
+
+    def _in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
         x = values
         if self.embeds:
             cleared = clear_padding(Tokens(values, types, padding))
@@ -174,11 +202,32 @@ class NativeNetwork:
         x, mask, marks = self.pooling.prepend(x, padding, types)
         return self.pooling(self.encoder(x, mask), mask, marks)
 
-    def _parameters(self) -> Iterator[Tensor]:
-        for module, name in self.weights:
-            parameter = module._parameters[name]
-            assert parameter is not None
-            yield parameter
+    def _parameters(self) -> list[Tensor | None]:
+        # None where one was removed, as pruning and parametrizations do.
+        return [module._parameters.get(name) for module, name in self.weights]
+
+    @contextmanager
+    def _with_parameters(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        before = self._parameters()
+        try:
+            self._set_parameters(parameters)
+            yield
+        finally:
+            self._set_parameters(before)
+
+    def _set_parameters(self, parameters: Sequence[Tensor | None]) -> None:
+        for (module, name), parameter in zip(self.weights, parameters, strict=True):
+            module._parameters[name] = cast(nn.Parameter, parameter)
+
+    @staticmethod
+    def _are_precise(weights: Sequence[Tensor | None]) -> bool:
+        dtypes = {None if weight is None else weight.dtype for weight in weights}
+        return dtypes in ({torch.float32}, {torch.float64}) and all(
+            weight is not None and weight.is_cpu for weight in weights
+        )
+
+    def _dropouts(self) -> set[float]:
+        return {layer.p if layer.training else 0.0 for layer in self.dropouts}
 
 
 @dataclass(frozen=True)
@@ -186,51 +235,43 @@ class _NetworkCall:
     """One call: all that the gradient needs besides the saved tensors."""
 
     network: NativeNetwork
-    types: Tensor
-    padding: Tensor
     dropout: float
     seed: int
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {"dropout": self.dropout, "seed": self.seed}
-
-    def run(self, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        inputs = (self.network.sizes, values, self.types, self.padding, parameters)
-        return kernel.run(*inputs, **self._options)
+    def run(
+        self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        inputs = (self.network.sizes, values, types, padding, parameters)
+        return kernel.run(*inputs, dropout=self.dropout, seed=self.seed)
 
     def gradients(
-        self,
-        values: Tensor,
-        parameters: Sequence[Tensor],
-        gradient: Tensor,
-        for_values: bool,
+        self, saved: Sequence[Tensor], gradient: Tensor, for_values: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
-        inputs = (self.network.sizes, values, self.types, self.padding, parameters)
+        values, types, padding, *parameters = saved
         return kernel.gradients(
-            *inputs, gradient, for_values=for_values, **self._options
+            *(self.network.sizes, values, types, padding, parameters, gradient),
+            dropout=self.dropout,
+            seed=self.seed,
+            for_values=for_values,
         )
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: _NetworkCall, values: Tensor, *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, call: _NetworkCall, *inputs: Tensor) -> Tensor:
+        # Values, types, padding and parameters.
         ctx.call = call
-        ctx.save_for_backward(values, *parameters)
-        return call.run(values, parameters)
+        ctx.save_for_backward(*inputs)
+        return call.run(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, *parameters = ctx.saved_tensors
         call: _NetworkCall = ctx.call
         if torch.is_grad_enabled():  # create_graph=True
             return None, *_differentiable(call, ctx, gradient)
-        found, each = call.gradients(
-            values, parameters, gradient, ctx.needs_input_grad[1]
-        )
-        return None, found, *each
+        for_values = ctx.needs_input_grad[1]
+        found, each = call.gradients(ctx.saved_tensors, gradient, for_values)
+        return None, found, None, None, *each
 
 
 def _differentiable(
@@ -241,10 +282,10 @@ def _differentiable(
         raise RuntimeError(
             "a gradient of the gradient with dropout needs kernels=torch"
         )
-    values, *_ = inputs = ctx.saved_tensors
+    inputs = ctx.saved_tensors
     needed = ctx.needs_input_grad[1:]
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    result = call.network.in_torch(values, call.types, call.padding)
+    result = call.network.in_torch(*inputs)
     found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
     return tuple(next(found) if need else None for need in needed)
 
@@ -293,8 +334,8 @@ def _is_projection(embedding: nn.Module) -> bool:
 
 def _parts(module: nn.Module) -> list[_PlannedModule]:
     children = [child for child in module._modules.values() if child is not None]
-    part = _PlannedModule(module, type(module), dict(module._modules))
-    return [part, *(inner for child in children for inner in _parts(child))]
+    inner = [part for child in children for part in _parts(child)]
+    return [_PlannedModule.of(module), *inner]
 
 
 def _embedding_weights(embedding: TokenEmbedding) -> list[tuple[nn.Module, str]]:

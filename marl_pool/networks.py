@@ -204,7 +204,9 @@ class SetNetwork(nn.Module):
 
     def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
         parts = (self.embedding, self.encoder, self.pooling)
-        return native.fits(parts, tokens)
+        # A subclass may encode otherwise.
+        encodes = type(self).encode is SetNetwork.encode
+        return encodes and native.fits(parts, tokens)
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""

@@ -2,13 +2,15 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.networks import SetNetwork
@@ -205,6 +207,76 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
         assert torch.equal(network(alone), network(tokens)[137:138])
 
 
+@pytest.mark.parametrize("pooling", ["ada", "avg", "max"])
+def test_a_row_does_not_depend_on_the_padding_of_its_neighbours(pooling: str) -> None:
+    network = make_network(pooling, num_tokens=9, std=1.0)
+    tokens = make_tokens(network, 16)
+    with use_kernels("native"), torch.no_grad():
+        alone = network(tokens)
+        tokens.padding[::2, 4:] = True
+        assert torch.equal(network(tokens)[1::2], alone[1::2])
+
+
+def test_zero_rows_have_zero_gradients() -> None:
+    network = make_network()
+    out, *found = results(network, make_tokens(network, 0), "native")
+    assert out.shape == (0, network.dim_out)
+    assert not any(gradient.any() for gradient in found)
+
+
+def test_tensors_in_other_layouts_give_the_same() -> None:
+    network = make_network().double()
+    tokens = make_tokens(network, 20, padded=True)
+    strided = tokens.map(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1))
+    strided = strided._replace(types=strided.types.int())
+    expected = results(network, tokens, "native")
+    assert all(map(torch.equal, results(network, strided, "native"), expected))
+
+
+@pytest.mark.parametrize("head_width", WIDTHS)
+@pytest.mark.parametrize("input_activation", [None, "gelu", "relu"])
+@pytest.mark.parametrize("pooling", ["ada", "avg", "cls", "max"])
+def test_nan_reaches_its_row_and_all_weights(
+    pooling: str, input_activation: Any, head_width: int
+) -> None:
+    options: dict[str, Any] = {"input_activation": input_activation}
+    network = make_network(pooling, head_width=head_width, **options)
+    tokens = make_tokens(network, 20)
+    tokens.features[5, 1, 2] = math.nan
+    tokens.padding[5, 6] = True
+    out, features, *_ = results(network, tokens, "native")
+    assert (out.isnan().any(1) == (torch.arange(20) == 5)).all()
+    assert (features.flatten(1).isnan().any(1) == (torch.arange(20) == 5)).all()
+    loss = network(tokens).square().sum()
+    for gradient in torch.autograd.grad(loss, list(network.parameters())):
+        assert gradient.isnan().any()
+
+
+@pytest.mark.parametrize("head_width", WIDTHS)
+@pytest.mark.parametrize("part", ["to_query", "to_key", "to_value"])
+def test_nan_weights_are_seen(part: str, head_width: int) -> None:
+    network = make_network("max", head_width=head_width)
+    with torch.no_grad():
+        getattr(network.encoder.layers[0].attention, part).weight[0, 0] = math.nan
+    for padded in (False, True):
+        tokens = make_tokens(network, 20, padded=padded)
+        empty = tokens.padding.all(1)
+        with use_kernels("native"):
+            assert torch.equal(network(tokens).isnan().all(1), ~empty)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-4, 1e-2, 1e2, 1e4, 1e6])
+def test_queries_and_keys_may_be_of_different_sizes(factor: float) -> None:
+    network = make_network(num_tokens=12, std=0.5)
+    with torch.no_grad():
+        for layer in network.encoder.layers:
+            layer.attention.to_query.weight *= factor
+            layer.attention.to_key.weight /= factor
+    tokens = make_tokens(network, 20, padded=True)
+    exact = results(copy.deepcopy(network).double(), tokens, "torch")
+    assert max(errors(results(network, tokens, "native"), exact)) < 1e-4
+
+
 def test_dropout_is_that_of_the_gradient_and_keeps_the_mean() -> None:
     network = make_network(dropout=0.4, layers=1).double()
     tokens = make_tokens(network, 2)
@@ -260,6 +332,34 @@ def test_a_gradient_of_the_gradient_with_dropout_is_rejected() -> None:
         torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
 
 
+def test_a_gradient_of_the_gradient_is_by_the_parameters_of_the_call() -> None:
+    network = make_network(num_tokens=3, layers=1).double()
+    tokens = make_tokens(network, 4, padded=True)
+
+    def second(kernels: Any) -> tuple[Tensor, ...]:
+        parameters = {
+            name: (1.5 * parameter).detach().requires_grad_()
+            for name, parameter in network.named_parameters()
+        }
+        inputs = list(parameters.values())
+        with use_kernels(kernels):
+            out = torch.func.functional_call(network, parameters, (tokens,))
+            first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+            return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+    torch.testing.assert_close(second("native"), second("torch"))
+
+
+@pytest.mark.parametrize("name", ["features", "types", "padding"])
+def test_tokens_that_change_before_the_gradient_are_rejected(name: str) -> None:
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    loss = network(tokens).sum()
+    getattr(tokens, name).zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_unknown_types_are_rejected_as_by_torch() -> None:
     network = make_network()
     tokens = make_tokens(network, 4)
@@ -292,6 +392,69 @@ def test_what_does_not_qualify_is_left_to_torch() -> None:
     feedforward[0] = plain
     assert is_used(network, tokens)
     assert not is_used(network.bfloat16(), tokens)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda up: prune.random_unstructured(up, "weight", 0.3),
+        lambda up: parametrize.register_parametrization(up, "weight", Twice()),
+        lambda up: setattr(up, "bias", None),
+        lambda up: setattr(up, "forward", lambda x: 2 * x @ up.weight.T),
+    ],
+    ids=["pruned", "parametrized", "without bias", "other forward"],
+)
+def test_a_changed_layer_is_left_to_torch(change: Callable[[nn.Linear], Any]) -> None:
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    change(network.encoder.layers[0].feedforward[0])
+    assert not is_used(network, tokens)
+    assert network(tokens).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("part", "option", "value"),
+    [
+        ("encoder.layers.0.attention_norm", "eps", 0.1),
+        ("encoder.layers.0.attention", "scale", 2.0),
+        ("encoder.layers.0.attention", "dropout", 0.5),
+        ("encoder.layers.0.feedforward.1", "approximate", "tanh"),
+        ("pooling", "residual", False),
+        ("pooling", "query", "mean"),
+        ("pooling.attention", "scale", 2.0),
+    ],
+)
+def test_a_changed_option_is_left_to_torch(part: str, option: str, value: Any) -> None:
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    setattr(network.get_submodule(part), option, value)
+    assert not is_used(network, tokens)
+
+
+def test_layers_with_different_dropout_are_left_to_torch() -> None:
+    network = make_network(dropout=0.5).train()
+    tokens = make_tokens(network, 4)
+    assert is_used(network, tokens)
+    network.encoder.layers[-1].eval()
+    assert not is_used(network, tokens)
+
+
+def test_a_subclass_may_encode_otherwise() -> None:
+    class Doubled(SetNetwork):
+        def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
+            x, padding, types = super().encode(tokens)
+            return 2 * x, padding, types
+
+    network = make_network("sum")
+    doubled = copy.deepcopy(network)
+    doubled.__class__ = Doubled
+    tokens = make_tokens(network, 4)
+    torch.testing.assert_close(doubled(tokens), 2 * network(tokens))
 
 
 def test_weights_follow_when_they_are_replaced() -> None:

@@ -66,3 +66,45 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
     )
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert "passed" in ran.stdout
+
+
+TOO_LARGE = """
+import resource
+import torch
+from marl_pool.networks import SetNetwork
+from marl_pool.tokens import Tokens, TokenSpec
+count = 1_000_000
+network = SetNetwork(
+    TokenSpec(count, 1, ("self",)),
+    encoder={"name": "transformer"},
+    pooling={"name": "avg"},
+)
+shape = (1, count)
+tokens = Tokens(
+    torch.zeros(*shape, 1),
+    torch.zeros(shape, dtype=torch.int64),
+    torch.zeros(shape, dtype=torch.bool),
+)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))
+try:
+    network(tokens)
+except MemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux" or call.library() is None, reason="needs a kernel on Linux"
+)
+def test_too_little_memory_is_an_error() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TOO_LARGE],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "compiled kernel" in ran.stdout

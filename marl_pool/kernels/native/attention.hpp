@@ -28,15 +28,11 @@ template <class Real> struct KeyRange {
   Vector<Real> low, high, mean_value;
 };
 
-// Numbers below which a sum of weights counts as that of an empty row.
-template <class Real> constexpr Real kTiny = Real(1e-30);
-template <class Real> constexpr Real kHuge = Real(1e30);
-
 // 1 / total, or 0 for an empty row.
 template <class Real, bool Padded> INLINE Vector<Real> inverse_of(Vector<Real> total) {
   if constexpr (!Padded) return 1 / total;
-  const Vector<Real> safe = larger(total, splat<Real>(kTiny<Real>));
-  return total > kTiny<Real> ? 1 / safe : Vector<Real>{};
+  const Vector<Real> inverse = 1 / larger(splat<Real>(kTiny<Real>), total);
+  return total < kTiny<Real> ? Vector<Real>{} : inverse;
 }
 
 // Center the keys on the middle of their range and the values on their mean, in place.
@@ -58,12 +54,13 @@ INLINE KeyRange<Real> center(NarrowHead<Real> head, const Vector<Real> *present,
       sum += head.value[j];
     }
   }
-  V mean = sum * (Real(1) / tokens);
+  V share = splat<Real>(Real(1) / tokens);
   if constexpr (Padded) {
     low = count > 0 ? low : V{};
     high = count > 0 ? high : V{};
-    mean = sum / larger(count, splat<Real>(1));
+    share = 1 / larger(count, splat<Real>(1));
   }
+  const V mean = sum * share;
   const V middle = (low + high) * Real(0.5);
   for (int j = 0; j < tokens; j++) {
     head.key[j] -= middle;
@@ -261,34 +258,45 @@ template <class Real> struct WideHead {
   Vector<Real> *peak, *inverse;  // kept for the gradient, for each query
 };
 
+template <class Real> struct SoftmaxScale {
+  Vector<Real> peak, inverse;  // the largest score and 1 / Σ weights
+};
+
+// Replace scores, in units of ln 2, by their softmax; by zeros for an empty row.
+template <class Real, bool Padded>
+INLINE SoftmaxScale<Real> softmax(Vector<Real> *score, const Vector<Real> *present,
+                                  int tokens) {
+  using V = Vector<Real>;
+  V peak = splat<Real>(-kHuge<Real>), total{};
+  for (int n = 0; n < tokens; n++) {
+    if constexpr (Padded)
+      score[n] = present[n] > 0 ? score[n] : splat<Real>(-kHuge<Real>);
+    peak = larger(peak, score[n]);
+  }
+  for (int n = 0; n < tokens; n++) {
+    score[n] = exp2<Real>(score[n] - peak);
+    if constexpr (Padded) score[n] *= present[n];
+    total += score[n];
+  }
+  const V inverse = inverse_of<Real, Padded>(total);
+  for (int n = 0; n < tokens; n++) score[n] *= inverse;
+  return {peak, inverse};
+}
+
 // `scratch` is kTokens x tokens.
 template <class Real, bool Padded, bool Train>
 void wide_forward(WideHead<Real> head, const Vector<Real> *present, int tokens,
                   int width, Vector<Real> *scratch) {
-  using V = Vector<Real>;
-  const View<Real> keys{head.key.at, head.key.feature, head.key.token};  // transposed
+  const View<Real> keys = head.key.transposed();
   for (int i = 0; i < tokens; i += kTokens) {
     const int rows = tokens - i < kTokens ? tokens - i : kTokens;
     const View<Real> scores{scratch, tokens, 1};
     block_product(head.query.from_token(i), keys, scores, rows, width, tokens);
     for (int r = 0; r < rows; r++) {
-      V *score = scratch + r * tokens;
-      V peak = splat<Real>(-kHuge<Real>), total{};
-      for (int j = 0; j < tokens; j++) {
-        if constexpr (Padded)
-          score[j] = present[j] > 0 ? score[j] : splat<Real>(-kHuge<Real>);
-        peak = larger(peak, score[j]);
-      }
-      for (int j = 0; j < tokens; j++) {
-        score[j] = exp2<Real>(score[j] - peak);
-        if constexpr (Padded) score[j] *= present[j];
-        total += score[j];
-      }
-      const V inverse = inverse_of<Real, Padded>(total);
-      for (int j = 0; j < tokens; j++) score[j] *= inverse;
+      const auto scale = softmax<Real, Padded>(&scores(r, 0), present, tokens);
       if constexpr (Train) {
-        head.peak[i + r] = peak;
-        head.inverse[i + r] = inverse;
+        head.peak[i + r] = scale.peak;
+        head.inverse[i + r] = scale.inverse;
       }
     }
     block_product(scores, head.value, head.out.from_token(i), rows, tokens, width);
@@ -301,17 +309,16 @@ void wide_backward(WideHead<Real> head, const Vector<Real> *present,
                    View<Real> gradient, WideHead<Real> result, int tokens, int width,
                    Vector<Real> *scratch) {
   using V = Vector<Real>;
-  const auto transposed = [](View<Real> x) { return View<Real>{x.at, x.feature, x.token}; };
   const View<Real> weights{scratch, tokens, 1};
   const View<Real> for_scores{scratch + long(tokens) * tokens, tokens, 1};
-  block_product(head.query, transposed(head.key), weights, tokens, width, tokens);
-  block_product(gradient, transposed(head.value), for_scores, tokens, width, tokens);
+  block_product(head.query, head.key.transposed(), weights, tokens, width, tokens);
+  block_product(gradient, head.value.transposed(), for_scores, tokens, width, tokens);
   for (int i = 0; i < tokens; i++) {
     V along{};
     for (int d = 0; d < width; d++) along += gradient(i, d) * head.out(i, d);
     for (int j = 0; j < tokens; j++) {
       // Scores of absent tokens may be above the peak.
-      const V score = smaller(weights(i, j) - head.peak[i], V{});
+      const V score = smaller(V{}, weights(i, j) - head.peak[i]);
       V weight = exp2<Real>(score) * head.inverse[i];
       if constexpr (Padded) weight *= present[j];
       weights(i, j) = weight;
@@ -319,8 +326,8 @@ void wide_backward(WideHead<Real> head, const Vector<Real> *present,
     }
   }
   block_product(for_scores, head.key, result.query, tokens, tokens, width);
-  block_product(transposed(for_scores), head.query, result.key, tokens, tokens, width);
-  block_product(transposed(weights), gradient, result.value, tokens, tokens, width);
+  block_product(for_scores.transposed(), head.query, result.key, tokens, tokens, width);
+  block_product(weights.transposed(), gradient, result.value, tokens, tokens, width);
 }
 
 }  // namespace marl_pool

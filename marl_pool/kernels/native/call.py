@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _POINTER = ctypes.c_void_p
+_UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
 
 
 class _Sizes(ctypes.Structure):
@@ -168,12 +169,13 @@ def run(
 
     Raises:
         IndexError: a type is out of range.
+        MemoryError: there is no memory for the call.
     """
     call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     rows, tokens = values.shape[:2]
     inner = () if sizes.pooling else (sizes.extra + tokens,)
     out = values.new_empty((rows, *inner, sizes.dim))
-    call(out, None, (), None)
+    call(out)
     return out
 
 
@@ -196,7 +198,7 @@ def gradients(
     call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = flat.split([parameter.numel() for parameter in parameters])
-    found = torch.empty_like(values) if for_values else None
+    found = values.new_empty(values.shape) if for_values else None  # contiguous
     call(None, out_gradient.contiguous(), parts, found)
     shaped = zip(parts, parameters, strict=True)
     return found, [part.view_as(parameter) for part, parameter in shaped]
@@ -244,21 +246,23 @@ class _KernelCall:
     def __call__(
         self,
         out: Tensor | None,
-        out_gradient: Tensor | None,
-        for_parameters: Sequence[Tensor],
-        for_values: Tensor | None,
+        out_gradient: Tensor | None = None,
+        for_parameters: Sequence[Tensor] | None = None,
+        for_values: Tensor | None = None,
     ) -> None:
-        failed = self.entry(
+        status = self.entry(
             ctypes.byref(self.sizes),
             *map(_pointer, self.tensors),
             _pointers(self.parameters),
             _pointer(out),
             _pointer(out_gradient),
-            _pointers(for_parameters),
+            None if for_parameters is None else _pointers(for_parameters),
             _pointer(for_values),
             torch.get_num_threads(),
         )
-        if failed:
+        if status == _NO_MEMORY:
+            raise MemoryError("the compiled kernel could not allocate its memory")
+        if status == _UNKNOWN_TYPE:
             raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
 
 

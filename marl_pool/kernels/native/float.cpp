@@ -3,13 +3,13 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT int marl_pool_run_float(const marl_pool::Sizes *sizes, const float *values,
-                  const int64_t *types, const uint8_t *padding,
-                  const float *const *parameters, float *out,
-                  const float *out_gradient, float *const *gradients,
-                  float *for_values, int threads) {
+EXPORT int marl_pool_run_float(
+    const marl_pool::Sizes *sizes, const float *values, const int64_t *types,
+    const uint8_t *padding, const float *const *parameters, float *out,
+    const float *out_gradient, float *const *gradients, float *for_values,
+    int threads) {
   return marl_pool::run<float>(*sizes, {values, types, padding}, parameters, out,
-                               out_gradient, gradients, for_values, threads);
+                            out_gradient, gradients, for_values, threads);
 }
 
 // The level of the instruction set that this machine has: 2, 3 or 4 for x86-64-v2 to v4.
@@ -18,9 +18,10 @@ EXPORT int marl_pool_level() {
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                   __builtin_cpu_supports("bmi2");
-  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
+  const bool v4 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl");
   return v3 && v4 ? 4 : v3 ? 3 : 2;
 #else
   return 0;

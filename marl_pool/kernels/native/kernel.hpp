@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
-#include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "network.hpp"
@@ -17,116 +18,150 @@ namespace marl_pool {
 constexpr long kChunk = 128;
 constexpr long kWave = 64;
 
-// Memory of blocks, kept between calls, since fresh pages cost as much as the work.
+// Memory of a block, kept for later calls, since fresh pages cost as much as the work.
+// There is no lock, which a fork could leave locked in the child.
 class Memory {
 public:
   explicit Memory(size_t size) {
-    std::lock_guard<std::mutex> lock(mutex());
-    auto &kept = pool();
-    for (size_t i = 0; i < kept.size(); i++)
-      if (kept[i].second >= size) {
-        held_ = kept[i];
-        kept.erase(kept.begin() + i);
-        return;
-      }
-    if (!kept.empty()) {
-      std::free(kept.back().first);
-      kept.pop_back();
+    // A piece that another call left, or a new one in place of one that is too small.
+    for (auto &slot : kept()) {
+      held_ = slot.load() ? slot.exchange(nullptr) : nullptr;
+      if (held_ && held_->size >= size) return;
+      std::free(held_);
     }
-    size = (size + 4095) / 4096 * 4096;
-    held_ = {std::aligned_alloc(4096, size), size};
+    size = (size + kPage - 1) / kPage * kPage;
+    void *at = std::aligned_alloc(kPage, size + kPage);
+    if (!at) throw std::bad_alloc();
+    held_ = new (at) Piece{size};
   }
   ~Memory() {
-    std::lock_guard<std::mutex> lock(mutex());
-    pool().push_back(held_);
+    for (auto &slot : kept()) {
+      Piece *empty = nullptr;
+      if (slot.compare_exchange_strong(empty, held_)) return;
+    }
+    std::free(held_);
   }
   Memory(const Memory &) = delete;
-  void *get() const { return held_.first; }
+  Memory &operator=(const Memory &) = delete;
+  void *get() const { return reinterpret_cast<char *>(held_) + kPage; }
 
 private:
-  using Piece = std::pair<void *, size_t>;
-  static std::vector<Piece> &pool() {
-    static auto *pieces = new std::vector<Piece>;
-    return *pieces;
+  static constexpr size_t kPage = 4096;
+  struct Piece {
+    size_t size;  // of the memory, which starts one page behind
+  };
+  using Slots = std::array<std::atomic<Piece *>, 64>;
+  static Slots &kept() {
+    static Slots slots{};
+    return slots;
   }
-  static std::mutex &mutex() {
-    static auto *lock = new std::mutex;
-    return *lock;
-  }
-  Piece held_;
+  Piece *held_;
 };
 
-// Call worker(chunk) for each chunk on up to `threads` threads, each with a worker of its
-// own from make_worker().
-template <class F> void over_chunks(long chunks, int threads, F &&make_worker) {
+// Call work(next) on up to `threads` threads; each takes chunks from `next` until there
+// are none. Throws std::bad_alloc if there is no memory for one of them.
+template <class F> void on_threads(long chunks, int threads, F &&work) {
   std::atomic<long> next{0};
+  std::atomic<bool> out_of_memory{false};
   const auto run = [&] {
-    auto worker = make_worker();
-    for (long chunk; (chunk = next++) < chunks;) worker(chunk);
+    try {
+      work(next);
+    } catch (const std::bad_alloc &) {
+      out_of_memory = true;
+    }
   };
+  const long workers = std::max(1L, std::min<long>(threads, chunks));
   std::vector<std::thread> others;
-  for (long t = 1; t < std::min<long>(threads, chunks); t++) others.emplace_back(run);
+  others.reserve(workers - 1);
+  try {
+    for (long t = 1; t < workers; t++) others.emplace_back(run);
+  } catch (const std::system_error &) {
+    // No more threads are to be had: those there are do all the work.
+  }
   run();
   for (auto &thread : others) thread.join();
+  if (out_of_memory) throw std::bad_alloc();
 }
 
-// The result to `out`; or, if `out_gradient` is given, the gradients by parameters, and by
-// the input unless `for_values` is null. Returns 1 if a type is out of range.
+// What Python is told.
+enum Status { kDone = 0, kUnknownType = 1, kNoMemory = 2 };
+
+// One call: a network and the rows that it is computed for.
+template <class Real> struct Call {
+  const Sizes &s;
+  const Inputs<Real> &in;
+  const int threads;
+  const Parameters<const Real> parameters;
+  const long chunks;
+  Folded<Real> folded;
+  std::atomic<Status> status{kDone};
+
+  Call(const Sizes &sizes, const Inputs<Real> &inputs, const Real *const *pointers,
+       int num_threads)
+      : s(sizes), in(inputs), threads(num_threads), parameters(pointers, sizes),
+        chunks((sizes.rows + kChunk - 1) / kChunk), folded{sizes, {}, {}, {}} {
+    fold(parameters, folded);
+  }
+
+  void forward(Real *out) {
+    over_blocks<false>(0, chunks, [&](auto &block, long) { block.store(out); });
+  }
+
+  // Gradients by parameters, and by the input unless `for_values` is null.
+  void gradients(const Real *out_gradient, Real *const *pointers, Real *for_values) {
+    const long weights = folded.size();
+    std::vector<Real> total(weights, 0), partial(std::min(chunks, kWave) * weights);
+    // Waves bound the memory of the chunks' gradients.
+    for (long wave = 0; wave < chunks; wave += kWave) {
+      const long count = std::min(kWave, chunks - wave);
+      std::fill(partial.begin(), partial.end(), Real(0));
+      over_blocks<true>(wave, count, [&](auto &block, long chunk) {
+        block.backward(out_gradient, &partial[chunk * weights], for_values);
+      });
+      for (long chunk = 0; chunk < count; chunk++)
+        for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
+    }
+    unfold(parameters, folded, total.data(), Parameters<Real>(pointers, s));
+  }
+
+private:
+  // Run `count` chunks forward, block by block, and call use(block, chunk) after each.
+  template <bool Train, class F> void over_blocks(long from, long count, F &&use) {
+    using Rows = Block<Real, Train>;
+    const long size = Rows(Arena<Real>{nullptr}, s, parameters, folded).used;
+    on_threads(count, threads, [&](std::atomic<long> &next) {
+      const Memory memory(size * sizeof(Vector<Real>));
+      const Arena<Real> arena{static_cast<Vector<Real> *>(memory.get())};
+      Rows block(arena, s, parameters, folded);
+      for (long chunk; (chunk = next++) < count;) {
+        const long first = (from + chunk) * kChunk;
+        const long end = std::min<long>(s.rows, first + kChunk);
+        for (long row = first; row < end; row += lanes<Real>) {
+          if (!block.load(in, row)) return void(status = kUnknownType);
+          block.forward();
+          use(block, chunk);
+        }
+      }
+    });
+  }
+};
+
+// The result to `out`; or, if `gradients` is given, the gradients by parameters, and by
+// the input unless `for_values` is null. C knows no exceptions.
 template <class Real>
-int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameter_pointers,
-        Real *out, const Real *out_gradient, Real *const *gradient_pointers,
-        Real *for_values, int threads) {
-  const Parameters<const Real> parameters(parameter_pointers, s);
-  Folded<Real> folded{s, {}, {}, {}};
-  fold(parameters, folded);
-  const long chunks = (s.rows + kChunk - 1) / kChunk;
-  std::atomic<int> failed{0};
-
-  if (!out_gradient) {
-    using Forward = Block<Real, false>;
-    const long size = Forward(Arena<Real>{nullptr}, s, parameters, folded).used;
-    over_chunks(chunks, threads, [&] {
-      auto memory = std::make_shared<Memory>(size * sizeof(Vector<Real>));
-      Arena<Real> arena{static_cast<Vector<Real> *>(memory->get())};
-      auto block = std::make_shared<Forward>(arena, s, parameters, folded);
-      return [&, memory, block](long chunk) {
-        for (long row = chunk * kChunk; row < std::min(s.rows, (chunk + 1) * kChunk);
-             row += lanes<Real>) {
-          if (!block->load(in, row)) return void(failed = 1);
-          block->forward();
-          block->store(out);
-        }
-      };
-    });
-    return failed;
+int run(const Sizes &s, const Inputs<Real> &in, const Real *const *parameters, Real *out,
+        const Real *out_gradient, Real *const *gradients, Real *for_values,
+        int threads) noexcept {
+  try {
+    Call<Real> call(s, in, parameters, threads);
+    if (gradients)
+      call.gradients(out_gradient, gradients, for_values);
+    else
+      call.forward(out);
+    return call.status;
+  } catch (const std::bad_alloc &) {
+    return kNoMemory;
   }
-
-  using Backward = Block<Real, true>;
-  const long size = Backward(Arena<Real>{nullptr}, s, parameters, folded).used;
-  const long weights = folded.size();
-  std::vector<Real> total(weights, 0), partial(std::min<long>(chunks, kWave) * weights);
-  // Waves bound the memory of the chunks' gradients.
-  for (long wave = 0; wave < chunks; wave += kWave) {
-    const long count = std::min(kWave, chunks - wave);
-    std::fill(partial.begin(), partial.end(), Real(0));
-    over_chunks(count, threads, [&] {
-      auto memory = std::make_shared<Memory>(size * sizeof(Vector<Real>));
-      Arena<Real> arena{static_cast<Vector<Real> *>(memory->get())};
-      auto block = std::make_shared<Backward>(arena, s, parameters, folded);
-      return [&, memory, block](long index) {
-        const long from = (wave + index) * kChunk;
-        for (long row = from; row < std::min(s.rows, from + kChunk); row += lanes<Real>) {
-          if (!block->load(in, row)) return void(failed = 1);
-          block->forward();
-          block->backward(out_gradient, &partial[index * weights], for_values);
-        }
-      };
-    });
-    for (long chunk = 0; chunk < count; chunk++)
-      for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
-  }
-  unfold(parameters, folded, total.data(), Parameters<Real>(gradient_pointers, s));
-  return failed;
 }
 
 }  // namespace marl_pool

@@ -47,8 +47,8 @@ template <class Real> struct LayerTransposes {
 // Pointers to the parameters of a layer, in the order in which Python passes them.
 template <class Real> struct LayerParameters {
   static constexpr int count = 12;
-  Real *norm1, *norm1_bias, *query, *key, *value, *out, *norm2, *norm2_bias, *up, *up_bias,
-      *down, *down_bias;
+  Real *norm1, *norm1_bias, *query, *key, *value, *out;
+  Real *norm2, *norm2_bias, *up, *up_bias, *down, *down_bias;
 
   explicit LayerParameters(Real *const *at)
       : norm1(at[0]), norm1_bias(at[1]), query(at[2]), key(at[3]), value(at[4]),
@@ -56,7 +56,8 @@ template <class Real> struct LayerParameters {
         down(at[10]), down_bias(at[11]) {}
 };
 
-template <class Real> void transpose(const Real *from, Real *to, long rows, long columns) {
+template <class Real>
+void transpose(const Real *from, Real *to, long rows, long columns) {
   for (long r = 0; r < rows; r++)
     for (long c = 0; c < columns; c++) to[c * rows + r] = from[r * columns + c];
 }
@@ -144,7 +145,8 @@ void unfold_layer(const LayerParameters<const Real> &p, LayerArrays<Real> g,
 // A bound of |q k| for each head of width one, as the range of an ExponentialSeries; 0
 // if it is too large for all. It follows from the weights alone, so a row's result does
 // not depend on other rows: a normalized vector has norm <= √D and is orthogonal to
-// ones; keys are centered, so their bias does not count.
+// ones; keys are centered, so their bias does not count. Queries and keys of very
+// different sizes also get 0, since their powers would overflow.
 template <class Real>
 void score_bounds(LayerArrays<Real> f, const LayerSizes &s, int *bounds) {
   const auto largest = [&](const Real *row) {
@@ -157,7 +159,10 @@ void score_bounds(LayerArrays<Real> f, const LayerSizes &s, int *bounds) {
     const double query = largest(f.qkv + h * s.dim) + std::abs(double(f.qkv_bias[h]));
     const double key = largest(f.qkv + (s.dim + h) * s.dim);
     const double bound = query * key * ln_2<double> * 1.001;  // for rounding
-    bounds[h] = bound <= 1 ? 1 : bound <= 2 ? 2 : bound <= 4 ? 4 : bound <= 8 ? 8 : 0;
+    const bool balanced = query <= 16 && key <= 16;
+    bounds[h] = 0;
+    for (const int range : {8, 4, 2, 1})
+      if (balanced && bound <= range) bounds[h] = range;
   }
 }
 
@@ -170,11 +175,10 @@ template <class Real> struct LayerState {
 
   template <class Arena> LayerState(Arena &arena, const LayerSizes &s) {
     const long D = s.dim, LD = s.stride, N = s.tokens, FF = s.dim_ff;
-    const auto by_feature = [&](long width) { return View<Real>{arena.take(width * LD), 1, LD}; };
-    normed1 = by_feature(D);
-    qkv = by_feature(3 * D);
-    mixed = by_feature(D);
-    normed2 = by_feature(D);
+    normed1 = arena.by_feature(D, LD);
+    qkv = arena.by_feature(3 * D, LD);
+    mixed = arena.by_feature(D, LD);
+    normed2 = arena.by_feature(D, LD);
     hidden = {arena.take(N * FF), FF, 1};
     slope = {arena.take(N * FF), FF, 1};
     scale1 = arena.take(N);
@@ -213,9 +217,10 @@ template <class Real>
 INLINE Vector<Real> dropout_mask(uint64_t seed, uint64_t position, long row, double p) {
   Vector<Real> mask{};
   const uint64_t key = mix(seed + 0x9e3779b97f4a7c15ULL * (position + 1));
-  const double limit = p * 18446744073709551616.0;
+  const uint64_t limit = uint64_t(p * 18446744073709551616.0);  // p 2⁶⁴
+  const Real kept = Real(1 / (1 - p));
   for (int lane = 0; lane < lanes<Real>; lane++)
-    mask[lane] = mix(key ^ uint64_t(row + lane)) < uint64_t(limit) ? 0 : Real(1 / (1 - p));
+    mask[lane] = mix(key ^ uint64_t(row + lane)) < limit ? 0 : kept;
   return mask;
 }
 
@@ -236,18 +241,18 @@ template <class Real, bool Padded, bool Train>
 void attention_forward(const LayerState<Real> &state, const LayerSizes &s,
                        const int *bounds, const Vector<Real> *present,
                        Vector<Real> *scratch) {
-  const int width = s.dim / s.heads;
+  const int N = s.tokens, width = s.dim / s.heads;
   for (int h = 0; h < s.heads; h++) {
     if (width > 1) {
-      wide_forward<Real, Padded, Train>(state.wide(h, s), present, s.tokens, width, scratch);
+      wide_forward<Real, Padded, Train>(state.wide(h, s), present, N, width, scratch);
       continue;
     }
     const NarrowHead<Real> head = state.narrow(h, s);
-    const KeyRange<Real> range = center<Real, Padded>(head, present, s.tokens);
+    const KeyRange<Real> range = center<Real, Padded>(head, present, N);
     const bool done = with_series<Real>(bounds[h], [&](auto series) {
-      moments_forward<Real, decltype(series), Padded, Train>(head, range, present, s.tokens);
+      moments_forward<Real, decltype(series), Padded, Train>(head, range, present, N);
     });
-    if (!done) pairs_forward<Real, Padded, Train>(head, range, present, s.tokens);
+    if (!done) pairs_forward<Real, Padded, Train>(head, range, present, N);
   }
 }
 

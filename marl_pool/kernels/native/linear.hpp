@@ -15,6 +15,7 @@ template <class Real> struct View {
   }
   INLINE View from_token(long n) const { return {at + n * token, token, feature}; }
   INLINE View from_feature(long d) const { return {at + d * feature, token, feature}; }
+  INLINE View transposed() const { return {at, feature, token}; }
 };
 
 // Tiles of tokens x outputs that fit in the registers.
@@ -48,7 +49,8 @@ INLINE void linear_tile(View<Real> x, const Real *weight, long stride, const Rea
 
 // Tiles of `Width` outputs as long as they fit, then narrower ones.
 template <int Width, class F> INLINE void split(int from, int size, F &&tile) {
-  for (; from + Width <= size; from += Width) tile(from, std::integral_constant<int, Width>{});
+  constexpr std::integral_constant<int, Width> width{};
+  for (; from + Width <= size; from += Width) tile(from, width);
   if constexpr (Width > 1) {
     if (from < size) split<(Width > 4 ? 4 : Width - 1)>(from, size, tile);
   }
@@ -56,8 +58,8 @@ template <int Width, class F> INLINE void split(int from, int size, F &&tile) {
 
 // y = x Wᵀ + bias for `Tokens` tokens, or y += …; weight is (outputs, inputs).
 template <class Real, int Tokens, bool Add>
-void linear_tokens(View<Real> x, const Real *weight, long stride,
-                          const Real *bias, View<Real> y, int inputs, int outputs) {
+void linear_tokens(View<Real> x, const Real *weight, long stride, const Real *bias,
+                   View<Real> y, int inputs, int outputs) {
   auto tile = [&](int o, auto width) {
     linear_tile<Real, Tokens, width, Add>(x, weight + o * stride, stride,
                                           bias ? bias + o : nullptr, y.from_feature(o),
@@ -71,8 +73,8 @@ void linear_tokens(View<Real> x, const Real *weight, long stride,
 }
 
 template <class Real, bool Add>
-void linear(View<Real> x, const Real *weight, long stride, const Real *bias,
-                   View<Real> y, int tokens, int inputs, int outputs) {
+void linear(View<Real> x, const Real *weight, long stride, const Real *bias, View<Real> y,
+            int tokens, int inputs, int outputs) {
   split<kTokens>(0, tokens, [&](int n, auto width) {
     linear_tokens<Real, width, Add>(x.from_token(n), weight, stride, bias,
                                     y.from_token(n), inputs, outputs);
@@ -102,12 +104,13 @@ INLINE void weight_gradient_tile(View<Real> dy, View<Real> x, Real *gradient,
 }
 
 template <class Real>
-void weight_gradient(View<Real> dy, View<Real> x, Real *gradient, long stride,
-                            int tokens, int outputs, int inputs) {
+void weight_gradient(View<Real> dy, View<Real> x, Real *gradient, long stride, int tokens,
+                     int outputs, int inputs) {
   split<4>(0, outputs, [&](int o, auto rows) {
     split<lanes<Real> / 4>(0, inputs, [&](int i, auto columns) {
-      weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i),
-                                                gradient + o * stride + i, stride, tokens);
+      Real *at = gradient + o * stride + i;
+      weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i), at,
+                                                stride, tokens);
     });
   });
 }
@@ -130,14 +133,16 @@ void bias_gradient(View<Real> dy, Real *gradient, int tokens, int outputs) {
 // c(i, j) = Σ_m a(i, m) b(m, j), where all three are numbers of the block.
 template <class Real, bool Add = false>
 void block_product(View<Real> a, View<Real> b, View<Real> c, int rows, int inner,
-                          int columns) {
+                   int columns) {
   using V = Vector<Real>;
   split<kTokens>(0, rows, [&](int i, auto height) {
     split<kTokens>(0, columns, [&](int j, auto width) {
       constexpr int I = height, J = width;
       V sums[I][J] = {};
       if constexpr (Add)
-        unroll<I>([&](auto s) { unroll<J>([&](auto t) { sums[s][t] = c(i + s, j + t); }); });
+        unroll<I>([&](auto s) {
+          unroll<J>([&](auto t) { sums[s][t] = c(i + s, j + t); });
+        });
       for (int m = 0; m < inner; m++) {
         V left[I];
         unroll<I>([&](auto s) { left[s] = a(i + s, m); });
@@ -146,7 +151,9 @@ void block_product(View<Real> a, View<Real> b, View<Real> c, int rows, int inner
           unroll<I>([&](auto s) { sums[s][t] += left[s] * right; });
         });
       }
-      unroll<I>([&](auto s) { unroll<J>([&](auto t) { c(i + s, j + t) = sums[s][t]; }); });
+      unroll<I>([&](auto s) {
+        unroll<J>([&](auto t) { c(i + s, j + t) = sums[s][t]; });
+      });
     });
   });
 }

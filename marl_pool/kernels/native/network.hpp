@@ -6,7 +6,7 @@
 
 namespace marl_pool {
 
-// Sizes and options, as Python passes them (kernels/native.py, class _Sizes).
+// Sizes and options, as Python passes them (call.py, class _Sizes).
 struct Sizes {
   int64_t rows;        // B
   int32_t tokens;      // N, without extra tokens
@@ -58,14 +58,16 @@ template <class Real> struct Folded {
 inline LayerSizes layer_sizes(const Sizes &s) {
   const int tokens = s.tokens + s.extra;
   // An odd stride spreads the features over the sets of the cache.
-  return {tokens, tokens | 1, s.dim, s.heads, s.dim_ff, Activation(s.activation), s.scale, s.dropout};
+  return {tokens,   tokens | 1, s.dim, s.heads, s.dim_ff, Activation(s.activation),
+          s.scale, s.dropout};
 }
 inline PoolingSizes pooling_sizes(const Sizes &s) {
   return {s.tokens + s.extra, s.dim, s.pooling_heads, Pooling(s.pooling), Query(s.query),
           s.residual != 0, s.pooling_scale};
 }
 
-// Pointers to parameters, or to their gradients, in the order in which Python passes them.
+// Pointers to parameters, or to their gradients, in the order in which Python passes
+// them.
 template <class Real> struct Parameters {
   Real *project = nullptr, *bias = nullptr, *types = nullptr, *extra = nullptr;
   std::vector<LayerParameters<Real>> layers;
@@ -144,15 +146,18 @@ void unfold(const Parameters<const Real> &p, const Folded<Real> &f, Real *gradie
   if (s.features) unfold_embedding(p, result, s, gradient, f.inputs());
   for (int l = 0; l < s.layers; l++)
     unfold_layer(p.layers[l], f.layer(gradient, l), result.layers[l], layer_sizes(s));
-  const long square = long(s.dim) * s.dim * sizeof(Real);
-  if (s.extra) std::memcpy(result.extra, gradient + f.extra_at(), s.extra * s.dim * sizeof(Real));
+  const auto copy = [](Real *to, const Real *from, long count) {
+    std::memcpy(to, from, count * sizeof(Real));
+  };
+  if (s.extra) copy(result.extra, gradient + f.extra_at(), long(s.extra) * s.dim);
   if (s.pooling != kAda) return;
   const AdaParameters<Real> ada = f.ada(gradient);
-  std::memcpy(result.ada.query, ada.query, square);
-  std::memcpy(result.ada.key, ada.key, square);
-  std::memcpy(result.ada.value, ada.value, square);
-  std::memcpy(result.ada.out, ada.out, square);
-  if (result.ada.learned) std::memcpy(result.ada.learned, ada.learned, s.dim * sizeof(Real));
+  const long square = long(s.dim) * s.dim;
+  copy(result.ada.query, ada.query, square);
+  copy(result.ada.key, ada.key, square);
+  copy(result.ada.value, ada.value, square);
+  copy(result.ada.out, ada.out, square);
+  if (result.ada.learned) copy(result.ada.learned, ada.learned, s.dim);
 }
 
 // Memory of a block; with a null base it only counts.
@@ -163,6 +168,10 @@ template <class Real> struct Arena {
     Vector<Real> *at = base + used;
     used += count;
     return at;
+  }
+  // Numbers of `width` features, one behind the other, with `stride` tokens each.
+  View<Real> by_feature(long width, long stride) {
+    return {take(width * stride), 1, stride};
   }
 };
 
@@ -186,14 +195,14 @@ template <class Real, bool Train> struct Block {
   std::vector<LayerState<Real>> states;
   AdaPool<Real> ada;
 
-  Block(Arena<Real> arena, const Sizes &sizes, const Parameters<const Real> &p, Folded<Real> &f)
+  Block(Arena<Real> arena, const Sizes &sizes, const Parameters<const Real> &p,
+        Folded<Real> &f)
       : s(sizes), parameters(p), folded(f), layer(layer_sizes(sizes)),
         pooling(pooling_sizes(sizes)), N(layer.tokens), D(sizes.dim), LD(layer.stride),
         ada(arena, pooling) {
-    const auto by_feature = [&](long width) { return View<Real>{arena.take(width * LD), 1, LD}; };
-    input = by_feature(f.inputs());
-    x = by_feature(D);
-    input_slope = by_feature(D);
+    input = arena.by_feature(f.inputs(), LD);
+    x = arena.by_feature(D, LD);
+    input_slope = arena.by_feature(D, LD);
     present = arena.take(N);
     own = arena.take(N);
     weights = arena.take(N);
@@ -204,9 +213,9 @@ template <class Real, bool Train> struct Block {
     for (int l = 0; l < s.layers; l++)
       states.push_back(l == 0 || Train ? LayerState<Real>(arena, layer) : states[0]);
     if (Train) {
-      dx = by_feature(D);
-      gradient = by_feature(D);
-      wide = by_feature(3 * D);
+      dx = arena.by_feature(D, LD);
+      gradient = arena.by_feature(D, LD);
+      wide = arena.by_feature(3 * D, LD);
     }
     used = arena.used;
   }
@@ -220,40 +229,20 @@ template <class Real, bool Train> struct Block {
     if (in.padding)
       for (long i = first * s.tokens; i < (first + rows) * s.tokens; i++)
         padded |= in.padding[i] != 0;
-    const int width = s.features ? s.features : D;
-    const View<Real> to = s.features ? input : x;
     for (int n = 0; n < s.extra; n++) {
       present[n] = splat<Real>(1);
       own[n] = V{};
     }
-    for (int n = 0; n < s.tokens; n++) {
-      const int at = n + s.extra;
-      V here = splat<Real>(1), mine{};
-      for (int i = 0; i < folded.inputs(); i++) input(at, i) = V{};
-      if (!s.features) for (int i = 0; i < D; i++) x(at, i) = V{};
-      for (int r = 0; r < rows; r++) {
-        const long token = (first + r) * s.tokens + n;
-        const bool absent = padded && in.padding[token];
-        const int64_t type = in.types && !absent ? in.types[token] : 0;
-        here[r] = !absent;
-        mine[r] = in.types && !absent && type == 0;
-        // What lies under padding may be NaN.
-        if (!absent || !s.features)
-          for (int i = 0; i < width; i++) to(at, i)[r] = in.values[token * width + i];
-        if (!s.features) continue;
-        if (s.types && (type < 0 || type >= s.types)) return false;
-        input(at, s.features + (s.types ? type : 0))[r] = 1;
-      }
-      present[at] = here;
-      own[at] = mine;
-    }
+    for (int n = 0; n < s.tokens; n++)
+      if (!load_token(in, n)) return false;
     return true;
   }
 
   void forward() {
     embed();
     for (int l = 0; l < s.layers; l++) {
-      const auto run = padded ? layer_forward<Real, true, Train> : layer_forward<Real, false, Train>;
+      const auto run =
+          padded ? layer_forward<Real, true, Train> : layer_forward<Real, false, Train>;
       run(x, states[l], folded.layer(folded.values.data(), l), layer,
           &folded.bounds[l * s.heads], present, {s.seed, first, l}, scratch);
     }
@@ -272,18 +261,45 @@ template <class Real, bool Train> struct Block {
         for (int d = 0; d < D; d++) out[((first + r) * N + n) * D + d] = x(n, d)[r];
   }
 
-  // Add to the gradient by folded weights; `for_values` gets that by the input, or is null.
+  // Add to the gradient by folded weights; `for_values` gets that by the input, or is
+  // null.
   void backward(const Real *out_gradient, Real *folded_gradient, Real *for_values) {
     pool_backward(out_gradient, folded_gradient);
     for (int l = s.layers - 1; l >= 0; l--) {
       const auto run = padded ? layer_backward<Real, true> : layer_backward<Real, false>;
       run(dx, states[l], folded.transposed(l), folded.layer(folded_gradient, l), layer,
-          &folded.bounds[l * s.heads], present, {s.seed, first, l}, gradient, wide, scratch);
+          &folded.bounds[l * s.heads], present, {s.seed, first, l}, gradient, wide,
+          scratch);
     }
     embed_backward(folded_gradient, for_values);
   }
 
 private:
+  // Token n of each row; lanes without a row are zero.
+  bool load_token(const Inputs<Real> &in, int n) {
+    const int at = n + s.extra, width = s.features ? s.features : D;
+    const View<Real> to = s.features ? input : x;
+    for (int i = 0; i < (s.features ? folded.inputs() : D); i++) to(at, i) = V{};
+    V here = splat<Real>(1), mine{};
+    for (int r = 0; r < rows; r++) {
+      const long token = (first + r) * s.tokens + n;
+      const bool absent = padded && in.padding[token];
+      const int64_t type = in.types && !absent ? in.types[token] : 0;
+      here[r] = !absent;
+      mine[r] = in.types && !absent && type == 0;
+      // Features under padding may be NaN; vectors are finite.
+      if (!absent || !s.features)
+        for (int i = 0; i < width; i++) to(at, i)[r] = in.values[token * width + i];
+      if (!s.features) continue;
+      // A one in the column of the type; without types, in that of the bias.
+      if (s.types && (type < 0 || type >= s.types)) return false;
+      input(at, s.features + (s.types ? type : 0))[r] = 1;
+    }
+    present[at] = here;
+    own[at] = mine;
+    return true;
+  }
+
   void embed() {
     for (int n = 0; n < s.extra; n++)
       for (int d = 0; d < D; d++) x(n, d) = splat<Real>(parameters.extra[n * D + d]);
@@ -292,10 +308,11 @@ private:
     const int inputs = folded.inputs();
     linear<Real, false>(input.from_token(s.extra), folded.values.data(), inputs, nullptr,
                         tokens, s.tokens, inputs, D);
-    if (s.input_activation == kNone) return;
+    const auto kind = Activation(s.input_activation);
+    if (kind == kNone) return;
     for (int d = 0; d < D; d++)
       for (int n = s.extra; n < N; n++)
-        x(n, d) = activate<Real, Train>(Activation(s.input_activation), x(n, d), &input_slope(n, d));
+        x(n, d) = activate<Real, Train>(kind, x(n, d), &input_slope(n, d));
   }
 
   void embed_backward(Real *folded_gradient, Real *for_values) {
@@ -308,7 +325,8 @@ private:
       if (s.input_activation != kNone)
         for (int d = 0; d < D; d++)
           for (int n = s.extra; n < N; n++) dx(n, d) *= input_slope(n, d);
-      weight_gradient(tokens, input.from_token(s.extra), folded_gradient, inputs, s.tokens, D, inputs);
+      weight_gradient(tokens, input.from_token(s.extra), folded_gradient, inputs,
+                      s.tokens, D, inputs);
     }
     if (!for_values) return;
     for (int n = 0; n < s.tokens; n++)
@@ -316,17 +334,16 @@ private:
         V sum = s.features ? V{} : tokens(n, i);
         if (s.features) {
           for (int d = 0; d < D; d++) sum += folded.values[d * inputs + i] * tokens(n, d);
-          sum *= present[n + s.extra];
+          sum = present[n + s.extra] > 0 ? sum : V{};
         }
-        for (int r = 0; r < rows; r++) for_values[((first + r) * s.tokens + n) * width + i] = sum[r];
+        for (int r = 0; r < rows; r++)
+          for_values[((first + r) * s.tokens + n) * width + i] = sum[r];
       }
   }
 
   void pool() {
     if (s.pooling == kNoPooling) return;
-    if (padded)
-      for (int d = 0; d < D; d++)
-        for (int n = 0; n < N; n++) x(n, d) *= present[n];
+    if (padded) clear_absent(x);
     if (s.pooling == kAda) return ada.forward(parameters.ada, x, {present, own}, result);
     if (s.pooling != kMax) fixed_weights<Real>(pooling, {present, own}, weights);
     for (int d = 0; d < D; d++) {
@@ -339,10 +356,18 @@ private:
     }
   }
 
+  void clear_absent(View<Real> vectors) const {
+    for (int d = 0; d < D; d++)
+      for (int n = 0; n < N; n++)
+        vectors(n, d) = present[n] > 0 ? vectors(n, d) : V{};
+  }
+
+  // The largest number of feature d; NaN if one is.
   V largest(int d) const {
     V most = splat<Real>(-kHuge<Real>), any{};
     for (int n = 0; n < N; n++) {
-      most = larger(most, present[n] > 0 ? x(n, d) : splat<Real>(-kHuge<Real>));
+      const V value = present[n] > 0 ? x(n, d) : splat<Real>(-kHuge<Real>);
+      most = (value > most) | (value != value) ? value : most;
       any += present[n];
     }
     return any > 0 ? most : V{};
@@ -354,7 +379,8 @@ private:
       for (int d = 0; d < D; d++)
         for (int n = 0; n < N; n++) {
           dx(n, d) = V{};
-          for (int r = 0; r < rows; r++) dx(n, d)[r] = out_gradient[((first + r) * N + n) * D + d];
+          for (int r = 0; r < rows; r++)
+            dx(n, d)[r] = out_gradient[((first + r) * N + n) * D + d];
         }
       return;
     }
@@ -370,9 +396,7 @@ private:
     else
       for (int d = 0; d < D; d++)
         for (int n = 0; n < N; n++) dx(n, d) = weights[n] * by_result[d];
-    if (padded)
-      for (int d = 0; d < D; d++)
-        for (int n = 0; n < N; n++) dx(n, d) *= present[n];
+    if (padded) clear_absent(dx);
   }
 
   // Tokens that tie share the gradient equally, as torch's amax does.
@@ -381,7 +405,8 @@ private:
       V ties{};
       for (int n = 0; n < N; n++) ties += x(n, d) == result[d] ? present[n] : V{};
       const V share = by_result[d] / larger(ties, splat<Real>(1));
-      for (int n = 0; n < N; n++) dx(n, d) = x(n, d) == result[d] ? share * present[n] : V{};
+      for (int n = 0; n < N; n++)
+        dx(n, d) = (x(n, d) == result[d] ? present[n] : V{}) * share;
     }
   }
 };

@@ -10,7 +10,7 @@ constexpr double kNormEpsilon = 1e-5;
 // normed = (x - mean) / σ for each token; `scale` keeps 1/σ.
 template <class Real>
 void normalize(View<Real> x, View<Real> normed, Vector<Real> *scale, int tokens,
-                      int dim) {
+               int dim) {
   using V = Vector<Real>;
   const Real share = Real(1) / dim;
   for (int n = 0; n < tokens; n++) {
@@ -29,9 +29,8 @@ void normalize(View<Real> x, View<Real> normed, Vector<Real> *scale, int tokens,
 
 // dx += the gradient through `normalize`.
 template <class Real>
-void normalize_backward(View<Real> gradient, View<Real> normed,
-                               const Vector<Real> *scale, View<Real> dx, int tokens,
-                               int dim) {
+void normalize_backward(View<Real> gradient, View<Real> normed, const Vector<Real> *scale,
+                        View<Real> dx, int tokens, int dim) {
   using V = Vector<Real>;
   const Real share = Real(1) / dim;
   for (int n = 0; n < tokens; n++) {

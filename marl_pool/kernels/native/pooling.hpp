@@ -1,7 +1,7 @@
 // Pooling heads: from the encoder's vectors to one vector for each row.
 #pragma once
 
-#include "linear.hpp"
+#include "attention.hpp"
 
 namespace marl_pool {
 
@@ -96,8 +96,9 @@ template <class Real> struct AdaPool {
     linear<Real, false>(row(query), p.query, D, nullptr, row(projected), 1, D, D);
     for (int c = 0; c < D; c++) projected[c] *= Real(s.scale * log2_e<double>);
     by_head(p.key, projected, direction);
-    block_product(direction, transposed(x), weight, s.heads, D, N);
-    for (int h = 0; h < s.heads; h++) softmax(&weight(h, 0), marks.present);
+    block_product(direction, x.transposed(), weight, s.heads, D, N);
+    for (int h = 0; h < s.heads; h++)
+      softmax<Real, true>(&weight(h, 0), marks.present, N);
     // The values of the weighted mean.
     block_product(weight, x, mean, s.heads, N, D);
     const int width = D / s.heads;
@@ -107,7 +108,7 @@ template <class Real> struct AdaPool {
     linear<Real, false>(row(pooled), p.out, D, nullptr, row(result), 1, D, D);
     for (int d = 0; d < D; d++) {
       if (s.residual) result[d] += query[d];
-      result[d] *= *any;
+      result[d] = *any > 0 ? result[d] : V{};
     }
   }
 
@@ -116,7 +117,7 @@ template <class Real> struct AdaPool {
                 const V *gradient, View<Real> dx) {
     const int D = s.dim, N = s.tokens, width = D / s.heads;
     for (int d = 0; d < D; d++) {
-      for_result[d] = gradient[d] * *any;
+      for_result[d] = *any > 0 ? gradient[d] : V{};
       for_query[d] = s.residual ? for_result[d] : V{};
     }
     // Through the projections of the result and of the values.
@@ -127,15 +128,15 @@ template <class Real> struct AdaPool {
       weight_gradient(row(for_pooled + h * width), row(&mean(h, 0)),
                       g.value + h * width * D, D, 1, width, D);
     // Through the softmax.
-    block_product(for_mean, transposed(x), for_score, s.heads, D, N);
+    block_product(for_mean, x.transposed(), for_score, s.heads, D, N);
     for (int h = 0; h < s.heads; h++) {
       V along{};
       for (int d = 0; d < D; d++) along += for_mean(h, d) * mean(h, d);
       for (int n = 0; n < N; n++)
         for_score(h, n) = weight(h, n) * (for_score(h, n) - along) * ln_2<Real>;
     }
-    block_product(transposed(weight), for_mean, dx, N, s.heads, D);
-    block_product<Real, true>(transposed(for_score), direction, dx, N, s.heads, D);
+    block_product(weight.transposed(), for_mean, dx, N, s.heads, D);
+    block_product<Real, true>(for_score.transposed(), direction, dx, N, s.heads, D);
     // Through the directions to the query.
     block_product(for_score, x, for_direction, s.heads, N, D);
     for (int h = 0; h < s.heads; h++) {
@@ -159,7 +160,6 @@ template <class Real> struct AdaPool {
 
 private:
   static View<Real> row(V *at) { return {at, 0, 1}; }
-  static View<Real> transposed(View<Real> x) { return {x.at, x.feature, x.token}; }
 
   void find_query(const Parameters &p, View<Real> x, TokenMarks<Real> marks) {
     if (s.query != kLearned) query_weights(s, marks, query_weight);
@@ -185,21 +185,6 @@ private:
       result[i] = V{};
       for (int r = 0; r < rows; r++) result[i] += weight_[r * columns + i] * vector[r];
     }
-  }
-
-  // Replace the scores of one head by their softmax, with units of ln 2.
-  void softmax(V *score, const V *present) {
-    V peak = splat<Real>(Real(-1e30)), total{};
-    for (int n = 0; n < s.tokens; n++) {
-      score[n] = present[n] > 0 ? score[n] : splat<Real>(Real(-1e30));
-      peak = larger(peak, score[n]);
-    }
-    for (int n = 0; n < s.tokens; n++) {
-      score[n] = exp2<Real>(score[n] - peak) * present[n];
-      total += score[n];
-    }
-    const V inverse = 1 / larger(total, splat<Real>(Real(1e-30)));
-    for (int n = 0; n < s.tokens; n++) score[n] *= inverse;
   }
 };
 

@@ -49,8 +49,13 @@ template <int N, class F> INLINE void unroll(F &&f) {
 template <class Real> INLINE Vector<Real> splat(Real x) {
   return Vector<Real>{} + x;
 }
+// b where one of them is NaN, so what may be NaN and must stay so comes second.
 template <class V> INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <class V> INLINE V smaller(V a, V b) { return a < b ? a : b; }
+
+// Bounds of the magnitudes of sums and scores that are not zero or infinite.
+template <class Real> constexpr Real kTiny = Real(1e-30);
+template <class Real> constexpr Real kHuge = Real(1e30);
 
 template <class Real> INLINE Vector<Real> square_root(Vector<Real> x) {
   Vector<Real> root{};
@@ -65,10 +70,11 @@ INLINE V polynomial(const Real (&coefficients)[n], V x) {
   return sum;
 }
 
-// 2^x for x <= 0; about the smallest normal number where x is below its exponent.
+// 2^x for x <= 0; about the smallest normal number where x is below its exponent, NaN
+// for NaN.
 template <class Real> INLINE Vector<Real> exp2(Vector<Real> x) {
   using S = Simd<Real>;
-  x = larger(x, splat<Real>(S::least_exponent));
+  x = larger(splat<Real>(S::least_exponent), x);
   const Vector<Real> rounded = x + S::round;
   const Vector<Real> fraction = x - (rounded - S::round);
   const Vector<Real> power = polynomial(PowerOfTwo<Real>::coefficients, fraction);
@@ -84,7 +90,7 @@ enum Activation { kNone = 0, kGelu = 1, kRelu = 2 };
 template <class Real, bool Train>
 INLINE Vector<Real> gelu(Vector<Real> x, Vector<Real> *derivative) {
   using V = Vector<Real>;
-  // The polynomial is good up to the end of its fit, where the density is 0.
+  // The polynomial is good up to the end of its fit, where the density is negligible.
   constexpr Real end = sizeof(Real) == 4 ? 10 : 12;
   const V a = smaller(x < 0 ? -x : x, splat<Real>(end));
   const V density = exp2<Real>(a * a * Real(-0.5 * log2_e<double>));
@@ -100,7 +106,7 @@ INLINE Vector<Real> activate(Activation kind, Vector<Real> x, Vector<Real> *deri
   if (kind == kGelu) return gelu<Real, Train>(x, derivative);
   if (kind == kRelu) {
     if constexpr (Train) *derivative = x > 0 ? splat<Real>(1) : V{};
-    return larger(x, V{});
+    return x < 0 ? V{} : x;  // NaN stays
   }
   if constexpr (Train) *derivative = splat<Real>(1);
   return x;
@@ -117,7 +123,8 @@ INLINE V add_halves(V a, V b, std::integer_sequence<int, l...>) {
 
 // Sum over the lanes of as many vectors as there are lanes: lane i is the sum of
 // vectors[i]. Each step adds halves of two vectors, in an order that is always the same.
-template <class Real> INLINE Vector<Real> lane_sums(Vector<Real> (&vectors)[lanes<Real>]) {
+template <class Real>
+INLINE Vector<Real> lane_sums(Vector<Real> (&vectors)[lanes<Real>]) {
   constexpr int W = lanes<Real>;
   auto step = [&](auto half) {
     constexpr int S = half;
