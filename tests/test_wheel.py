@@ -33,6 +33,12 @@ assert main(["train", "--cfg"]) == 0
 assert main(["train", "--run-dir", "run"]) == 2
 assert not Path("run").exists()
 """
+EARLIER_PATHS = """
+import sys
+sys.meta_path[:] = [
+    each for each in sys.meta_path if "editable" not in type(each).__module__
+]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,8 @@ def site(tmp_path_factory):
     (wheel,) = folder.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     subprocess.run([*pip, "--target", str(folder / "site"), str(wheel)], check=True)
+    # An editable installation finds its checkout before any path.
+    (folder / "site" / "sitecustomize.py").write_text(EARLIER_PATHS)
     return folder / "site"
 
 

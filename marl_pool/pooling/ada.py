@@ -84,10 +84,12 @@ class AdaPooling(Pooling):
                 "pooling.query: these tokens include no self token; "
                 "choose mean, learned or a list of positions"
             )
-        if not self.query:
+        if self.query not in ("self", "mean", "learned") and not _are_positions(
+            self.query
+        ):
             raise InputError(
-                "pooling.query: expected self, mean, learned or a list of positions, "
-                "got []"
+                "pooling.query: expected self, mean, learned or a list of positions "
+                f">= 0, got {query!r}"
             )
         # A residual connection makes sense if the query is a token.
         is_token = self.query == "self" or len(self.query) == 1
@@ -152,3 +154,7 @@ def _mean(x: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean of the chosen vectors, zero where none is."""
     mask = chosen.to(x.dtype)
     return (mask[:, None] @ x)[:, 0] / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def _are_positions(query: str | list[int]) -> bool:
+    return bool(query) and all(type(i) is int and i >= 0 for i in query)

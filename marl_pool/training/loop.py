@@ -9,11 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from marl_pool.kernels.native import use_kernels
+from marl_pool.kernels.native import chosen_kernels, library, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
     StepError,
     checkpoint_to_resume,
+    print_warning,
     reading,
     stopped,
     trim_log,
@@ -164,6 +165,11 @@ class TrainingLoop:
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
+        if chosen_kernels() != "torch" and library() is None:
+            print_warning(
+                "no kernel was compiled, so torch computes everything, several times "
+                "slower: install g++ or clang, then marl_pool again"
+            )
         # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)

@@ -23,7 +23,7 @@ from helpers.samples import (
     make_head,
     random_set,
 )
-from marl_pool.pooling import POOLING, make_pooling, pooling_names
+from marl_pool.pooling import POOLING, AdaPooling, make_pooling, pooling_names
 from marl_pool.pooling.base import NO_TYPE, Pooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import InputError
@@ -665,3 +665,10 @@ def test_a_self_query_needs_types_and_a_position_needs_its_token() -> None:
     for query in ([NUM_TOKENS], [0, NUM_TOKENS]):
         with pytest.raises(InputError, match="need more than the 5 tokens given"):
             make_head("ada", query=query)(x, padding)
+
+
+@pytest.mark.parametrize("query", ["nope", [], [-1], ["0"]])
+def test_a_wrong_query_is_rejected_in_the_constructor(query):
+    with pytest.raises(InputError, match=r"pooling.query.*positions.*got") as found:
+        AdaPooling(8, query=query)
+    assert repr(query) in str(found.value)

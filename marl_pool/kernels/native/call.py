@@ -9,7 +9,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
-import sys
+import sysconfig
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,7 +128,7 @@ def _libraries() -> list[Path]:
     """Find the libraries: beside this file, or of an editable installation."""
     here = Path(__file__).parent
     inside = Path("marl_pool", "kernels", "native")
-    folders = [here, *(Path(entry) / inside for entry in sys.path)]
+    folders = [here, Path(sysconfig.get_path("platlib")) / inside]
     for folder in folders:
         found = list(folder.glob("kernel-*.so"))
         if found:

@@ -80,3 +80,11 @@ def test_another_number_of_threads_gives_the_same_weights(tmp_path: Path) -> Non
     for name, weight in weights[0].items():
         if name.startswith("network."):
             torch.testing.assert_close(weight, weights[1][name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_without_a_kernel_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("marl_pool.training.loop.library", lambda: None)
+    marl_pool.train(*TINY, total_steps=64, run_dir=tmp_path / "run")
+    assert "no kernel was compiled" in capsys.readouterr().err
