@@ -16,7 +16,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.episodes import play
-from marl_pool.evaluation.loading import EvaluationTarget, cpu_threads, to_float64
+from marl_pool.evaluation.loading import EvaluationTarget, computing, to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (
     NAMES,
@@ -570,8 +570,8 @@ def test_a_run_without_a_policy_is_refused(tmp_path: Path) -> None:
 
 def test_threads_are_given_back() -> None:
     before = torch.get_num_threads()
-    with cpu_threads(before + 1):
+    with computing(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-    with cpu_threads(None):
+    with computing(None):
         assert torch.get_num_threads() == before
