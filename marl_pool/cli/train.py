@@ -100,7 +100,7 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
         data = scratch if dry_run else str((sweep.path / "data").absolute())
         for trial in plan.trials:
             if trial.config.get("data_dir", data) is None:
-                trial.config["data_dir"] = data
+                trial.config.update(data_dir=data)
         # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
         validate_ray()
