@@ -417,8 +417,8 @@ def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
     if not manifest:
         (newest / "manifest.json").unlink()
     if part.endswith("hen") and not manifest:
-        # That there was a second module only the manifest knew.
-        with pytest.raises(StoppedError, match=r"cannot be read: .*module_state\.pkl"):
+        # Only the manifest lists the second module. Long paths are cut off.
+        with pytest.raises(StoppedError, match="cannot be read: .*module_state"):
             resumed(path, BATCH * 5)
         return
     again = resumed(path, BATCH * 5)
