@@ -48,6 +48,22 @@ NAMES = {
     "suite/standard",
     "layer/swarm",
 }
+NAMES |= {
+    f"kernel/{network}/{what}"
+    for network in (
+        *("simple_centroid", "simple_tag", "boxworld", "boxworld_50"),
+        *("width_16", "width_32", "width_64"),
+        *(f"simple_centroid/{kind}" for kind in ("64_rows", "float64", "padded")),
+    )
+    for what in ("forward", "both")
+}
+NAMES |= {
+    "kernels/sample/simple_centroid",
+    "kernels/sample/boxworld_pixels",
+    "kernels/iteration/simple_centroid/paper",
+    "kernels/iteration/simple_centroid/fast",
+    "kernels/iteration/boxworld_pixels/paper",
+}
 EVERY_ROW = """
 import json, ray
 from benchmark import BENCHMARKS, TINY, here
