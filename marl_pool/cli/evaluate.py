@@ -1,5 +1,6 @@
 """Verbs for trained policies: evaluate, diagnose, render and report."""
 
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
-class Reader:
+class Reader(ABC):
     """A verb that acts on runs and standalone policies.
 
     Args:
@@ -62,13 +63,13 @@ class Reader:
         with self.opened(path, out) as (run, options):
             return self.act(run, **options)
 
+    @abstractmethod
     def act(self, run: "Run", **options: Any) -> list[Path]:
         """Do the work on one run, with the options of `opened`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_several(self) -> None:
         """Act on several runs, and compare them."""
-        raise NotImplementedError
 
     @contextmanager
     def opened(
