@@ -104,8 +104,9 @@ def results(network: SetNetwork, tokens: Tokens, kernels: Any) -> list[Tensor]:
 
 
 def errors(got: list[Tensor], expected: list[Tensor]) -> list[float]:
-    # Gradients may be zero but for rounding, as those of queries to a single token.
-    least = 1e-3 * float(max(tensor.norm() for tensor in expected))
+    # Gradients may be zero but for rounding, as those of queries to a single token,
+    # or all zero, as those of an empty row.
+    least = max(1e-3 * float(max(tensor.norm() for tensor in expected)), 1e-30)
     return [
         float((a - b).norm() / b.norm().clamp(min=least))
         for a, b in zip(got, expected, strict=True)
