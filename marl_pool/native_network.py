@@ -50,33 +50,35 @@ _CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
 _CODES[nn.Identity] = kernel.ACTIVATIONS[None]
 
 
-@dataclass(frozen=True)
-class _PlannedModule:
-    """A module as it was when the plan was made."""
+class _PlannedModules:
+    """Modules as they were when the plan was made; every call compares them."""
 
-    module: nn.Module
-    kind: type[nn.Module]
-    children: dict[str, nn.Module | None]
-    options: dict[str, Any]
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
+        self.kinds = [type(module) for module in modules]
+        self.children = [dict(module._modules) for module in modules]
+        self.optional = [module for module in modules if type(module) in _OPTIONS]
+        self.options = [_options(module) for module in self.optional]
 
-    @classmethod
-    def of(cls, module: nn.Module) -> "_PlannedModule":
-        names = _OPTIONS.get(type(module), ())
-        options = {name: getattr(module, name) for name in names}
-        return cls(module, type(module), dict(module._modules), options)
-
-    def is_unchanged(self) -> bool:
-        state = vars(self.module)
+    def are_unchanged(self) -> bool:
+        states = [vars(module) for module in self.modules]
         return (
-            type(self.module) is self.kind
-            and state["_modules"] == self.children
-            and not state["_forward_hooks"]
-            and not state["_forward_pre_hooks"]
-            and not state["_backward_hooks"]
-            and not state["_backward_pre_hooks"]
-            and "forward" not in state
-            and self.options.items() <= state.items()
+            [type(module) for module in self.modules] == self.kinds
+            and [state["_modules"] for state in states] == self.children
+            and not any(
+                state["_forward_hooks"]
+                or state["_forward_pre_hooks"]
+                or state["_backward_hooks"]
+                or state["_backward_pre_hooks"]
+                or "forward" in state
+                for state in states
+            )
+            and [_options(module) for module in self.optional] == self.options
         )
+
+
+def _options(module: nn.Module) -> list[Any]:
+    return [getattr(module, name) for name in _OPTIONS[type(module)]]
 
 
 class NativeNetwork:
@@ -95,9 +97,8 @@ class NativeNetwork:
         self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
         self.embeds = _is_projection(embedding)
         chosen = (embedding if self.embeds else None, encoder, pooling)
-        self.parts = [
-            part for module in chosen if module is not None for part in _parts(module)
-        ]
+        known = [module for module in chosen if module is not None]
+        self.parts = _PlannedModules([part for m in known for part in m.modules()])
         self.dropouts = [
             cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
@@ -160,7 +161,7 @@ class NativeNetwork:
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
             and all(tensor.is_cpu for tensor in tokens)
-            and all(part.is_unchanged() for part in self.parts)
+            and self.parts.are_unchanged()
             and self._are_precise(weights)
             and len(self._dropouts()) == 1
         )
@@ -221,9 +222,12 @@ class NativeNetwork:
 
     @staticmethod
     def _are_precise(weights: Sequence[Tensor | None]) -> bool:
-        dtypes = {None if weight is None else weight.dtype for weight in weights}
-        return dtypes in ({torch.float32}, {torch.float64}) and all(
-            weight is not None and weight.is_cpu for weight in weights
+        present = [weight for weight in weights if weight is not None]
+        dtypes = {weight.dtype for weight in present}
+        return (
+            len(present) == len(weights)
+            and all(weight.is_cpu for weight in present)
+            and dtypes in ({torch.float32}, {torch.float64})
         )
 
     def _dropouts(self) -> set[float]:
@@ -330,12 +334,6 @@ def _is_projection(embedding: nn.Module) -> bool:
         and embedding.project is not None
         and type(embedding.activate) in _CODES
     )
-
-
-def _parts(module: nn.Module) -> list[_PlannedModule]:
-    children = [child for child in module._modules.values() if child is not None]
-    inner = [part for child in children for part in _parts(child)]
-    return [_PlannedModule.of(module), *inner]
 
 
 def _embedding_weights(embedding: TokenEmbedding) -> list[tuple[nn.Module, str]]:

@@ -181,9 +181,8 @@ class SetNetwork(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
-        native = self._native
-        if native is not None and self._may_use(native, tokens):
-            return native(tokens)
+        if self._native is not None and self.is_native(tokens):
+            return self._native(tokens)
         return self.pooling(*self.encode(tokens))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -201,6 +200,10 @@ class SetNetwork(nn.Module):
         # The head's extra tokens pass through the encoder with the set.
         x, padding, types = self.pooling.prepend(x, padding, cleared.types)
         return self.encoder(x, padding), padding, types
+
+    def is_native(self, tokens: Tokens) -> bool:
+        """Return True if the compiled kernel computes the whole network."""
+        return self._native is not None and self._may_use(self._native, tokens)
 
     def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
         parts = (self.embedding, self.encoder, self.pooling)

@@ -121,3 +121,24 @@ def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
     squares = ((action - mean) * (-log_std).exp()).square()
     constant = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
     return -(0.5 * squares + log_std).sum(-1) - constant
+
+
+def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:
+    """Return the entropy ``(*B,)`` of the distributions, in nats."""
+    if spec.discrete:
+        log_probs = logits.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+    _, log_std = logits.chunk(2, dim=-1)
+    return log_std.sum(-1) + 0.5 * log_std.shape[-1] * float(1 + np.log(2 * np.pi))
+
+
+def kl_divergence(spec: ActionSpec, logits: Tensor, other: Tensor) -> Tensor:
+    """Return the divergence ``(*B,)`` of ``other`` from ``logits``, in nats."""
+    if spec.discrete:
+        log_probs = logits.log_softmax(-1)
+        return (log_probs.exp() * (log_probs - other.log_softmax(-1))).sum(-1)
+    mean, log_std = logits.chunk(2, dim=-1)
+    other_mean, other_log_std = other.chunk(2, dim=-1)
+    precision = (-2 * other_log_std).exp()
+    squares = ((2 * log_std).exp() + (mean - other_mean).square()) * precision
+    return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)

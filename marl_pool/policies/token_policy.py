@@ -161,6 +161,10 @@ class TokenPolicy(SpecifiedPolicy):
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
+    def is_native(self, tokens: Tokens) -> bool:
+        """Return True if the compiled kernel pools tokens of batch ``(B,)``."""
+        return all(network.is_native(tokens) for network in self._networks)
+
     @property
     def _networks(self) -> list[SetNetwork]:
         both = [self.network, self.value_network]

@@ -1,12 +1,12 @@
 """Gradient steps, and networks and optimizers in a file of a checkpoint."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from marl_pool.utils.atomic import new_binary_file
@@ -34,6 +34,44 @@ def descend(
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     optimizer.step()
     return norm
+
+
+class FlatParameters:
+    """Parameters of a module as views of one tensor.
+
+    An optimizer of `values` updates all of them in one operation, where many small ones
+    would take longer than the arithmetic.
+
+    Args:
+        parameters: parameters of one dtype and device; their data become views.
+
+    Attributes:
+        values: the tensor, ``(total,)``.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        with torch.no_grad():
+            self.values = nn.Parameter(
+                torch.cat([p.flatten() for p in self.parameters])
+            )
+        parts = self.values.detach().split([p.numel() for p in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.data = part.view_as(parameter)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gather_grad(self) -> Tensor:
+        """Copy the parameters' gradients to that of `values`; return it."""
+        gradients = [
+            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+            for p in self.parameters
+        ]
+        self.values.grad = torch.cat(gradients)
+        return self.values.grad
 
 
 def moments(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -19,7 +19,13 @@ from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling, sinusoids
 from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import TrainBatch, num_steps, to_sequences
+from marl_pool.training.ppo.batch import (
+    BatchSettings,
+    episode_rows,
+    num_steps,
+    prepare_rows,
+    to_sequences,
+)
 from marl_pool.training.ppo.episodes import STATE, to_episodes
 from marl_pool.training.ppo.module import TokenRLModule
 from marl_pool.utils.errors import InputError
@@ -276,8 +282,8 @@ def test_a_training_pass_repeats_what_the_rollout_decided(
             first_steps=np.zeros(5, dtype=int),
         )
     modules = {name: module_of(policy) for name, policy in rollout.policies.items()}
-    batch = TrainBatch(max_seq_len=4)(rl_module=modules, episodes=chunks)
-    for name, rows in batch.items():
+    for name, steps in episode_rows(chunks).items():
+        rows = prepare_rows(steps, BatchSettings(max_seq_len=4))
         mask = rows[Columns.LOSS_MASK]
         longest = 4 if head.get("memory", "lstm") == "lstm" else 1
         assert mask.shape[1] == longest
@@ -355,7 +361,9 @@ def test_sequences_hold_every_step_once(lengths: list[int], limit: int) -> None:
         Columns.ACTIONS: steps,
         f"{STATE}/0": 10 * steps,
     }
-    cut = to_sequences(rows, lengths, limit)
+    begins = torch.zeros(count, dtype=torch.bool)
+    begins[torch.tensor([0, *lengths[:-1]]).cumsum(0)] = True
+    cut = to_sequences(rows, begins, limit)
     mask = cut[Columns.LOSS_MASK]
     assert torch.equal(cut[Columns.ACTIONS][mask], steps)
     assert torch.equal(cut[Columns.OBS]["features"][mask][:, 0], steps.float())

@@ -6,12 +6,12 @@ again for the gradient. ``network.hpp`` beside this file is where to start readi
 """
 
 import ctypes
-import dataclasses
 import functools
 import hashlib
 import sysconfig
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -58,7 +58,7 @@ POOLINGS = {None: 0, "avg": 1, "max": 2, "sum": 3, "first": 4, "ada": 5}
 QUERIES = {"self": 0, "mean": 1, "learned": 2}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class NetworkSizes:
     """Sizes and options of a network, without those of a batch.
 
@@ -234,7 +234,7 @@ class _KernelCall:
             tokens=tokens,
             dropout=dropout,
             seed=seed,
-            **dataclasses.asdict(sizes),
+            **vars(sizes),
         )
         kernel = library()
         assert kernel is not None

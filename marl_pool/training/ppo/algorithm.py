@@ -10,6 +10,15 @@ import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_module_id
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
@@ -18,9 +27,9 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
-from marl_pool.training.ppo.batch import TrainBatch
+from marl_pool.training.ppo.batch import BatchSettings
 from marl_pool.training.ppo.faults import wait_for_runner
-from marl_pool.training.ppo.learner import NUM_MINIBATCHES, BatchedPPOLearner
+from marl_pool.training.ppo.learner import BATCH, BatchedPPOLearner
 from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import (
     RESTARTS,
@@ -39,7 +48,13 @@ RESTART_SECONDS = 120.0
 
 
 class BatchedPPO(PPO):
-    """RLlib's PPO, with restarted runners that continue with new episodes.
+    """RLlib's PPO, with tensors between local processes and restarted remote runners.
+
+    Where one process samples and learns, a batch goes from the runner to the learner as
+    tensors on their device. Remote runners return episodes, as in RLlib. Both ways give
+    the same update, to the bit on one thread.
+
+    Restarted runners continue with new episodes.
 
     Attributes:
         restarts: number of restarted runners in this session.
@@ -53,6 +68,32 @@ class BatchedPPO(PPO):
         runners = self.env_runner_group
         missing = runners.num_remote_env_runners()
         return self.restarts + missing - runners.num_healthy_remote_env_runners()
+
+    @override
+    def training_step(self) -> None:
+        if self.config.num_env_runners or self.config.num_learners:
+            super().training_step()
+            return
+        runner, learner = self.env_runner, self.learner_group._learner
+        # Sample; without a batch the runner has failed.
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            batch = runner.sample_batch()
+        self.metrics.aggregate([runner.get_metrics()], key=ENV_RUNNER_RESULTS)
+        if batch is None:
+            return
+        # Learn.
+        steps = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(
+                batch=batch,
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.metrics.peek(steps)},
+                num_epochs=self.config.num_epochs,
+                shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        # Copy the new weights to the runner.
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            runner.copy_weights(learner)
 
     @override
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
@@ -200,20 +241,20 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         max_num_env_runner_restarts=MAX_RESTARTS,
         delay_between_env_runner_restarts_s=1.0,
     )
-    # Learn: `TrainBatch` makes the batch, and `BatchedPPOLearner` the updates.
+    # Learn: `BatchedPPOLearner` prepares the batch and updates the weights.
     rows = steps * max(agents.values())
     result.learners(
         num_learners=resources.num_learners,
         num_gpus_per_learner=resources.num_gpus_per_learner,
         learner_class=BatchedPPOLearner,
-        learner_connector=lambda observation_space, action_space: TrainBatch(
-            normalize_value_loss=settings.normalize_value_loss,
-            max_seq_len=settings.max_seq_len,
-        ),
         add_default_connectors_to_learner_pipeline=False,
-        # Count minibatches for the module with the most rows; see `minibatches`.
         learner_config_dict={
-            NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows))
+            BATCH: BatchSettings(
+                # Count minibatches for the module with the most rows.
+                num_minibatches=-(-rows // (settings.minibatch_size or rows)),
+                normalize_value_loss=settings.normalize_value_loss,
+                max_seq_len=settings.max_seq_len,
+            )
         },
     )
     # An agent's id is that of its group, an underscore and a number.
@@ -237,7 +278,7 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
         gamma=settings.gamma,
         lambda_=settings.gae_lambda,
         train_batch_size_per_learner=batch,
-        minibatch_size=batch,  # unused: see NUM_MINIBATCHES
+        minibatch_size=batch,  # unused: see `BatchSettings`
         num_epochs=settings.num_epochs,
         clip_param=settings.clip,
         vf_loss_coeff=settings.value_coeff,

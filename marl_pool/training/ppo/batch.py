@@ -1,100 +1,156 @@
-"""Learner connector and minibatch iterator."""
+"""Training batches: rows from trajectories or episodes, sequences, minibatches."""
 
 import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from marl_pool.training.ppo.episodes import STATE
+from marl_pool.rollout import Trajectory
+from marl_pool.training.ppo.episodes import RECORDED, STATE
 
 Rows = dict[str, Any]
 """Batch of a module: tensors by column; the observations are a dict of tensors. A row
 is a step or, for a recurrent policy, a sequence of steps."""
 
+BEGINS = "begins"
+"""Column: True at the first step of a chunk of an episode."""
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
 
 
-class TrainBatch(ConnectorV2):
-    """Concatenate episode chunks by module and standardize their advantages.
+@dataclass(frozen=True)
+class BatchSettings:
+    """Settings of the training batch and its minibatches.
 
-    It replaces RLlib's default pipeline, which loops over single steps, appends an
-    extra step to each chunk and runs the value function again.
-
-    A recurrent policy is trained on sequences: its rows are ``(B, T)`` steps, with the
-    state before the first step and a mask of the steps that exist. Every step of a
-    chunk has its state, because RLlib may cut a chunk anywhere to distribute it over
-    learners.
-
-    Args:
+    Attributes:
+        num_minibatches: minibatches in one epoch.
         normalize_value_loss: divide the value loss by the variance of the targets plus
             the mean squared error of the recorded values. It is then at most 1 before
             the first step, and tends to the fraction of unexplained variance.
-        max_seq_len: upper limit of T, in steps. Policies whose only memory is the
-            previous action always have T = 1.
+        max_seq_len: upper limit of a recurrent policy's sequences, in steps. Policies
+            whose only memory is the previous action always have sequences of one step.
     """
 
-    def __init__(
-        self, *, normalize_value_loss: bool = False, max_seq_len: int = 1
-    ) -> None:
-        super().__init__()
-        self.normalize_value_loss = normalize_value_loss
-        self.max_seq_len = max_seq_len
+    num_minibatches: int = 1
+    normalize_value_loss: bool = False
+    max_seq_len: int = 1
 
-    def __call__(
-        self, *, rl_module: Any, episodes: list[SingleAgentEpisode], **kwargs: Any
-    ) -> dict[str, Rows]:
-        """Return the rows of each module, on the module's device."""
-        # Sort the chunks by the module that acted.
-        by_module = defaultdict(list)
-        for episode in episodes:
-            by_module[episode.module_id].append(episode)
-        batch = {}
-        # Use one order of modules on all learners: they synchronize at each module.
-        for module_id, chunks in sorted(by_module.items()):
-            device = next(rl_module[module_id].parameters()).device
-            move = functools.partial(torch.as_tensor, device=device)
-            rows = map_rows(move, _concatenate(chunks))
-            # Standardize the advantages over the rows of this module and learner.
-            advantages = rows[Postprocessing.ADVANTAGES]
-            spread = advantages.std(correction=0).clamp(min=1e-4)
-            rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
-            # Scale values and targets, so that the loss does not depend on units.
-            if self.normalize_value_loss:
-                targets = rows[Postprocessing.VALUE_TARGETS]
-                errors = targets - rows[Columns.VF_PREDS]
-                variance = targets.var(correction=0) + errors.square().mean()
-                scale = (variance + 1e-8).rsqrt()
-                rows[Postprocessing.VALUE_TARGETS] = targets * scale
-                rows[VALUE_SCALE] = scale.expand_as(targets)
-            # Cut the steps of a recurrent policy into sequences.
-            state_leaves = sum(key.startswith(STATE) for key in rows)
-            if state_leaves:
-                lengths = [len(chunk) for chunk in chunks]
-                # A state that is only the previous action needs no earlier steps.
-                limit = self.max_seq_len if state_leaves > 1 else 1
-                rows = to_sequences(rows, lengths, limit)
-            batch[module_id] = rows
-        return batch
+
+def trajectory_rows(
+    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
+) -> Rows:
+    """Return the steps of one group, agent by agent, on the trajectory's device.
+
+    Their order is that of the chunks of `to_episodes`.
+
+    Args:
+        trajectory: fragment of one group, ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
+    """
+    # A chunk begins with the fragment, an episode or an agent's life.
+    ended = (trajectory.terminated | trajectory.truncated)[..., None]
+    begins = torch.ones_like(trajectory.active)
+    begins[1:] = ended[:-1] | ~trajectory.active[:-1]
+    recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
+    outputs = zip(RECORDED, (*recorded, advantages, value_targets), strict=True)
+    leaves = tree_leaves(trajectory.states)
+    columns = {
+        Columns.OBS: trajectory.tokens._asdict(),
+        Columns.ACTIONS: trajectory.actions,
+        **dict(outputs),
+        **{f"{STATE}/{number}": leaf for number, leaf in enumerate(leaves)},
+        BEGINS: begins,
+    }
+    # Order by environment, agent and time; drop the steps of agents that were dead.
+    rows = map_rows(lambda tensor: tensor.movedim(0, 2).flatten(0, 2), columns)
+    active = trajectory.active.movedim(0, 2).flatten()
+    return rows if active.all() else map_rows(operator.itemgetter(active), rows)
+
+
+def concatenate_rows(parts: Sequence[Rows]) -> Rows:
+    """Concatenate the rows of groups that share a module."""
+    first, *others = parts
+    if not others:
+        return first
+    return {
+        key: (
+            {name: torch.cat([part[key][name] for part in parts]) for name in column}
+            if isinstance(column, dict)
+            else torch.cat([part[key] for part in parts])
+        )
+        for key, column in first.items()
+    }
+
+
+def episode_rows(
+    episodes: Sequence[SingleAgentEpisode], device: str | torch.device = "cpu"
+) -> dict[str, Rows]:
+    """Return the steps of episode chunks, by the name of the module that acted."""
+    by_module = defaultdict(list)
+    for episode in episodes:
+        by_module[episode.module_id].append(episode)
+    move = functools.partial(torch.as_tensor, device=device)
+    return {
+        module: map_rows(move, _concatenate(chunks))
+        for module, chunks in by_module.items()
+    }
+
+
+def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:
+    """Standardize advantages and values, and cut recurrent policies' sequences.
+
+    It replaces RLlib's default learner connectors, which loop over single steps, append
+    an extra step to each chunk and run the value function again.
+
+    A recurrent policy is trained on sequences: its rows are ``(B, T)`` steps, with the
+    state before the first step and a mask of the steps that exist.
+
+    Args:
+        rows: all steps of one module on this learner.
+        settings: see `BatchSettings`.
+    """
+    rows = dict(rows)
+    begins = rows.pop(BEGINS)
+    # Standardize the advantages over the rows of this module and learner.
+    advantages = rows[Postprocessing.ADVANTAGES]
+    spread = advantages.std(correction=0).clamp(min=1e-4)
+    rows[Postprocessing.ADVANTAGES] = (advantages - advantages.mean()) / spread
+    # Scale values and targets, so that the loss does not depend on units.
+    if settings.normalize_value_loss:
+        targets = rows[Postprocessing.VALUE_TARGETS]
+        errors = targets - rows[Columns.VF_PREDS]
+        variance = targets.var(correction=0) + errors.square().mean()
+        scale = (variance + 1e-8).rsqrt()
+        rows[Postprocessing.VALUE_TARGETS] = targets * scale
+        rows[VALUE_SCALE] = scale.expand_as(targets)
+    # Cut the steps of a recurrent policy into sequences.
+    state_leaves = sum(key.startswith(STATE) for key in rows)
+    if state_leaves:
+        # A state that is only the previous action needs no earlier steps.
+        limit = settings.max_seq_len if state_leaves > 1 else 1
+        rows = to_sequences(rows, begins, limit)
+    return rows
 
 
 def minibatches(
-    batch: MultiAgentBatch,
+    modules: Mapping[str, Rows],
     *,
     num_epochs: int,
     num_minibatches: int,
     generator: torch.Generator | None,
     in_step: bool = False,
-) -> Iterator[MultiAgentBatch]:
+) -> Iterator[dict[str, Rows]]:
     """Yield minibatches; every module passes over its own rows ``num_epochs`` times.
 
     RLlib's iterator continues until the largest module has finished its epochs, so a
@@ -102,7 +158,7 @@ def minibatches(
     module splits its rows evenly into the same number of minibatches.
 
     Args:
-        batch: rows of each module.
+        modules: rows of each module.
         num_epochs: passes over the rows.
         num_minibatches: minibatches in one epoch.
         generator: source of the rows' random order; None keeps their order.
@@ -110,14 +166,13 @@ def minibatches(
             module, because several learners synchronize at every minibatch. A module
             with fewer rows than minibatches then repeats some of them.
     """
-    modules = {name: dict(rows) for name, rows in batch.policy_batches.items()}
     counts = {name: len(rows[Columns.ACTIONS]) for name, rows in modules.items()}
     # Learners in step take the same number of minibatches, even of few rows.
     number = num_minibatches
     if not in_step:
         number = min(number, max(counts.values()))
 
-    def split(count: int) -> Sequence[torch.Tensor]:
+    def split(count: int) -> Sequence[Tensor]:
         # Sample on the CPU on all machines, so that a seed always gives one order.
         if generator is None or number == 1:
             order = torch.arange(count, device="cpu")
@@ -138,10 +193,10 @@ def minibatches(
                 rows = modules[name]
                 if number > 1:
                     index = index.to(rows[Columns.ACTIONS].device)
-                    rows = map_rows(operator.itemgetter(index), rows)
-                minibatch[name] = SampleBatch(rows)
-            steps = max(map(len, chosen.values()))
-            yield MultiAgentBatch(minibatch, env_steps=steps)
+                    select = operator.methodcaller("index_select", 0, index)
+                    rows = map_rows(select, rows)
+                minibatch[name] = rows
+            yield minibatch
 
 
 def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:
@@ -156,31 +211,26 @@ def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:
     }
 
 
-def to_sequences(rows: Rows, lengths: Sequence[int], limit: int) -> Rows:
+def to_sequences(rows: Rows, begins: Tensor, limit: int) -> Rows:
     """Cut rows of steps into rows of sequences.
 
     Args:
         rows: columns of ``(steps, …)``, chunk after chunk.
-        lengths: steps of each chunk.
+        begins: ``(steps,)`` bool, True at the first step of each chunk.
         limit: largest length of a sequence, in steps.
 
     Returns:
         Columns of ``(B, T, …)``, the states before the first steps, ``(B, …)``, and
         under ``Columns.LOSS_MASK`` the mask of the existing steps, ``(B, T)``.
     """
-    device = rows[Columns.ACTIONS].device
-    # Find the start of each sequence, and the end of its chunk.
-    ends = np.cumsum(lengths)
-    cuts = [
-        np.arange(end - length, end, limit)
-        for end, length in zip(ends, lengths, strict=True)
-    ]
-    counts = [len(cut) for cut in cuts]
-    starts = torch.as_tensor(np.concatenate(cuts), device=device)
-    stops = torch.as_tensor(np.repeat(ends, counts), device=device)
-    # Index the steps of each sequence.
-    longest = min(limit, max(lengths))
-    index = starts[:, None] + torch.arange(longest, device=device)
+    # Count the steps since each chunk began, and start a sequence every `limit`.
+    number = torch.arange(len(begins), device=begins.device)
+    since = number - torch.where(begins, number, 0).cummax(0).values
+    starts = (since % limit == 0).nonzero()[:, 0]
+    # Index the steps of each sequence, which ends where the next one starts.
+    stops = torch.cat([starts[1:], starts.new_tensor([len(begins)])])
+    longest = int((stops - starts).max())
+    index = starts[:, None] + torch.arange(longest, device=begins.device)
     exists = index < stops[:, None]
     # Pad short sequences with their first step; the mask excludes it from the loss.
     index = torch.where(exists, index, starts[:, None])
@@ -212,4 +262,5 @@ def _concatenate(chunks: list[SingleAgentEpisode]) -> Rows:
             key: np.concatenate([c.extra_model_outputs[key].data for c in chunks])
             for key in first.extra_model_outputs
         },
+        BEGINS: np.concatenate([np.arange(len(c)) == 0 for c in chunks]),
     }

@@ -1,110 +1,99 @@
-"""PPO learner: RLlib's loss, and gradients accumulated over microbatches."""
+"""PPO learner on tensors, with gradients accumulated over microbatches."""
 
 import operator
 import time
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from ray.rllib.algorithms.ppo.ppo import (
-    LEARNER_RESULTS_KL_KEY,
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
-    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
-)
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.metrics import ALL_MODULES
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from marl_pool.policies.actions import kl_divergence
+from marl_pool.tokens import Tokens
+from marl_pool.training.optimization import FlatParameters
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
+    BatchSettings,
     Rows,
+    episode_rows,
     map_rows,
     minibatches,
     num_steps,
+    prepare_rows,
 )
 from marl_pool.training.ppo.episodes import RECORDED
+from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
 
 MICROBATCH_STEPS = 1024
-"""Steps of a microbatch on a CPU, few enough that activations stay in the cache."""
+"""Steps of a microbatch that torch computes on a CPU, few enough for the cache."""
 
 STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
 """Columns that the loss of a step needs, besides the module's outputs."""
 
-NUM_MINIBATCHES = "num_minibatches"
-"""Key of ``learner_config_dict``: minibatches in one epoch."""
+BATCH = "batch"
+"""Key of ``learner_config_dict``: the `BatchSettings`."""
 
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first minibatch, before any step."""
 FIRST_KL = "first_kl"
-"""Metric: mean KL divergence from the sampling policy in the first minibatch."""
+"""Metric: mean KL divergence from the sampling policy in the first minibatch, the
+largest of its microbatches."""
+GRADIENT_NORM = "gradient_norm"
+"""Metric: global norm of the last gradient, before clipping."""
 KL_COEFFICIENTS = "kl_coefficients"
 """Component of the learner's state."""
 LEARN_SECONDS = "learn_seconds"
 """Metric: seconds of one update, over all its epochs."""
-AVERAGED = (
-    POLICY_LOSS_KEY,
-    VF_LOSS_KEY,
-    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
-    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
-    ENTROPY_KEY,
-    LEARNER_RESULTS_KL_KEY,
-)
-"""RLlib's metrics of a loss, here averaged over the microbatches of a minibatch."""
 NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
 
+class Microbatch(NamedTuple):
+    """Terms of the loss of a part of a minibatch, by module, and its fraction."""
+
+    terms: dict[str, PPOTerms]
+    weights: dict[str, float]
+
+
 class BatchedPPOLearner(PPOTorchLearner):
-    r"""Proximal policy optimization with RLlib's loss and our own minibatches.
+    """Proximal policy optimization with minibatches of whole tensors.
 
-    .. math::
-        L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
-            + c_v (V - V^*)^2 - c_e H + c_{kl} KL
+    The loss is that of `PPOTerms`. Differences from RLlib:
 
-    :math:`\rho` is the ratio of the action's probability to that while sampling.
-
-    Source: Schulman et al., Proximal policy optimization algorithms (2017),
-    https://arxiv.org/abs/1707.06347, with the loss of RLlib's ``PPOTorchLearner``.
-    Differences from RLlib:
-
+    - A local runner passes tensors; only remote ones pass episodes.
     - Every module passes over its own rows exactly ``num_epochs`` times.
-    - On a CPU the gradient of a minibatch is accumulated over microbatches that fit
-      the cache. It equals the gradient of the whole minibatch.
+    - Where torch computes on a CPU, the gradient of a minibatch is accumulated over
+      microbatches that fit the cache. It equals the gradient of the whole minibatch.
+    - A module's parameters are one tensor for the optimizer.
     - The order of the rows and dropout depend only on the seed and the number of the
       update, and the state includes the KL coefficients, so that a resumed run
       continues exactly.
     - A loss or gradient that is not finite skips the optimizer step and is reported.
+    - Metrics are those of the last minibatch, and logged once an update.
     """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._flat: dict[str, FlatParameters] = {}
 
     @override
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:
-        # Fused Adam: the overhead of many small kernels dominates small networks.
-        parameters = self.get_parameters(self._module[module_id])
+        flat = FlatParameters(self.get_parameters(self._module[module_id]))
+        self._flat[module_id] = flat
         self.register_optimizer(
             module_id=module_id,
-            optimizer=torch.optim.Adam(parameters, fused=True),
-            params=parameters,
+            optimizer=torch.optim.Adam([flat.values], fused=True),
+            params=[flat.values],
             lr_or_lr_schedule=config.lr,
         )
-
-    @override
-    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self._began = time.perf_counter()
-
-    @override
-    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        super().after_gradient_based_update(timesteps=timesteps)
-        seconds = time.perf_counter() - self._began
-        self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
 
     @override
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -118,116 +107,156 @@ class BatchedPPOLearner(PPOTorchLearner):
         for module_id, coefficient in state.get(KL_COEFFICIENTS, {}).items():
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
 
-    def _create_iterator_if_necessary(
+    @override
+    def update(
         self,
         *,
-        training_data: Any,
+        training_data: TrainingData,
+        timesteps: dict[str, Any],
         num_epochs: int = 1,
         shuffle_batch_per_epoch: bool = False,
         **kwargs: Any,
-    ) -> Iterator[MultiAgentBatch]:
-        # RLlib counts minibatches in environment steps and divides them among learners;
-        # `algorithm_config` counts them in rows.
-        batch = self._make_batch_if_necessary(training_data=training_data)
-        # Remove modules that RLlib was told not to update.
-        for module_id in list(batch.policy_batches):
-            if not self.should_module_be_updated(module_id, batch):
-                del batch.policy_batches[module_id]
+    ) -> Any:
+        """Pass over the batch ``num_epochs`` times, and return the metrics."""
+        began = time.perf_counter()
+        self.before_gradient_based_update(timesteps=timesteps)
+        # Take the tensors of the local runner, or the episodes of remote ones. Use one
+        # order of modules on all learners: they synchronize at each module.
+        settings: BatchSettings = self.config.learner_config_dict[BATCH]
+        training_data.solve_refs()
+        if training_data.batch is not None:
+            given: Mapping[str, Any] = training_data.batch.policy_batches
+        else:
+            given = episode_rows(training_data.episodes, self._device)
+        batch = {mid: prepare_rows(given[mid], settings) for mid in sorted(given)}
         # Seed every update by its own number, so that a resumed run repeats it exactly.
+        self._weights_seq_no += 1
         seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
         torch.manual_seed(seed)
-        self._is_first = True
         generator = torch.Generator("cpu").manual_seed(seed)
-        return minibatches(
+        # Take a gradient step on each minibatch; log the metrics of the last one.
+        self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
+        self._takes_whole = {mid: self._fits_cache(mid, r) for mid, r in batch.items()}
+        for minibatch in minibatches(
             batch,
             num_epochs=num_epochs,
-            num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],
+            num_minibatches=settings.num_minibatches,
             generator=generator if shuffle_batch_per_epoch else None,
             in_step=self.config.num_learners > 1,
-        )
+        ):
+            last = self._update(minibatch)
+        self._log(last)
+        # RLlib adapts the KL coefficient to the logged divergence.
+        self.after_gradient_based_update(timesteps=timesteps)
+        seconds = time.perf_counter() - began
+        self.metrics.log_value((ALL_MODULES, LEARN_SECONDS), seconds, reduce="max")
+        return self.metrics.reduce()
 
-    def _uncompiled_update(
-        self, batch: dict[str, Any], **kwargs: Any
-    ) -> tuple[Any, dict[str, Tensor], dict]:
-        # Start from zero gradients, losses and metrics.
-        for optimizer in self._optimizer_parameters:
-            optimizer.zero_grad(set_to_none=True)
-        losses: dict[str, Any] = defaultdict(float)
-        self._sums: dict[tuple[str, str], Any] = defaultdict(float)
+    @override
+    def _update(self, batch: dict[str, Rows], **kwargs: Any) -> list[Microbatch]:
+        """Take one gradient step on a minibatch; return what its metrics need."""
+        for module_id in batch:
+            self._flat[module_id].zero_grad()
         # Accumulate the gradient of the minibatch over microbatches. Each loss is a
         # mean over its steps, so it is weighted by its fraction of the minibatch.
+        losses: dict[str, Tensor] = {}
+        done = []
         microbatches = list(self._microbatches(batch))
         for number, (part, weights) in enumerate(microbatches, 1):
-            self._weights = weights
             # Learners average their gradients once, in the last backward pass.
             last = number == len(microbatches)
             with nullcontext() if last else self._no_sync(part):
-                fwd_out = self.module.forward_train(part)
-                own = self.compute_losses(fwd_out=fwd_out, batch=part)
-                weighted = {mid: loss * weights[mid] for mid, loss in own.items()}
-                sum(weighted.values()).backward()
-            for mid, loss in weighted.items():
-                losses[mid] += loss.detach()
+                terms = {mid: self._terms(mid, rows) for mid, rows in part.items()}
+                own = {mid: weights[mid] * self._loss(mid, terms[mid]) for mid in terms}
+                torch.stack(list(own.values())).sum().backward()
+            for mid, loss in own.items():
+                losses[mid] = losses.get(mid, 0) + loss.detach()
+            done.append(Microbatch(terms, weights))
         self._is_first = False
-        # Log averages over the minibatch in place of those of its last microbatch;
-        # RLlib adapts the KL coefficient to them.
-        for key, value in self._sums.items():
-            self.metrics.log_value(key, value, window=1)
-        # Clip the gradients and update the weights, unless a number is not finite.
-        finite = {mid: self._is_finite(mid, loss) for mid, loss in losses.items()}
-        for mid, good in finite.items():
-            self.metrics.log_value((mid, NON_FINITE_LOSS), int(not good), reduce="max")
-        if all(finite.values()):
-            gradients = {ref: p.grad for ref, p in self._params.items()}
-            self.apply_gradients(self.postprocess_gradients(gradients))
-        return fwd_out, losses, {}
+        self._step(losses)
+        return done
 
-    @override
-    def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: Rows, fwd_out: dict[str, Tensor]
-    ) -> Tensor:
-        if Columns.LOSS_MASK in batch:
+    def _step(self, losses: Mapping[str, Tensor]) -> None:
+        """Clip the gradients and update the weights, unless a number is not finite."""
+        gradients = {mid: self._flat[mid].gather_grad() for mid in losses}
+        norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
+        bad = {mid: ~torch.isfinite(norms[mid] + losses[mid]) for mid in losses}
+        # No branch here: a GPU would have to wait for the number.
+        skip = torch.stack(list(bad.values())).any().float()
+        for mid, gradient in gradients.items():
+            if (limit := self.config.grad_clip) is not None:
+                gradient *= (limit / (norms[mid] + 1e-6)).clamp(max=1.0)
+            (optimizer,) = (opt for _, opt in self.get_optimizers_for_module(mid))
+            optimizer.found_inf = skip
+            optimizer.step()
+            self._metrics[mid, GRADIENT_NORM] = norms[mid]
+            key = (mid, NON_FINITE_LOSS)
+            before = self._metrics.get(key)
+            now = bad[mid].float()
+            self._metrics[key] = now if before is None else torch.maximum(now, before)
+
+    def _terms(self, module_id: str, rows: Rows) -> PPOTerms:
+        """Compute the terms of the loss of the steps in ``rows``."""
+        module = self.module[module_id]
+        out = module.forward_train(rows)
+        if Columns.LOSS_MASK in rows:
             # Drop the padding of sequences; the loss is then that of any other policy.
-            select = operator.itemgetter(batch[Columns.LOSS_MASK])
-            steps = {key: batch[key] for key in STEP_COLUMNS if key in batch}
-            batch, fwd_out = map_rows(select, steps), map_rows(select, fwd_out)
+            select = operator.itemgetter(rows[Columns.LOSS_MASK])
+            steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
+            rows, out = map_rows(select, steps), map_rows(select, out)
+        policy = module.unwrapped().policy
+        logits = out[Columns.ACTION_DIST_INPUTS]
+        values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
+        config = self.config.get_config_for_module(module_id)
+        terms = PPOTerms.of(config, policy.actions, rows, logits, values)
         # Log the distance from the sampling policy before the first step of an update.
         if self._is_first:
-            self._log_off_policy(module_id, batch, fwd_out)
-        # RLlib computes the clipped PPO loss of the remaining rows.
-        loss = super().compute_loss_for_module(
-            module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+            self._keep_distance(module_id, terms, rows, logits.detach())
+        return terms
+
+    def _loss(self, module_id: str, terms: PPOTerms) -> Tensor:
+        config = self.config.get_config_for_module(module_id)
+        return terms.loss(
+            config.vf_loss_coeff,
+            self.entropy_coeff_schedulers_per_module[module_id].get_current_value(),
+            self.curr_kl_coeffs_per_module[module_id],
         )
-        # RLlib has just logged the metrics of this microbatch alone.
-        for name in AVERAGED:
-            key = (module_id, name)
-            self._sums[key] += self._weights[module_id] * self.metrics.peek(key)
-        return loss
 
     def _microbatches(
-        self, batch: dict[str, Any]
-    ) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+        self, batch: dict[str, Rows]
+    ) -> Iterator[tuple[dict[str, Rows], dict[str, float]]]:
         """Yield microbatches, with the fraction of each module's steps in them."""
         counts = {mid: len(rows[Columns.ACTIONS]) for mid, rows in batch.items()}
         steps = {mid: num_steps(rows) for mid, rows in batch.items()}
-        # Microbatches serve a CPU's cache; a GPU takes the whole minibatch.
-        if torch.device(self._device).type != "cpu":
-            yield batch, dict.fromkeys(counts, 1.0)
-            return
         # Split by the module with the most steps; a part has at least one row.
-        number = -(-max(steps.values()) // MICROBATCH_STEPS)
-        number = min(number, max(counts.values()))
+        number = 1
+        if not all(self._takes_whole[mid] for mid in batch):
+            number = -(-max(steps.values()) // MICROBATCH_STEPS)
+            number = min(number, max(counts.values()))
+        if number == 1:
+            yield batch, dict.fromkeys(batch, 1.0)
+            return
         for i in range(number):
             part, weights = {}, {}
             for mid, rows in batch.items():
                 # Take the same fraction of each module's rows.
                 start, stop = (counts[mid] * j // number for j in (i, i + 1))
                 if stop > start:
-                    part[mid] = SampleBatch(
-                        map_rows(operator.itemgetter(slice(start, stop)), dict(rows))
-                    )
+                    part[mid] = map_rows(operator.itemgetter(slice(start, stop)), rows)
                     weights[mid] = num_steps(part[mid]) / steps[mid]
             yield part, weights
+
+    def _fits_cache(self, module_id: str, rows: Rows) -> bool:
+        """Return True if a module needs no microbatches.
+
+        Microbatches serve the cache of a CPU, which the compiled kernel looks after
+        itself; a GPU has none to serve.
+        """
+        tokens = Tokens(**rows[Columns.OBS])
+        if not tokens.features.is_cpu:
+            return True
+        policy = self.module[module_id].unwrapped().policy
+        return not policy.recurrent and policy.is_native(tokens)
 
     @contextmanager
     def _no_sync(self, modules: Iterable[str]) -> Iterator[None]:
@@ -239,22 +268,27 @@ class BatchedPPOLearner(PPOTorchLearner):
                     stack.enter_context(module.no_sync())
             yield
 
-    def _is_finite(self, module_id: str, loss: Tensor) -> bool:
-        parameters = self.module[module_id].parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return bool(torch.isfinite(norm + loss))
+    def _log(self, microbatches: list[Microbatch]) -> None:
+        """Log the metrics of an update, whose last minibatch is given."""
+        for terms, weights in microbatches:
+            for mid, weight in weights.items():
+                values = weight * terms[mid].statistics()
+                for name, value in zip(STATISTICS, values, strict=True):
+                    key = (mid, name)
+                    self._metrics[key] = self._metrics.get(key, 0) + value
+        for key, value in self._metrics.items():
+            self.metrics.log_value(key, value.item(), window=1)
 
-    def _log_off_policy(
-        self, module_id: str, batch: Rows, fwd_out: dict[str, Tensor]
+    @torch.no_grad()
+    def _keep_distance(
+        self, module_id: str, terms: PPOTerms, rows: Rows, logits: Tensor
     ) -> None:
-        module = self.module[module_id].unwrapped()
-        distribution = module.get_train_action_dist_cls()
-        with torch.no_grad():
-            now = distribution.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
-            then = distribution.from_logits(batch[Columns.ACTION_DIST_INPUTS])
-            log_probs = now.logp(batch[Columns.ACTIONS])
-            error = ((log_probs - batch[Columns.ACTION_LOGP]).exp() - 1).abs().max()
-            kl = then.kl(now).mean()
-        self.metrics.log_value((module_id, FIRST_RATIO_ERROR), error, reduce="max")
-        self.metrics.log_value((module_id, FIRST_KL), kl, reduce="mean")
+        """Keep the distance from the sampling policy, of one microbatch or several."""
+        actions = self.module[module_id].unwrapped().policy.actions
+        kl = kl_divergence(actions, rows[Columns.ACTION_DIST_INPUTS], logits)
+        for name, value in (
+            (FIRST_RATIO_ERROR, (terms.ratio - 1).abs().max()),
+            (FIRST_KL, kl.mean()),
+        ):
+            before = self._metrics.get((module_id, name), value)
+            self._metrics[module_id, name] = torch.maximum(before, value)

@@ -40,6 +40,13 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     def setup(self) -> None:
         self.policy = build_policy(self.model_config)
 
+    @override
+    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
+        # Walk over the modules only if the mode changes, not in every call.
+        if not self.training:
+            self.train()
+        return self._forward(batch, **kwargs)
+
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         tokens = Tokens(**batch[Columns.OBS])
         if self.policy.recurrent:

@@ -3,17 +3,21 @@
 import contextlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import ray
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core.learner.learner import Learner
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED,
@@ -21,14 +25,16 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
+from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
-from marl_pool.rollout import Rollout
+from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.advantages import estimate_advantages
+from marl_pool.training.ppo.batch import Rows, concatenate_rows, trajectory_rows
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.faults import Failure, validate_finite
 from marl_pool.training.settings import Options
@@ -74,13 +80,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     """Sample from a batch of environments, for one module or several.
 
     It uses neither gymnasium environments nor RLlib's connectors: `Rollout` steps all
-    environments of the runner together, and its ``(T, num_envs, agents, …)`` arrays are
-    cut into episode chunks. Values, advantages and value targets are computed here,
-    with the weights that sampled. Of groups that do not learn only the returns are
-    reported.
+    environments of the runner together, and its ``(T, num_envs, agents, …)`` tensors go
+    to a local learner as they are, or in episode chunks to remote ones. Values,
+    advantages and value targets are computed here, with the weights that sampled. Of
+    groups that do not learn only the returns are reported.
 
     An exception, also of a number that is not finite, is stored as `failure`, and
-    `sample` returns no episodes. RLlib would silently restart a remote runner that
+    nothing is returned. RLlib would silently restart a remote runner that
     raised; instead the driver reads `failure` and stops the run.
     """
 
@@ -125,7 +131,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
 
     def sample(self, *, num_timesteps: int | None = None) -> list[SingleAgentEpisode]:
-        """Sample one fragment.
+        """Sample one fragment for learners in other processes.
 
         Args:
             num_timesteps: smallest number of steps, summed over the environments; None
@@ -135,55 +141,83 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             One chunk for each part of an episode that an agent lived through; none
             after an exception.
         """
-        began = time.perf_counter()
         # The fragment is given in steps of an environment; RLlib may ask for a total.
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         if num_timesteps is not None:
             steps = math.ceil(num_timesteps / self.env.num_envs)
+        # Episodes continue across fragments: note how far each environment has come,
+        # and make the chunks' ids unique over runners and fragments.
+        first_steps = np.zeros(self.env.num_envs, np.int64)
+        if self.rollout is not None:
+            first_steps = self.rollout.env.steps.cpu().numpy().copy()
+        prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
+        # Cut at episode ends and deaths into the chunks that RLlib expects.
+        return [
+            chunk
+            for name, fragment in self._sample(steps).items()
+            for chunk in to_episodes(
+                *fragment,
+                group=name,
+                module_id=self.settings.modules[name],
+                prefix=prefix,
+                first_steps=first_steps,
+            )
+        ]
+
+    def sample_batch(self) -> MultiAgentBatch | None:
+        """Sample one fragment for the learner in this process, as tensors.
+
+        Returns:
+            The rows of each module, in the order of `sample`; None after an exception.
+        """
+        steps = self.config.get_rollout_fragment_length(self.worker_index)
+        parts: dict[str, list[Rows]] = defaultdict(list)
+        for name, fragment in self._sample(steps).items():
+            parts[self.settings.modules[name]].append(trajectory_rows(*fragment))
+        if not parts:
+            return None
+        rows = {module: concatenate_rows(own) for module, own in parts.items()}
+        batches = {module: SampleBatch(own) for module, own in rows.items()}
+        return MultiAgentBatch(batches, env_steps=steps * self.env.num_envs)
+
+    def _sample(self, steps: int) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
+        """Return each learning group's trajectory, advantages and value targets.
+
+        There are none after an exception.
+        """
+        began = time.perf_counter()
         try:
             if self.rollout is None:
                 self.rollout = self._new_rollout()
             with _one_thread():
-                chunks = self._fragment(self.rollout, steps)
+                fragments = self._fragment(self.rollout, steps)
         except Exception as error:
             self.failure = Failure.of(error, type(self.env).__name__)
             # Report the steps as taken: RLlib samples again until it has that many.
             taken = steps * self.env.num_envs
             self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
-            return []
+            return {}
         # Log the number of the weights that sampled, and the duration.
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
-        return chunks
+        return fragments
 
-    def _fragment(self, rollout: Rollout, steps: int) -> list[SingleAgentEpisode]:
-        # Episodes continue across fragments: note how far each environment has come,
-        # and make the chunks' ids unique over runners and fragments.
-        first_steps = rollout.env.steps.cpu().numpy().copy()
-        prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
+    def _fragment(
+        self, rollout: Rollout, steps: int
+    ) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
         # Step all environments together; tensors are (T, num_envs, agents, …).
         trajectories = rollout.steps(steps)
         for trajectory in trajectories.values():
             validate_finite(trajectory, rollout.env.env_ids)
-        chunks: list[SingleAgentEpisode] = []
-        for name, module_id in self.settings.modules.items():
-            # Estimate advantages from the values recorded while sampling. Learners
-            # then need neither whole episodes nor a second pass of the value head.
-            trajectory = trajectories[name]
+        # Estimate advantages from the values recorded while sampling. Learners then
+        # need neither whole episodes nor a second pass of the value head.
+        fragments = {}
+        for name in self.settings.modules:
             advantages, targets = estimate_advantages(
-                trajectory, self.config.gamma, self.config.lambda_
+                trajectories[name], self.config.gamma, self.config.lambda_
             )
-            # Cut at episode ends and deaths into the chunks that RLlib expects.
-            chunks += to_episodes(
-                trajectory,
-                advantages,
-                targets,
-                group=name,
-                module_id=module_id,
-                prefix=prefix,
-                first_steps=first_steps,
-            )
+            fragments[name] = (trajectories[name], advantages, targets)
         # Count steps and episodes; log the returns of groups that do not learn, too.
         log, taken = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += taken
@@ -196,7 +230,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             for name, returns in part.returns.items():
                 for value in returns.sum(1).tolist():
                     log((EPISODE_RETURNS, name), value, reduce="item_series")
-        return chunks
+        return fragments
+
+    def copy_weights(self, learner: Learner) -> None:
+        """Copy the weights of the learner in this process."""
+        for module_id, module in self.module.items():
+            module.load_state_dict(learner.module[module_id].state_dict())
+        self._weights_seq_no = learner._weights_seq_no
 
     @override
     def get_metrics(self) -> Any:

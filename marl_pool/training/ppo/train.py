@@ -41,7 +41,12 @@ from marl_pool.training.ppo.faults import (
     first_failure,
     last_line,
 )
-from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR, LEARN_SECONDS
+from marl_pool.training.ppo.learner import (
+    FIRST_KL,
+    FIRST_RATIO_ERROR,
+    GRADIENT_NORM,
+    LEARN_SECONDS,
+)
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
     RUNNER,
@@ -63,7 +68,7 @@ LOSSES = {
     "entropy": "entropy",
     KL: "kl",
     KL_COEFFICIENT: "kl_coeff",
-    "gradients_default_optimizer_global_norm": "gradient_norm",
+    GRADIENT_NORM: GRADIENT_NORM,
     FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
     FIRST_KL: FIRST_KL,
 }

@@ -18,7 +18,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
@@ -383,7 +383,7 @@ def test_a_state_that_does_not_replay_is_refused() -> None:
 
 def test_bytes_stay_bytes_up_to_the_learner() -> None:
     from marl_pool.training.ppo.advantages import estimate_advantages
-    from marl_pool.training.ppo.batch import TrainBatch
+    from marl_pool.training.ppo.batch import episode_rows
     from marl_pool.training.ppo.episodes import to_episodes
     from marl_pool.training.ppo.faults import non_finite
 
@@ -402,9 +402,7 @@ def test_bytes_stay_bytes_up_to_the_learner() -> None:
         prefix="0",
         first_steps=np.zeros(2, np.int64),
     )
-    module = {"agent": nn.Linear(1, 1)}
-    batch = TrainBatch()(rl_module=module, episodes=chunks)
-    features = batch["agent"]["obs"]["features"]
+    features = episode_rows(chunks)["agent"]["obs"]["features"]
     assert features.dtype == torch.uint8
     assert features.shape == (10, 196, 144)
 

@@ -287,13 +287,13 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     algo = rllib_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
     learner = algo.learner_group._learner
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
-    loss = learner.compute_loss_for_module
+    terms = learner._terms
 
-    def count(*, module_id, batch, **rest):
-        seen[module_id].append(batch[Columns.ACTION_LOGP].detach())
-        return loss(module_id=module_id, batch=batch, **rest)
+    def count(module_id, rows):
+        seen[module_id].append(rows[Columns.ACTION_LOGP].detach())
+        return terms(module_id, rows)
 
-    learner.compute_loss_for_module = count
+    learner._terms = count
     result = algo.train()
     assert set(algo.env_runner.module.keys()) == set(expected)
     assert set(learner.module.keys()) == set(expected)

@@ -17,14 +17,19 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
     TorchDiagGaussian,
 )
 from ray.rllib.evaluation.postprocessing import Postprocessing
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import VALUE_SCALE, TrainBatch, minibatches
+from marl_pool.training.ppo.batch import (
+    VALUE_SCALE,
+    BatchSettings,
+    episode_rows,
+    minibatches,
+    prepare_rows,
+)
 from marl_pool.training.ppo.episodes import to_episodes
 
 
@@ -161,13 +166,16 @@ def test_dead_agents_leave_no_rows():
 
 
 def multi_batch(counts):
-    return MultiAgentBatch(
-        {
-            name: SampleBatch({Columns.ACTIONS: torch.arange(count)})
-            for name, count in counts.items()
-        },
-        env_steps=max(counts.values()),
-    )
+    return {
+        name: {Columns.ACTIONS: torch.arange(count)} for name, count in counts.items()
+    }
+
+
+def batch_of(episodes, **settings):
+    rows = episode_rows(episodes)
+    return {
+        name: prepare_rows(own, BatchSettings(**settings)) for name, own in rows.items()
+    }
 
 
 def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
@@ -176,18 +184,16 @@ def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
     settings = {"num_epochs": 2, "num_minibatches": 4, "generator": generator}
     parts = list(minibatches(batch, in_step=True, **settings))
     assert len(parts) == 2 * 4
-    seen = [part.policy_batches for part in parts]
-    assert all(set(part) == {"few", "many"} for part in seen)
-    many = torch.cat([part["many"][Columns.ACTIONS] for part in seen])
+    assert all(set(part) == {"few", "many"} for part in parts)
+    many = torch.cat([part["many"][Columns.ACTIONS] for part in parts])
     assert torch.equal(many.bincount(), torch.full((9,), 2))
-    few = torch.cat([part["few"][Columns.ACTIONS] for part in seen])
+    few = torch.cat([part["few"][Columns.ACTIONS] for part in parts])
     assert torch.equal(few.bincount(), torch.full((2,), 4))
 
 
-def test_train_batch_concatenates_by_module_and_standardises():
+def test_a_batch_concatenates_by_module_and_standardises():
     parts, rollout = trajectory()
-    modules = {f"module_{name}": rollout.policies[name] for name in parts}
-    batch = TrainBatch()(rl_module=modules, episodes=episodes_of(parts))
+    batch = batch_of(episodes_of(parts))
     assert set(batch) == {"module_fox", "module_hen"}
     for name, part in parts.items():
         rows = batch[f"module_{name}"]
@@ -225,7 +231,7 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
     passed = 0
     for minibatch in iterator:
         passed += 1
-        for name, rows in minibatch.policy_batches.items():
+        for name, rows in minibatch.items():
             assert len(rows[Columns.ACTIONS]) <= -(-counts[name] // number)
             seen[name].update(rows[Columns.ACTIONS].tolist())
     assert passed == epochs * number
@@ -241,7 +247,7 @@ def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
             num_minibatches=2,
             generator=torch.Generator().manual_seed(seed),
         )
-        parts = [m.policy_batches["a"][Columns.ACTIONS] for m in iterator]
+        parts = [m["a"][Columns.ACTIONS] for m in iterator]
         return torch.cat(parts).tolist()
 
     assert order(1) == order(1) != order(2)
@@ -261,14 +267,11 @@ def test_our_log_probabilities_are_those_of_rllibs_distributions():
 
 def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
     def scaled_errors(unit):
-        parts, rollout = trajectory()
+        parts, _ = trajectory()
         part = parts["hen"]
         names = ("rewards", "values", "next_values")
         part = replace(part, **{name: unit * getattr(part, name) for name in names})
-        modules = {"module_hen": rollout.policies["hen"]}
-        batch = TrainBatch(normalize_value_loss=True)(
-            rl_module=modules, episodes=episodes_of({"hen": part})
-        )
+        batch = batch_of(episodes_of({"hen": part}), normalize_value_loss=True)
         rows = batch["module_hen"]
         predicted = rows[VALUE_SCALE] * rows[Columns.VF_PREDS]
         return predicted - rows[Postprocessing.VALUE_TARGETS]

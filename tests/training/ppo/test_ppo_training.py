@@ -20,6 +20,7 @@ from helpers.toy import FoxAndHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
+from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.pooling import pooling_names
@@ -27,7 +28,7 @@ from marl_pool.runs import Run
 from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import BatchedPPO, assign_modules
-from marl_pool.training.ppo.batch import TrainBatch
+from marl_pool.training.ppo.batch import BatchSettings, episode_rows, prepare_rows
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
 from marl_pool.utils.errors import InputError, StoppedError
@@ -106,7 +107,7 @@ def test_recorded_values_are_what_the_learner_would_compute(build):
     algo = build(config)
     runner, learner = algo.env_runner, algo.learner_group._learner
     episodes = runner.sample()
-    rows = TrainBatch()(rl_module=learner.module, episodes=episodes)["agent"]
+    rows = prepare_rows(episode_rows(episodes)["agent"], BatchSettings())
     with torch.no_grad():
         values = learner.module["agent"].compute_values(rows)
     recorded = torch.cat(
@@ -119,7 +120,7 @@ def test_gradient_steps_and_rows_of_modules_of_unequal_size(build):
     algo = build(compose("train", TOY))
     counted: dict[str, list[int]] = {"fox": [], "hen": []}
     learner = algo.learner_group._learner
-    update = learner._uncompiled_update
+    update = learner._update
 
     def count(batch, **kwargs):
         for name, rows in batch.items():
@@ -140,9 +141,10 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch
     def gradients(piece):
         monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
         algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
-        algo.train()
+        with use_kernels("torch"):
+            algo.train()
         learner = algo.learner_group._learner
-        return [parameter.grad.clone() for parameter in learner._params.values()]
+        return [flat.values.grad.clone() for flat in learner._flat.values()]
 
     for whole, summed in zip(gradients(64), gradients(7), strict=True):
         torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
@@ -172,7 +174,7 @@ def test_a_minibatch_counts_agent_steps(build, size, steps):
     algo = build(config_of("env.num_agents=4", f"ppo.minibatch_size={size}"))
     learner = algo.learner_group._learner
     rows = []
-    update = learner._uncompiled_update
+    update = learner._update
 
     def count(batch, **kwargs):
         rows.append(len(batch["agent"][Columns.ACTIONS]))
@@ -188,7 +190,8 @@ def test_logged_losses_are_those_of_the_whole_minibatch(build, monkeypatch):
     def losses(piece):
         monkeypatch.setattr(learner_module, "MICROBATCH_STEPS", piece)
         algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
-        metrics = algo.train()[LEARNER_RESULTS]["agent"]
+        with use_kernels("torch"):
+            metrics = algo.train()[LEARNER_RESULTS]["agent"]
         return [float(metrics[key]) for key in ("policy_loss", "vf_loss", "entropy")]
 
     assert losses(7) == pytest.approx(losses(64), rel=1e-3, abs=1e-5)
@@ -442,7 +445,7 @@ def test_a_plug_in_head_reaches_the_workers(tmp_path):
 def test_value_targets_reach_the_batch_unstandardised(build):
     algo = build(config_of())
     episodes = algo.env_runner.sample()
-    rows = TrainBatch()(rl_module=algo.env_runner.module, episodes=episodes)["agent"]
+    rows = prepare_rows(episode_rows(episodes)["agent"], BatchSettings())
     targets = rows[Postprocessing.VALUE_TARGETS]
     again = torch.cat(
         [

@@ -70,7 +70,7 @@ def test_every_step_is_passed_as_often_as_asked(build):
     learner = algo.learner_group._learner
     steps: dict[str, list[int]] = {"fox": [], "hen": []}
     rows: dict[str, list[int]] = {"fox": [], "hen": []}
-    update = learner._uncompiled_update
+    update = learner._update
 
     def count(batch, **kwargs):
         for name, part in batch.items():
@@ -93,7 +93,7 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_minibatch(build, monkeypatch
         algo = build(config_of("ppo.minibatch_size=null", "ppo.num_epochs=1"))
         algo.train()
         learner = algo.learner_group._learner
-        return [parameter.grad.clone() for parameter in learner._params.values()]
+        return [flat.values.grad.clone() for flat in learner._flat.values()]
 
     for whole, summed in zip(gradients(1000), gradients(7), strict=True):
         torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)

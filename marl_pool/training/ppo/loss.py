@@ -1,0 +1,127 @@
+"""PPO's loss of one module."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.ppo.ppo import (
+    LEARNER_RESULTS_KL_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    PPOConfig,
+)
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from torch import Tensor
+
+from marl_pool.policies.actions import ActionSpec, entropy, kl_divergence, log_prob
+
+STATISTICS = (
+    POLICY_LOSS_KEY,
+    VF_LOSS_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    ENTROPY_KEY,
+    LEARNER_RESULTS_KL_KEY,
+)
+"""Names of `PPOTerms.statistics`, those of RLlib."""
+
+
+@dataclass(frozen=True)
+class PPOTerms:
+    r"""The terms of PPO's loss, for each step ``(B,)``.
+
+    .. math::
+        L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
+            + c_v \min((V - V^*)^2, d) - c_e H + c_{kl} KL
+
+    :math:`\rho` is the ratio of the action's probability to that while sampling.
+
+    Source: Schulman et al., Proximal policy optimization algorithms (2017), equations
+    7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the
+    adaptive KL penalty of RLlib's ``PPOTorchLearner``, whose loss it equals.
+
+    Attributes:
+        ratio: ρ.
+        surrogate: the clipped surrogate objective.
+        values: V, predicted.
+        value_loss: the squared error of the values, clipped.
+        entropy: H.
+        kl: divergence from the sampling policy; None if it is not penalized.
+        targets: V*.
+    """
+
+    ratio: Tensor
+    surrogate: Tensor
+    values: Tensor
+    value_loss: Tensor
+    entropy: Tensor
+    kl: Tensor | None
+    targets: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        config: PPOConfig,
+        actions: ActionSpec,
+        rows: Mapping[str, Any],
+        logits: Tensor,
+        values: Tensor,
+    ) -> "PPOTerms":
+        """Compute the terms.
+
+        Args:
+            config: RLlib's configuration of the module.
+            actions: action space.
+            rows: columns ``(B, …)`` of the training batch.
+            logits: ``(B, L)`` of the current policy.
+            values: ``(B,)`` in the units of the targets.
+        """
+        # Clip the ratio where that lowers the objective.
+        log_probs = log_prob(actions, logits, rows[Columns.ACTIONS])
+        ratio = (log_probs - rows[Columns.ACTION_LOGP]).exp()
+        clipped = ratio.clamp(1 - config.clip_param, 1 + config.clip_param)
+        advantages = rows[Postprocessing.ADVANTAGES]
+        surrogate = torch.minimum(advantages * ratio, advantages * clipped)
+        # The values' error, limited so that outliers do not dominate.
+        targets = rows[Postprocessing.VALUE_TARGETS]
+        value_loss = (values - targets).square()
+        if config.vf_clip_param < float("inf"):
+            value_loss = value_loss.clamp(max=config.vf_clip_param)
+        before = rows[Columns.ACTION_DIST_INPUTS]
+        return cls(
+            ratio=ratio,
+            surrogate=surrogate,
+            values=values,
+            value_loss=value_loss,
+            entropy=entropy(actions, logits),
+            kl=kl_divergence(actions, before, logits) if config.use_kl_loss else None,
+            targets=targets,
+        )
+
+    def loss(
+        self, value_coeff: float, entropy_coeff: float, kl_coeff: Tensor | float
+    ) -> Tensor:
+        """Return the mean loss over the steps, a scalar."""
+        loss = value_coeff * self.value_loss - self.surrogate
+        if entropy_coeff:
+            loss = loss - entropy_coeff * self.entropy
+        if self.kl is not None:
+            loss = loss + kl_coeff * self.kl
+        return loss.mean()
+
+    @torch.no_grad()
+    def statistics(self) -> Tensor:
+        """Return the means of the terms, in the order of `STATISTICS`."""
+        variance = self.targets.var(correction=0) + 1e-6
+        unexplained = (self.targets - self.values).var(correction=0) / variance
+        kl = self.values.new_zeros(()) if self.kl is None else self.kl.mean()
+        return torch.stack(
+            [
+                -self.surrogate.mean(),
+                self.value_loss.mean(),
+                (1 - unexplained).clamp(min=-1),
+                self.entropy.mean(),
+                kl,
+            ]
+        ).detach()

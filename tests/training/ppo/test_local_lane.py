@@ -1,0 +1,317 @@
+"""Tensors between a local runner and learner, beside the episodes of remote ones."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray")
+
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch import torch_distribution
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from torch import nn
+
+from helpers.toy import FoxAndHens
+from helpers.training import RAY_WARNINGS
+from marl_pool.config import compose
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.rollout import Rollout
+from marl_pool.training.optimization import FlatParameters
+from marl_pool.training.ppo.advantages import estimate_advantages
+from marl_pool.training.ppo.algorithm import BatchedPPO
+from marl_pool.training.ppo.batch import (
+    Rows,
+    concatenate_rows,
+    episode_rows,
+    map_rows,
+    trajectory_rows,
+)
+from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.learner import NON_FINITE_LOSS
+from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
+
+pytestmark = RAY_WARNINGS
+
+TOY = [
+    "env=helpers.toy:FoxAndHens",
+    "ppo.num_envs=4",
+    "ppo.batch_size=144",
+    "ppo.minibatch_size=24",
+    "ppo.num_epochs=3",
+    "ppo.kl_coeff=0.2",
+    "encoder.num_layers=1",
+    "threads=1",
+]
+RECURRENT = ["encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"]
+CENTROID = ["env.num_noise=4", "env.max_steps=8", "ppo.num_envs=8", "threads=1"]
+
+
+def assert_same_rows(one: Rows, other: Rows) -> None:
+    assert one.keys() == other.keys()
+    for key, column in one.items():
+        if isinstance(column, dict):
+            assert_same_rows(column, other[key])
+        else:
+            assert column.dtype == other[key].dtype, key
+            assert torch.equal(column, other[key]), key
+
+
+@pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
+def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
+    env = FoxAndHens(3, seed=1, end_chance=0.15, max_steps=5)
+    encoder = {"name": "transformer" if pooling == "ada" else "identity"}
+    policies = {
+        name: make_policy(
+            group.tokens,
+            group.action_space,
+            encoder=encoder,
+            pooling={"name": pooling},
+            seed=0,
+        )
+        for name, group in env.groups.items()
+    }
+    rollout = Rollout(env, policies, explore=True)
+    for name, part in rollout.steps(9).items():
+        # Hen 2 of the first environment dies for two steps.
+        active = part.active.clone()
+        active[3:5, 0, -1] = False
+        part = replace(part, active=active)
+        advantages, targets = estimate_advantages(part, 0.9, 0.9)
+        episodes = to_episodes(
+            part,
+            advantages,
+            targets,
+            group=name,
+            module_id=name,
+            prefix="p",
+            first_steps=np.zeros(3, dtype=int),
+        )
+        rows = trajectory_rows(part, advantages, targets)
+        assert len(rows[Columns.ACTIONS]) == active.sum() < active.numel()
+        assert int(rows["begins"].sum()) == len(episodes)
+        assert_same_rows(rows, episode_rows(episodes)[name])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        TOY,
+        [*TOY, "fixed={fox: random}"],
+        [
+            *TOY,
+            "env=helpers.toy:AlikeFoxAndHens",
+            "modules={fox: all, hen: all}",
+        ],
+        [*(each for each in TOY if "layers" not in each), *RECURRENT],
+        [*CENTROID, "ppo.batch_size=64", "ppo.dropout=0.1"],
+    ],
+    ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
+)
+def test_tensors_and_episodes_give_the_same_update_bit_for_bit(
+    build: Callable[[dict], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: list[str],
+) -> None:
+    def train(training_step: Callable[[BatchedPPO], None]) -> tuple[Any, Any]:
+        monkeypatch.setattr(BatchedPPO, "training_step", training_step)
+        algo = build(compose("train", overrides))
+        results = [algo.train()["learners"] for _ in range(3)]
+        learner = algo.learner_group._learner
+        return results, {name: copy.deepcopy(m) for name, m in learner.module.items()}
+
+    metrics, modules = train(BatchedPPO.training_step)
+    others, other_modules = train(PPO.training_step)
+    assert modules.keys() == other_modules.keys()
+    for name, module in modules.items():
+        for one, other in zip(
+            module.parameters(), other_modules[name].parameters(), strict=True
+        ):
+            assert torch.equal(one, other)
+        for mine, theirs in zip(metrics, others, strict=True):
+            assert {**mine[name]} == {**theirs[name]}
+
+
+# The loss
+
+
+BOX = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
+CHOICE = ActionSpec(n=6)
+
+
+class Head(nn.Module):
+    """The parts of a module that RLlib's loss reads."""
+
+    def __init__(self, actions: ActionSpec, values: torch.Tensor) -> None:
+        super().__init__()
+        self.actions, self.found = actions, values
+
+    def unwrapped(self) -> "Head":
+        return self
+
+    def get_train_action_dist_cls(self) -> type:
+        if self.actions.discrete:
+            return torch_distribution.TorchCategorical
+        return torch_distribution.TorchDiagGaussian
+
+    get_exploration_action_dist_cls = get_train_action_dist_cls
+
+    def compute_values(self, batch: Any, embeddings: Any = None) -> torch.Tensor:
+        return self.found
+
+
+@pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "discrete"])
+@pytest.mark.parametrize("kl_coeff", [0.0, 0.3])
+@pytest.mark.parametrize("entropy_coeff", [0.0, 0.01])
+@pytest.mark.parametrize("value_clip", [None, 0.5])
+def test_the_loss_and_its_gradient_are_rllibs(
+    actions: ActionSpec, kl_coeff: float, entropy_coeff: float, value_clip: float | None
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    rows = {
+        Columns.ACTIONS: torch.arange(40) % 6 if actions.discrete else normal(40, 3),
+        Columns.ACTION_LOGP: -2 + 0.3 * normal(40),
+        Columns.ACTION_DIST_INPUTS: 0.3 * normal(40, 6),
+        Postprocessing.ADVANTAGES: normal(40),
+        Postprocessing.VALUE_TARGETS: normal(40),
+    }
+    logits = (0.3 * normal(40, 6)).requires_grad_()
+    values = normal(40).requires_grad_()
+    config = PPOConfig().training(
+        clip_param=0.2,
+        vf_loss_coeff=0.3,
+        vf_clip_param=value_clip or float("inf"),
+        entropy_coeff=entropy_coeff,
+        use_kl_loss=kl_coeff > 0,
+    )
+    # RLlib's loss, on a learner that has nothing else.
+    theirs = PPOTorchLearner.__new__(PPOTorchLearner)
+    logged: dict[str, torch.Tensor] = {}
+    theirs._module = {"m": Head(actions, values)}
+    theirs.entropy_coeff_schedulers_per_module = {"m": Constant(entropy_coeff)}
+    theirs.curr_kl_coeffs_per_module = {"m": torch.tensor(kl_coeff)}
+    theirs.metrics = Logger(logged)
+    expected = theirs.compute_loss_for_module(
+        module_id="m",
+        config=config,
+        batch=rows,
+        fwd_out={Columns.ACTION_DIST_INPUTS: logits},
+    )
+    expected_gradients = torch.autograd.grad(expected, [logits, values])
+
+    terms = PPOTerms.of(config, actions, rows, logits, values)
+    loss = terms.loss(0.3, entropy_coeff, kl_coeff)
+    torch.testing.assert_close(loss, expected)
+    for got, want in zip(
+        torch.autograd.grad(loss, [logits, values]), expected_gradients, strict=True
+    ):
+        torch.testing.assert_close(got, want)
+    found = dict(zip(STATISTICS, terms.statistics(), strict=True))
+    assert set(found) <= set(logged)
+    for name in (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, *STATISTICS):
+        torch.testing.assert_close(found[name], logged[name].detach().squeeze())
+
+
+class Constant:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def get_current_value(self) -> float:
+        return self.value
+
+
+class Logger:
+    def __init__(self, logged: dict[str, torch.Tensor]) -> None:
+        self.logged = logged
+
+    def log_dict(self, values: dict[str, torch.Tensor], **_: Any) -> None:
+        self.logged.update(values)
+
+
+# The optimizer
+
+
+def test_one_flat_tensor_takes_the_steps_of_its_parts() -> None:
+    torch.manual_seed(0)
+    parts = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(2, 2))
+    flat_parts = copy.deepcopy(parts)
+    flat = FlatParameters(flat_parts.parameters())
+    optimizer = torch.optim.Adam(parts.parameters(), lr=0.1, fused=True)
+    flat_optimizer = torch.optim.Adam([flat.values], lr=0.1, fused=True)
+    inputs = torch.randn(4, 3)
+    for _ in range(3):
+        parts.zero_grad()
+        flat.zero_grad()
+        # The last layer has no gradient.
+        parts[:2](inputs).square().sum().backward()
+        flat_parts[:2](inputs).square().sum().backward()
+        gradient = flat.gather_grad()
+        assert gradient.shape == flat.values.shape
+        optimizer.step()
+        flat_optimizer.step()
+    for one, other in zip(parts.parameters(), flat_parts.parameters(), strict=True):
+        assert torch.equal(one, other)
+    state = {name: tensor.clone() for name, tensor in parts.state_dict().items()}
+    flat_parts.load_state_dict({k: torch.zeros_like(v) for k, v in state.items()})
+    assert not flat.values.any()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
+    algo = build(compose("train", TOY))
+    algo.train()
+    learner = algo.learner_group._learner
+    batch = algo.env_runner.sample_batch()
+    targets = batch.policy_batches["fox"][Postprocessing.VALUE_TARGETS]
+    targets[0] = torch.nan
+
+    def state() -> list[torch.Tensor]:
+        optimizers = learner._named_optimizers.values()
+        moments = [opt.state_dict()["state"][0] for opt in optimizers]
+        flats = [flat.values for flat in learner._flat.values()]
+        every = [*flats, *(part for each in moments for part in each.values())]
+        return [tensor.detach().clone() for tensor in every]
+
+    before = state()
+    (result,) = algo.learner_group.update(
+        batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
+    )
+    assert all(map(torch.equal, state(), before))
+    assert [result[m][NON_FINITE_LOSS].peek() for m in ("fox", "hen")] == [1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_local_run_makes_no_episodes(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise AssertionError("an episode was made")
+
+    monkeypatch.setattr("marl_pool.training.ppo.runner.to_episodes", fail)
+    algo = build(compose("train", TOY))
+    algo.train()
+    with pytest.raises(AssertionError, match="an episode was made"):
+        algo.env_runner.sample()
+
+
+def test_rows_of_groups_that_share_a_module_are_joined() -> None:
+    rows = {"obs": {"features": torch.arange(6.0).view(3, 2)}, "x": torch.arange(3)}
+    both = concatenate_rows([rows, map_rows(lambda tensor: tensor + 1, rows)])
+    assert both["x"].tolist() == [0, 1, 2, 1, 2, 3]
+    assert both["obs"]["features"].shape == (6, 2)
