@@ -11,7 +11,7 @@ import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.utils.metrics import ALL_MODULES
+from ray.rllib.utils.metrics import ALL_MODULES, NUM_MODULE_STEPS_TRAINED
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -146,6 +146,9 @@ class BatchedPPOLearner(PPOTorchLearner):
         ):
             last = self._update(minibatch)
         self._log(last)
+        for mid, rows in batch.items():
+            steps = num_epochs * num_steps(rows)
+            self.metrics.log_value((mid, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
         # RLlib adapts the KL coefficient to the logged divergence.
         self.after_gradient_based_update(timesteps=timesteps)
         seconds = time.perf_counter() - began
