@@ -1,6 +1,5 @@
 """Runs with evaluations whose numbers are known, for reports; and how to read one."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -34,7 +33,6 @@ from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
-from marl_pool.utils.manifest import sealed_json
 
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")
@@ -223,17 +221,3 @@ def texts(html: str) -> str:
     return " ".join(
         re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", html, flags=re.S).split()
     )
-
-
-def diagnosed(
-    run: Run, *rows: Mapping[str, Any], number: str = "", **about: Any
-) -> Run:
-    """Write a diagnosis of what was evaluated."""
-    told: dict[str, Any] = {"seed": 0, "checkpoint": "best", "iteration": 3}
-    told |= {"changed": {}, "commit": "0123abc", "episodes": 64, **about}
-    run.make_evaluation_dir()
-    file = run.evaluation_dir / f"diagnosis{number}.json"
-    whole = {"group": "agent", "head": "all", "missing": ""}
-    lines = [{**whole, **row} for row in rows]
-    file.write_text(json.dumps(sealed_json({**told, "rows": lines})))
-    return run

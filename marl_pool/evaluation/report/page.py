@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.loading import computing
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.attention import attention
 from marl_pool.evaluation.report.comparison import comparison
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
@@ -21,9 +20,8 @@ from marl_pool.evaluation.report.methods import (
     recorded,
 )
 from marl_pool.evaluation.report.robustness import areas, profiles, transfer
-from marl_pool.evaluation.report.runs import load_policies, read_runs, trained_groups
+from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
-from marl_pool.evaluation.report.theory import theory
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.runs import Run
@@ -137,18 +135,10 @@ def _content(
         for name, group in groups.items()
     }
     sections += html.by_group(evaluated)
-    sections += theory(methods)
 
-    # Attention and videos need no evaluation, but policies that can be loaded.
-    loaded = load_policies(runs, plugins)
-    targets = [one for one in loaded.values() if isinstance(one, EvaluationTarget)]
-    names = groups or dict.fromkeys(
-        name for one in targets for name in trained_groups(one)
-    )
-    policies = {name: [attention(methods, loaded, name)] for name in names}
-    for name, own in policies.items() if settings.videos else ():
-        own.append(videos(methods, loaded, groups.get(name), name))
-    sections += html.by_group(policies)
+    # Videos need no evaluation, but policies that can be loaded.
+    if settings.videos:
+        sections += videos(methods, groups, plugins)
     sections.append(missing_values(methods, list(groups.values())))
     sections.append(html.PageSection("provenance"))
     return {

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from marl_pool.envs.options import expand_counts
 from marl_pool.evaluation.plots.heat_map import OCCLUDE, occluded_in_training
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.documents import AS_TRAINED
+from marl_pool.evaluation.report.evaluations import AS_TRAINED
 from marl_pool.evaluation.report.group_scores import (
     NOT_ASKED,
     UNPERTURBED,

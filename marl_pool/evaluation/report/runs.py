@@ -1,4 +1,4 @@
-"""The runs of a report: their comparable evaluations and diagnoses, their policies."""
+"""The runs of a report: their comparable evaluations, and their policies."""
 
 import re
 from collections import Counter
@@ -6,27 +6,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from marl_pool.evaluation.comparable import validate_comparable
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report.documents import (
+from marl_pool.evaluation.report.evaluations import (
     AS_TRAINED,
-    Document,
-    diagnosis_of,
+    Evaluation,
     evaluation_of,
 )
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.progress import Progress
 
 BEST = "best"
 Protocol = Mapping[str, Any]
-Loaded = Mapping[Path, EvaluationTarget | str]
-"""The policies of each run by its folder, or the reason why they cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +34,14 @@ class ReportedRun:
         name: the end of its path that tells it apart from the other runs.
         metrics: ``metrics.csv``; without rows if it cannot be read.
         evaluation: its intact evaluations; None without a comparable one.
-        diagnosis: the newest; None without a comparable one. If none was made, no
-            reason is given.
     """
 
     run: Run
     name: str
     metrics: pd.DataFrame
     metrics_missing: str
-    evaluation: Document | None
+    evaluation: Evaluation | None
     evaluation_missing: str
-    diagnosis: Document | None
-    diagnosis_missing: str
 
     @property
     def seed(self) -> int | None:
@@ -59,8 +51,7 @@ class ReportedRun:
     @property
     def missing(self) -> list[str]:
         """The reasons for all that it lacks."""
-        lacks = (self.evaluation_missing, self.diagnosis_missing, self.metrics_missing)
-        return list(filter(None, lacks))
+        return list(filter(None, (self.evaluation_missing, self.metrics_missing)))
 
     def relative(self, path: Path) -> str:
         """A file of the run, without the folders above the run."""
@@ -77,7 +68,7 @@ class ReportedRun:
 
 
 def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
-    """Read the evaluation and the diagnosis of each run.
+    """Read the evaluation of each run.
 
     Those made by another protocol than most are left out, with the reason: their
     numbers cannot be compared.
@@ -93,23 +84,12 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     validate_comparable(runs)
     # The protocol of most evaluations decides which of them are compared.
     evaluations = [evaluation_of(run) for run in runs]
-    diagnoses = [diagnosis_of(run) for run in runs]
     usual = _usual(evaluations)
-    # Without any evaluation, diagnoses are compared with one another.
-    reference = usual or _usual(diagnoses)
-    # Keep the evaluations and diagnoses that follow the usual protocol.
     found = []
-    for run, name, evaluation, diagnosis in zip(
-        runs, _names(runs), evaluations, diagnoses, strict=True
-    ):
-        no_evaluation = _problem("evaluation", name, evaluation, usual)
-        own = None if no_evaluation else evaluation
-        no_diagnosis = _problem("diagnosis", name, diagnosis, reference, own)
-        known = (None if no_diagnosis else diagnosis) or None
-        assert not isinstance(own, str)
-        assert not isinstance(known, str)
-        parts = (*_metrics(run), own, no_evaluation, known, no_diagnosis)
-        found.append(ReportedRun(run, name, *parts))
+    for run, name, evaluation in zip(runs, _names(runs), evaluations, strict=True):
+        problem = _problem(name, evaluation, usual)
+        own = evaluation if isinstance(evaluation, Evaluation) and not problem else None
+        found.append(ReportedRun(run, name, *_metrics(run), own, problem))
     return found
 
 
@@ -120,16 +100,6 @@ def not_evaluated(runs: Sequence[Run]) -> list[Run]:
         InputError: as `read_runs`.
     """
     return [one.run for one in read_runs(runs) if one.evaluation is None]
-
-
-def load_policies(runs: Sequence[ReportedRun], plugins: Collection[str]) -> Loaded:
-    """Load the policies of all runs."""
-    loaded = {}
-    with Progress(len(runs), unit="runs") as progress:
-        for done, one in enumerate(runs, start=1):
-            loaded[one.run.path] = load(one, plugins)
-            progress.update(done)
-    return loaded
 
 
 def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
@@ -147,18 +117,6 @@ def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
         )
     except InputError as error:
         return one.without_folders(error)
-
-
-def trained_groups(subject: EvaluationTarget) -> list[str]:
-    """The groups of agents whose policies were trained."""
-    return [name for name in subject.policies if name not in subject.fixed]
-
-
-def with_trained(subject: EvaluationTarget | str, group: str) -> EvaluationTarget | str:
-    """Policies of which that of the group was trained, or the reason to omit them."""
-    if isinstance(subject, str) or group in trained_groups(subject):
-        return subject
-    return f"the group {group!r} did not learn in this run"
 
 
 def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
@@ -179,49 +137,35 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return next(own for own in names if len(set(own)) == len(runs))
 
 
-def _usual(found: Sequence[Document | str]) -> Protocol:
+def _usual(found: Sequence[Evaluation | str]) -> Protocol:
     """The most frequent protocol, the first one of equally frequent ones."""
-    protocols = [one.protocol for one in found if isinstance(one, Document)]
+    protocols = [one.protocol for one in found if isinstance(one, Evaluation)]
     return max(protocols, key=protocols.count, default={})
 
 
-def _problem(
-    kind: Literal["evaluation", "diagnosis"],
-    name: str,
-    own: Document | str,
-    usual: Protocol,
-    evaluation: Document | str | None = None,
-) -> str:
-    """The reason to leave out a document; empty if it is comparable or was not made."""
+def _problem(name: str, own: Evaluation | str, usual: Protocol) -> str:
+    """The reason to leave out an evaluation; empty if it is comparable."""
     if isinstance(own, str):
-        return own and f"{own}: {_command(kind, name, usual)}"
+        return f"{own}: {_command(name, usual)}"
     differs = [
         f"{key} {value} where the others have {usual[key]}"
         for key, value in own.protocol.items()
         if value != usual[key]
     ]
-    if isinstance(evaluation, Document):
-        one, other = (each.about.get("iteration") for each in (own, evaluation))
-        same = one == other
-        differs += [] if same else [f"iteration {one} where its evaluation has {other}"]
-    reason = f"its {kind} cannot be compared with the others: {', '.join(differs)}"
-    return reason if differs else ""
+    reason = "its evaluation cannot be compared with the others: "
+    return f"{reason}{', '.join(differs)}" if differs else ""
 
 
-def _command(kind: str, name: str, usual: Protocol) -> str:
+def _command(name: str, usual: Protocol) -> str:
     """The command that makes what is missing, by the usual protocol."""
-    # A diagnosis has other numbers of episodes, and codes of its own.
-    verb, keys = "diagnose", ["seed"]
-    if kind == "evaluation":
-        verb, keys = "evaluate", ["episodes", "seed"]
-    words = [f"{key}={usual[key]}" for key in keys if key in usual]
+    words = [f"{key}={usual[key]}" for key in ("episodes", "seed") if key in usual]
     if (checkpoint := usual.get("checkpoint", BEST)) != BEST:
         words.append(f"checkpoint={checkpoint}")
-    if usual.get("rescale_codes") and kind == "evaluation":
+    if usual.get("rescale_codes"):
         words.append("rescale_codes=true")
     if (env := usual.get("env", AS_TRAINED)) != AS_TRAINED:
         words += [f"env.{key}={value}" for key, value in env.items()]
-    return " ".join(["marl-pool", verb, name, *words])
+    return " ".join(["marl-pool evaluate", name, *words])
 
 
 def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Videos of the policies, unperturbed and perturbed episodes side by side."""
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from marl_pool.evaluation.report.group_scores import (
     GroupScores,
 )
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.runs import Loaded, with_trained
+from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.evaluation.video.tiling import grid_frames
@@ -38,41 +38,60 @@ VIDEO = Markup(
 
 
 def videos(
-    methods: Sequence[Method], loaded: Loaded, group: GroupScores | None, name: str
-) -> html.PageSection:
-    """Build the section of videos, one of the first seed of each method.
+    methods: Sequence[Method],
+    groups: Mapping[str, GroupScores],
+    plugins: Collection[str],
+) -> list[html.PageSection]:
+    """Build a section of videos for each group, one of the first seed of each method.
 
     Args:
         methods: in order.
-        loaded: from `load_policies`.
-        group: the scores of the group, which choose the perturbation; None without an
-            evaluation.
-        name: of the group of agents.
+        groups: scores by group of agents, which choose the perturbation; without an
+            evaluation, the groups are those that were trained.
+        plugins: ``package.module:Class`` names that files of the runs may name.
     """
+    firsts = {method.name: method.runs[0] for method in methods}
+    loaded = {name: (one, load(one, plugins)) for name, one in firsts.items()}
+    names: Collection[str] = groups or dict.fromkeys(
+        group
+        for _, target in loaded.values()
+        if isinstance(target, EvaluationTarget)
+        for group in target.policies
+        if group not in target.fixed
+    )
+    return html.by_group(
+        {name: [_section(loaded, groups.get(name), name)] for name in names}
+    )
+
+
+def _section(
+    loaded: Mapping[str, tuple[ReportedRun, EvaluationTarget | str]],
+    scores: GroupScores | None,
+    group: str,
+) -> html.PageSection:
     # The perturbation that costs most is shown beside the unperturbed episode.
     perturbation, about, columns = None, "", [Markup("<b>unperturbed</b>")]
-    if group and (condition := _most_harmful(group)):
-        row = group.row(condition)
+    if scores and (condition := _most_harmful(scores)):
+        row = scores.row(condition)
         given = {"name": row["perturbation"], "severity": row["severity"]}
         perturbation = {**row["options"], **given}
         about = f"{condition.label} {condition.severity:g}"
         columns.append(Markup("<b>{}</b>").format(about))
     section = html.PageSection("videos", facts={"perturbation": about})
     # Render the first seed of each method, or say why that is impossible.
-    for method in methods:
-        one = method.runs[0]
-        caption = f"{method.name}, training seed {one.seed}"
-        subject = with_trained(loaded[one.run.path], name)
-        if isinstance(subject, str):
-            section.components.append(html.missing_note(f"{caption}: {subject}"))
-            continue
+    for method, (one, target) in loaded.items():
+        caption = f"{method}, training seed {one.seed}"
         try:
-            data = side_by_side(subject, perturbation, about, name)
+            if isinstance(target, str):
+                raise InputError(target)
+            if group in target.fixed:
+                raise InputError(f"the group {group!r} did not learn in this run")
+            data = side_by_side(target, perturbation, about, group)
         except (InputError, ModuleNotFoundError) as error:
             reason = f"{caption}: no video: {one.without_folders(error)}"
             section.components.append(html.missing_note(reason))
             continue
-        title = f"{one.name}, checkpoint {subject.name}"
+        title = f"{one.name}, checkpoint {target.name}"
         video = VIDEO.format(title, caption, Markup().join(columns), data)
         section.components.append(video)
     return section

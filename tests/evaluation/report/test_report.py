@@ -15,7 +15,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from helpers.reported import (
     EPISODES,
@@ -24,7 +23,6 @@ from helpers.reported import (
     Page,
     area,
     cells,
-    diagnosed,
     evaluated,
     page_of,
     scores_of,
@@ -35,11 +33,8 @@ from helpers.reported import (
     written,
 )
 from marl_pool.cli import main as cli
-from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.evaluation import report as report_package
-from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.report import attention, page
-from marl_pool.evaluation.report.attention import attention_summary
+from marl_pool.evaluation.report import page
 from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
 from marl_pool.evaluation.report.html import (
     Cell,
@@ -49,7 +44,7 @@ from marl_pool.evaluation.report.html import (
     span,
 )
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import load, not_evaluated, read_runs
+from marl_pool.evaluation.report.runs import not_evaluated
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -410,24 +405,20 @@ def test_every_number_has_its_provenance_and_every_missing_value_its_reason(
         with_policy(run) for run in several(tmp_path, ["ada"], 1, "env.num_noise=9")
     ]
     runs += [trained(tmp_path / "bare", "pooling=cls", "env.num_noise=3")]
-    diagnosed(runs[0], {"excess": 0.5, "checked": 1000, "violations": 0})
     parser = Cells()
     parser.feed(written(runs, tmp_path))
     assert len(parser.cells) > 60
     sections = {place for place, *_ in parser.cells}
-    assert {"overview", "areas", "ranking", "theory", "attention"} <= sections
+    assert {"overview", "areas", "ranking"} <= sections
     names = "|".join(run.path.name for run in runs)
     file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
     for section, text, title, kind in parser.cells:
         told = (section, text, title)
         if kind == "missing":
             assert re.search("[a-z]{2} ", title or ""), told
-        elif section == "attention":
-            form = rf"({names}), checkpoint best, 16 envs of seed 0, 64 steps: \d"
-            assert re.match(form, title or ""), told
         elif re.search(r"\d", text):
             assert re.search(file, title or ""), told
-        if kind != "missing" and re.search(r"results|diagnosis", title or ""):
+        if kind != "missing" and re.search("results", title or ""):
             assert section == "provenance" or "commit 0123abc" in title, told
             assert section == "provenance" or re.search(r"\d+ episodes", title), told
 
@@ -501,7 +492,6 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
                 row["label"] = f"occlude {HOSTILE}"
         changed = sealed_json({**content, "commit": HOSTILE})
         document.write_text(json.dumps(changed))
-        diagnosed(run, {"group": f"fox {HOSTILE}", HOSTILE: 3.0, "missing": ""})
     html = written(runs, tmp_path)
     seen = Tags()
     seen.feed(html)
@@ -568,46 +558,6 @@ def test_pages_without_a_name_stand_beside_each_other(
 
 
 # Policies at work
-
-
-def test_attention_is_read_from_the_policies(playing: Page) -> None:
-    html = playing.html
-    ada, most = cells(html, "attention")[:5], cells(html, "attention")[5:]
-    assert 0 < float(ada[0][0]) <= 1
-    # self, signal, noise, and the first two together; equal weights give N's shares.
-    numbers = [re.findall(r"(\d+)%", text) for text, _, _ in ada[1:]]
-    assert [int(equal) for _, equal in numbers] == [14, 43, 43, 57]
-    shares = [int(share) for share, _ in numbers]
-    assert sum(shares[:3]) == pytest.approx(100, abs=2)
-    assert shares[3] == pytest.approx(shares[0] + shares[1], abs=1)
-    assert [title for _, title, _ in most] == [
-        "its pooling head has no attention weights"
-    ] * 5
-
-
-def test_dead_agents_attend_to_nothing(
-    playing: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (source,) = read_runs(playing.runs[:1])
-    subject = load(source, ())
-    assert isinstance(subject, EvaluationTarget)
-
-    def living(env: SimpleCentroid) -> dict[str, torch.Tensor]:
-        alive = torch.zeros(env.num_envs, env.groups["agent"].num_agents)
-        alive[0] = 1
-        return {"agent": alive.bool()}
-
-    everyone = attention_summary(subject, "agent")
-    with monkeypatch.context() as patch:
-        patch.setattr(SimpleCentroid, "active", property(living))
-        first_alone = attention_summary(subject, "agent")
-    monkeypatch.setattr(attention, "NUM_ENVS", 1)
-    first = attention_summary(subject, "agent")
-    assert first is not None
-    assert first_alone is not None
-    assert first_alone != everyone
-    assert first_alone.entropy == pytest.approx(first.entropy)
-    assert first_alone.weights == pytest.approx(first.weights)
 
 
 def videos_in(html: str) -> list[bytes]:

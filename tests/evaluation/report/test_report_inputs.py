@@ -14,9 +14,7 @@ from helpers.reported import (
     EPISODES,
     SMALL,
     cells,
-    diagnosed,
     evaluated,
-    several,
     trained,
     written,
 )
@@ -331,114 +329,6 @@ def test_a_configuration_without_an_env_is_refused_in_one_line(
         "config.yaml: expected env.name, the name of an environment, got env: " in err
     )
     assert err.count("\n") == 1
-
-
-# Diagnoses
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"rows": [',
-        "[]",
-        '{"rows": 3}',
-        '{"rows": [{"old": 1}]}',
-        '{"rows": [{"group": "agent"}]}',
-    ],
-)
-def test_a_broken_diagnosis_is_left_out(tmp_path: Path, text: str) -> None:
-    run = evaluated(trained(tmp_path / "a"))
-    (run.evaluation_dir / "diagnosis.json").write_text(text)
-    (source,) = read_runs([run])
-    assert source.diagnosis is None
-    assert source.diagnosis_missing.startswith("diagnosis.json")
-    assert source.diagnosis_missing.endswith(
-        "make another: marl-pool diagnose a seed=0"
-    )
-    assert "Missing values" in written([run], tmp_path)
-
-
-def test_the_newest_diagnosis_that_is_whole_counts(tmp_path: Path) -> None:
-    run = evaluated(trained(tmp_path / "a"))
-    diagnosed(diagnosed(run, {"excess": 1}), {"excess": 2}, number="-2")
-    (run.evaluation_dir / "diagnosis-3.json").write_text("{")
-    (source,) = read_runs([run])
-    assert source.diagnosis is not None
-    assert source.diagnosis.numbers("agent") == {"excess": 2}
-
-
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        ({"seed": 5}, "seed 5 where the others have 0"),
-        ({"checkpoint": "last"}, "checkpoint last where the others have best"),
-        ({"changed": {"num_noise": 9}}, "env {'num_noise': 9} where the others have"),
-        ({"iteration": 7}, "iteration 7 where its evaluation has 3"),
-    ],
-)
-@pytest.mark.parametrize("is_evaluated", [True, False])
-def test_a_diagnosis_of_something_else_is_left_out(
-    tmp_path: Path, other: dict[str, Any], told: str, is_evaluated: bool
-) -> None:
-    runs = [trained(tmp_path / str(seed), seed=seed) for seed in range(3)]
-    for run in runs if is_evaluated else []:
-        evaluated(run)
-    diagnosed(runs[0], {"excess": 1.0}, **other)
-    for run in runs[1:]:
-        diagnosed(run, {"excess": 2.0})
-    odd, *rest = read_runs(runs)
-    assert all(source.diagnosis for source in rest)
-    if is_evaluated or "iteration" not in other:
-        assert odd.diagnosis is None
-        assert told in odd.diagnosis_missing
-        assert told.partition(" {")[0] in written(runs, tmp_path)
-
-
-def test_a_diagnosis_is_shown_over_seeds_with_its_origins(tmp_path: Path) -> None:
-    runs = several(tmp_path, ["ada", "max"], 2)
-    for seed, run in enumerate(runs[:2]):
-        known = {"excess": 0.25 + seed, "excess_low": seed, "excess_high": 1.5 + seed}
-        known |= {"checked": 1000, "violations": seed, "heads": 2, "observations": 9}
-        known |= {"signal_low": -0.5, "ok": True, "margin": None, "missing": ""}
-        whole = {**known, "width": 0.5} if seed else known
-        diagnosed(run, whole, {"head": "0", "excess": 9.0, "checked": 5})
-    html = written(runs, tmp_path)
-    shown = cells(html, "theory")
-    assert [text for text, _, _ in shown[::2]] == [
-        "0.75 0.00 to 1.50; 1.00 to 2.50",
-        "2,000",
-        "1",
-        "\N{MINUS SIGN}0.50",
-        "0.50 1 of 2 seeds",
-    ]
-    assert shown[0][1] == (
-        "ada-0/evaluation/diagnosis.json, commit 0123abc, 64 episodes: 0.25 (0.00 to "
-        "1.50); ada-1/evaluation/diagnosis.json, commit 0123abc, 64 episodes: 1.25 "
-        "(1.00 to 2.50)"
-    )
-    assert {text for text, _, _ in shown[1::2]} == {"missing"}
-    assert shown[1][1] == "it was not diagnosed"
-
-
-def test_heads_without_a_row_of_all_are_joined(tmp_path: Path) -> None:
-    heads = [
-        {"head": str(head), "excess": 1.0 + head, "checked": 10, "violations": head}
-        for head in range(3)
-    ]
-    run = diagnosed(evaluated(trained(tmp_path / "a")), *heads)
-    (source,) = read_runs([run])
-    assert source.diagnosis is not None
-    told = {"excess": 2.0, "checked": 30, "violations": 3}
-    assert source.diagnosis.numbers("agent") == told
-
-
-def test_each_group_has_a_diagnosis_of_its_own(tmp_path: Path) -> None:
-    run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    gap = {"group": "hen", "missing": "an unknown environment"}
-    html = written([diagnosed(run, {"group": "fox", "excess": 3.0}, gap)], tmp_path)
-    assert "Theory on these policies (fox)" in html
-    assert [text for text, _, _ in cells(html, "theory-group0")] == ["3.00"]
-    assert "a: an unknown environment" in html
 
 
 # Methods
