@@ -1,7 +1,6 @@
-"""Comparison of methods: ranking, performance profile, improvement, retraining gap."""
+"""Comparison of methods: ranking, improvement, retraining gap."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from marl_pool.evaluation.report.group_scores import (
     MethodScores,
     joint_provenance,
 )
-from marl_pool.evaluation.report.plots import Curve, Panel, draw_panels, draw_points
+from marl_pool.evaluation.report.plots import draw_points
 from marl_pool.evaluation.report.robustness import trained_in
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,
@@ -25,15 +24,11 @@ from marl_pool.evaluation.statistics.comparison import (
     retraining_gap,
 )
 from marl_pool.evaluation.statistics.intervals import (
-    CONFIDENCE,
     Interval,
     interquartile_score,
-    optimality_gap,
-    performance_profile,
 )
 from marl_pool.utils.plotting import LineStyle
 
-THRESHOLDS = 121
 FEW = "fewer than two seeds of a method: there is no interval over seeds"
 UNDEFINED = (
     "some bootstrap samples of the episodes have no score: there are too few, or the "
@@ -62,7 +57,6 @@ def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
         for env, task in tasks.items():
             ranking += [*trained_in(group, env), *_ranked(group, *task, styles)]
         if any(len(own) > 1 for own, _ in tasks.values()):
-            contents["performance"] = [_performance(group, tasks, styles)]
             contents["improvement"] = _improvement(group, tasks)
     # Methods may have been trained in several environments.
     if len(tasks) > 1:
@@ -95,7 +89,6 @@ def _ranked(
                 "method": html.Cell(name if notes else f"{place}. {name}"),
                 "IQM": cell(html.number(value.value)),
                 "95 % over seeds": _interval_cell(value, [own]),
-                "optimality gap": cell(html.number(float(optimality_gap(seeds)))),
                 "seeds": cell(str(len(seeds))),
             }
         )
@@ -116,41 +109,6 @@ def _why_unknown(own: Sequence[MethodScores]) -> str:
     """The reason why an interval over seeds is unknown."""
     few = min(one.scores.seeds for one in own) < INTERVAL_FROM
     return FEW if few else UNDEFINED
-
-
-def _performance(group: GroupScores, tasks: Tasks, styles: Styles) -> html.Component:
-    panels = [Panel(env, _profiles(*task)) for env, task in tasks.items() if task[1]]
-    if not panels:
-        return NOT_SHARED
-    draw = partial(draw_panels, panels, styles, columns=2, height=3.0, dots=False)
-    labels = {"xlabel": "score", "ylabel": "fraction of runs above"}
-    draw = partial(draw, **labels, steps=True)
-    caption = "Run-score distributions, averaged over perturbations."
-    return html.figure(draw, caption, joint_provenance(group.measured))
-
-
-def _profiles(
-    own: Sequence[MethodScores], conditions: Sequence[Condition]
-) -> list[Curve]:
-    """The performance profile of each method, with its band over seeds."""
-    # One grid of thresholds for all methods.
-    scores = [one.under(conditions) for one in own]
-    every = np.concatenate([one.points.ravel() for one in scores])
-    margin = 0.05 * float(np.ptp(every)) or 0.1
-    grid = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
-    tail = 50 * (1 - CONFIDENCE)
-    curves = []
-    for one, own_scores in zip(own, scores, strict=True):
-        # Add a band if there are enough seeds.
-        value = performance_profile(own_scores.points, grid)
-        curve = Curve(one.method.kind, grid, value)
-        resampled = own_scores.resampled()
-        if own_scores.seeds >= INTERVAL_FROM and np.isfinite(resampled).all():
-            profiles = performance_profile(resampled, grid)
-            band = np.percentile(profiles, (tail, 100 - tail), axis=0)
-            curve = replace(curve, band=band)
-        curves.append(curve)
-    return curves
 
 
 def _improvement(group: GroupScores, tasks: Tasks) -> list[html.Component]:

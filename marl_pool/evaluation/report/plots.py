@@ -64,7 +64,6 @@ def draw_panels(
     height: float = 2.35,
     dots: bool = True,
     lines: Mapping[str, float] | None = None,
-    steps: bool = False,
 ) -> str:
     """Draw panels that share the range of their ordinates.
 
@@ -77,7 +76,6 @@ def draw_panels(
         height: of a panel, inches.
         dots: draw single seeds as dots; otherwise as thin lines.
         lines: horizontal lines by name, drawn where they lie within the range.
-        steps: draw curves as step functions.
     """
     from matplotlib.lines import Line2D
 
@@ -100,7 +98,7 @@ def draw_panels(
             axes.set_ylim(low, high)
             # Draw the curves, the panel's note and the reference lines.
             for curve in panel.curves:
-                _draw_curve(axes, curve, styles[curve.name], dots=dots, steps=steps)
+                _draw_curve(axes, curve, styles[curve.name], dots=dots)
             text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
             if panel.note:
                 note = "\n".join(textwrap.wrap(panel.note, 30))
@@ -152,15 +150,11 @@ def draw_points(
         return to_svg(figure)
 
 
-def _draw_curve(
-    axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool, steps: bool
-) -> None:
+def _draw_curve(axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool) -> None:
     # The band lies below the curves.
     line: dict[str, Any] = {"color": style.color}
-    line |= {"drawstyle": "steps-post"} if steps else {}
     if not np.isnan(curve.band).all():
-        step: Any = "post" if steps else None
-        band = {"color": style.color, "alpha": 0.14, "linewidth": 0, "step": step}
+        band: dict[str, Any] = {"color": style.color, "alpha": 0.14, "linewidth": 0}
         axes.fill_between(curve.x, *curve.band, **band)
     # Seeds are thin lines, or dots.
     thin = {**line, "linewidth": 0.7, "alpha": 0.55}

@@ -53,21 +53,6 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
 
 
-def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Mean shortfall of scores from a target; scores above it count as the target.
-
-    Source: Agarwal et al. (2021), section 4.3.
-
-    Args:
-        scores: ``(..., runs, conditions)`` normalized.
-        target: target score; the scripted policy's is 1.
-
-    Returns:
-        ``(...)``, lower is better.
-    """
-    return target - np.minimum(scores, target).mean((-2, -1))
-
-
 def interquartile_score(scores: np.ndarray) -> np.ndarray:
     """Interquartile mean over all runs and conditions together.
 
@@ -100,26 +85,6 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     # A comparison with NaN is False: it would count as a loss.
     known = ~(np.isnan(one) | np.isnan(other))
     return np.where(known, wins, np.nan).mean((-3, -2, -1))
-
-
-def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Fraction of runs that score more than each threshold.
-
-    Source: Agarwal et al. (2021), section 4.2: run-score distributions, averaged over
-    conditions.
-
-    Args:
-        scores: ``(..., runs, conditions)``.
-        thresholds: ``(T,)``.
-
-    Returns:
-        ``(..., T)``, decreasing; NaN if a score is NaN.
-    """
-    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
-    rows = flat.reshape(-1, flat.shape[-1])
-    below = np.stack([np.searchsorted(row, thresholds, "right") for row in rows])
-    above = (1 - below / flat.shape[-1]).reshape(*flat.shape[:-1], len(thresholds))
-    return np.where(np.isnan(flat).any(-1, keepdims=True), np.nan, above)
 
 
 def around(

@@ -11,9 +11,7 @@ from marl_pool.evaluation.statistics.intervals import (
     bootstrap,
     interquartile_mean,
     interquartile_score,
-    optimality_gap,
     paired_drop,
-    performance_profile,
     probability_of_improvement,
     summarize,
 )
@@ -160,12 +158,6 @@ def test_interquartile_score_is_over_runs_and_conditions_together() -> None:
     assert interquartile_score(sample) != pytest.approx(apart)
 
 
-def test_optimality_gap_by_hand() -> None:
-    # What lies above the target counts as met: (0.5 + 1 + 0 + 1) / 4 of it is reached.
-    assert optimality_gap(np.array([[0.5, 3.0], [0.0, 1.0]])) == 0.375
-    assert optimality_gap(np.array([[0.5, 3.0]]), target=2.0) == 0.75
-
-
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
 def test_probability_of_improvement_is_mann_and_whitneys_u(
     n: int, m: int, seed: int
@@ -195,24 +187,6 @@ def test_probability_of_improvement_of_many_draws_at_once() -> None:
     np.testing.assert_allclose(together, apart)
 
 
-def test_performance_profile_by_hand() -> None:
-    sample = np.array([[0.0, 1.0], [0.5, 1.0]])
-    # Two of four exceed 0.5: a score does not exceed itself.
-    thresholds = np.array([-1.0, 0.0, 0.5, 0.9, 1.0])
-    shares = performance_profile(sample, thresholds)
-    np.testing.assert_array_equal(shares, [1.0, 0.75, 0.5, 0.5, 0.0])
-    both = performance_profile(np.stack([sample, sample + 1]), thresholds)
-    np.testing.assert_array_equal(both, [shares, [1, 1, 1, 1, 0.75]])
-
-
-@given(st.integers(0, 1000))
-def test_performance_profile_is_one_minus_the_distribution(seed: int) -> None:
-    sample = scores(seed, 5)
-    grid = np.linspace(-1, 3, 17)
-    expected = 1 - stats.ecdf(sample.ravel()).cdf.evaluate(grid)
-    np.testing.assert_allclose(performance_profile(sample, grid), expected)
-
-
 @pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 1)])
 def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
     place: tuple[int, int, int],
@@ -228,6 +202,3 @@ def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
     ):
         assert np.isnan(shares[place[0]])
         assert shares[known] == pytest.approx(expected[known])
-    profile = performance_profile(first, np.array([-1.0, 0.5]))
-    assert np.isnan(profile[place[0]]).all()
-    assert np.isfinite(profile[known]).all()
