@@ -128,8 +128,7 @@ EVALUATE = """\
 env.KEY=… measures a run in another environment than it was trained in. A policy without
 a run is named by its folder, with env=NAME if that names no environment, or by
 pretrained=NAME if it is shipped with the package. Its results are written to --out, by
-default a new folder in evaluations/. Several runs whose training or test hides tokens
-are compared in a heat map, which is also written to --out.
+default a new folder in evaluations/. `marl-pool report` compares several runs.
 
 examples:
   marl-pool evaluate runs/my-run

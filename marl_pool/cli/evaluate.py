@@ -131,7 +131,7 @@ class Reader(ABC):
 
 
 class Evaluate(Reader):
-    """Measure runs or policies under perturbations, and compare several."""
+    """Measure runs or policies under perturbations."""
 
     verb = "evaluate"
 
@@ -145,18 +145,10 @@ class Evaluate(Reader):
 
     @override
     def on_several(self) -> None:
-        runs = self.open_all()
-        documents = self.write_documents()
-        from marl_pool.evaluation.comparable import validate_comparable
-        from marl_pool.evaluation.plots.heat_map import compare, has_occlusion
-
-        if has_occlusion(self.settings.perturbations):
-            try:
-                validate_comparable(runs)
-            except InputError as error:
-                print(f"no heat map: {error}")
-            else:
-                print_paths(compare(documents, self.arguments.out))
+        if self.arguments.out is not None:
+            raise InputError("--out: expected a single policy, got several")
+        self.open_all()
+        self.write_documents()
 
 
 class Diagnose(Reader):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.measure import EvaluationResults, OnProgress, measure
-from marl_pool.evaluation.plots.heat_map import occluded_in_training
 from marl_pool.evaluation.results import (
     CURVES,
     DOCUMENT,
@@ -81,7 +80,6 @@ def evaluate_run(
     results.show(title)
     record = {
         **target.record(settings.episodes),
-        "occluded_in_training": occluded_in_training(run.config),
         "rescale_codes": settings.rescale_codes,
     }
     files = Files(run.evaluation_dir)

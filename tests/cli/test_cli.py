@@ -419,6 +419,3 @@ def test_several_policies_without_a_run_are_measured(tmp_path, monkeypatch, caps
     few = ["perturbations=[{name: shuffle, severities: [1.0]}]", "episodes=2"]
     assert cli.main(["evaluate", *paths, *few, "env.max_steps=5"]) == 0
     assert len(list(tmp_path.glob("evaluations/*/evaluation/results.json"))) == 2
-    hidden = ["perturbations=[{name: occlude, severities: [0.5]}]", "episodes=2"]
-    assert cli.main(["evaluate", *paths, *hidden, "env.max_steps=5"]) == 0
-    assert "occlusion.csv" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from marl_pool.evaluation.report import html

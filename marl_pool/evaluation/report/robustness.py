@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.envs.options import expand_counts
-from marl_pool.evaluation.plots.heat_map import OCCLUDE, occluded_in_training
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.evaluations import AS_TRAINED
 from marl_pool.evaluation.report.group_scores import (
@@ -25,6 +25,7 @@ from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics.comparison import INTERVAL_FROM
 from marl_pool.utils.plotting import LineStyle
 
+OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
 
 
@@ -196,6 +197,16 @@ def _occluded(own: MethodScores) -> str:
     name = (config.get("perturbation") or {}).get("name", "none")
     other = f", {own.method.perturbed}" if name not in ("none", OCCLUDE) else ""
     return f"{share:.0%}{other}"
+
+
+def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
+    """The fraction of tokens missing in a run's training, or its bounds."""
+    perturbation = config.get("perturbation") or {}
+    if perturbation.get("name") != OCCLUDE:
+        return 0.0
+    severity = perturbation["severity"]
+    bounds = (config.get("clone") or {}).get("severities") or severity
+    return bounds if isinstance(bounds, list) else float(severity)
 
 
 def _maps(

@@ -370,8 +370,6 @@ def test_five_seeds_are_ranked_with_intervals(tmp_path: Path) -> None:
     assert texts(ranking).index("1. max") < texts(ranking).index("2. ada")
     assert "Max scores highest, 0.77 (" in html
     assert "followed by ada with 0.67 (" in html
-    # Areas of 0.55 and 0.75 and 0.02 more for the mean seed; max has 0.1 more again.
-    assert [text for text, _, _ in cells(html, "ranking")[2::4]] == ["0.23", "0.33"]
 
 
 def test_one_seed_holds_for_this_policy_only(one_seed: Page) -> None:

@@ -24,7 +24,7 @@ from marl_pool.envs.drawing.patches import OUTLINE, PatchGrid
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.episodes import play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
-from marl_pool.evaluation.plots.heat_map import compare, occluded_in_training
+from marl_pool.evaluation.report.robustness import occluded_in_training
 from marl_pool.evaluation.results import CLEAN, Files, Result
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.video.render import outline_top
@@ -465,37 +465,7 @@ def test_overlapping_patches_have_their_corners() -> None:
     ]
 
 
-# Several runs
-
-
-def test_several_runs_make_a_heat_map(tmp_path: Path) -> None:
-    half = {"name": "occlude", "severity": 0.5}
-    runs = [
-        make_run(tmp_path / "half", sensory(), perturbation=half),
-        make_run(tmp_path / "none", sensory()),
-    ]
-    occlude = {"name": "occlude", "severities": [0.2, 0.8]}
-    settings = suite(perturbations=[occlude], transfer=[])
-    documents = [evaluate(run, settings)[1] for run in runs]
-    table, picture = compare(documents, str(tmp_path / "both"))
-    lines = table.read_text().splitlines()
-    cells = [line.split(",")[:3] for line in lines[1:]]
-    assert cells == [
-        [run, trained, tested]
-        for run, trained in (("half", "50%"), ("none", "0%"))
-        for tested in ("0.0", "0.2", "0.8")
-    ]
-    assert cv2.imread(str(picture)) is not None
-    with pytest.raises(InputError, match=r"both exists; choose another --out"):
-        compare(documents, str(tmp_path / "both"))
-
-
-def test_without_occlusion_there_is_no_heat_map(tmp_path: Path) -> None:
-    settings = suite(perturbations=[], transfer=[])
-    document = evaluate(make_run(tmp_path / "run", sensory()), settings)[1]
-    with pytest.raises(InputError, match="expected rows of the perturbation occlude"):
-        compare([document], str(tmp_path / "map"))
-    assert not (tmp_path / "map").exists()
+# Training with occlusion
 
 
 @pytest.mark.parametrize(
@@ -611,16 +581,15 @@ def test_a_runs_results_are_its_own(command: Any, tmp_path: Path) -> None:
     assert "--out: the results of run are written to that run" in said[0]
 
 
-def test_runs_are_compared_by_the_command(command: Any, tmp_path: Path) -> None:
+def test_several_runs_have_results_of_their_own(command: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_run(tmp_path / name, sensory())
     status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
-    assert status == 0
-    assert said[-2:] == ["map/occlusion.csv", "map/occlusion.png"]
+    refusal = "marl-pool: --out: expected a single policy, got several"
+    assert (status, said) == (2, [refusal])
+    assert command("evaluate", "one", *QUICK, "two")[0] == 0
+    assert Path("one/evaluation/results.json").is_file()
     assert Path("two/evaluation/results.json").is_file()
-    status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
-    assert (status, said) == (2, ["marl-pool: map exists; choose another --out"])
-    assert not Path("two/evaluation/results-2.json").exists()
 
 
 def test_a_policy_without_a_run_is_rendered(command: Any) -> None:
