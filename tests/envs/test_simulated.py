@@ -1,11 +1,6 @@
-"""Environments around simulators: seeds, exact replays, and simulators in a process."""
+"""Environments around simulators: seeds and exact replays."""
 
-import gc
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,21 +16,17 @@ from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.simulation.env import SimulatedEnv
-from marl_pool.envs.simulation.process import SimulatorProcess
-from marl_pool.envs.simulation.simulator import ActionLog, Simulators, extra
+from marl_pool.envs.simulation.simulator import LoggedSimulator, extra
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.errors import InputError, StoppedError
-
-COUNTER = "helpers.toy_simulator:Counter"
+from marl_pool.utils.errors import InputError
 
 
 class Counted(SimulatedEnv):
     """A env of `Counter`."""
 
-    def __init__(self, num_envs: int, process: bool = False, **options: Any) -> None:
-        simulators = SimulatorProcess(COUNTER, {}) if process else Simulators(Counter)
+    def __init__(self, num_envs: int, **options: Any) -> None:
         context: dict[str, Any] = {
             "max_steps": 20,
             "seed": 0,
@@ -47,7 +38,7 @@ class Counted(SimulatedEnv):
         }
         super().__init__(
             num_envs,
-            simulators=simulators,
+            build=Counter,
             shape=(2,),
             observation_dtype=torch.float32,
             **context,
@@ -67,10 +58,6 @@ class Counted(SimulatedEnv):
         return actions
 
 
-def in_process(num_envs: int, **options: Any) -> SimulatedEnv:
-    return Counted(num_envs, process=True, **options)
-
-
 def real(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
     def make(num_envs: int, **options: Any) -> SimulatedEnv:
         env = make_batched_env(name, num_envs, **fixed, **options)
@@ -84,7 +71,6 @@ EACH_ENV = pytest.mark.parametrize(
     "make",
     [
         pytest.param(Counted, id="counted"),
-        pytest.param(in_process, id="counted in a process"),
         pytest.param(real("ant", num_frames=2), id="ant"),
         pytest.param(real("ant_bullet", num_frames=2), id="ant_bullet"),
         pytest.param(real("car_racing", num_frames=2), id="car_racing"),
@@ -258,120 +244,11 @@ def test_dropping_ended_envs_repeats_nothing(monkeypatch: pytest.MonkeyPatch) ->
     env = begun(Counted, 3)
     run(env, 1)
     begun_again: list[Any] = []
-    monkeypatch.setattr(Simulators, "replay", lambda *a: begun_again.append(a))
+    monkeypatch.setattr(LoggedSimulator, "replay", lambda *a: begun_again.append(a))
     rest = env.select(torch.tensor([2, 0]))
     assert isinstance(rest, SimulatedEnv)
     run(rest, 2)
     assert not begun_again
-
-
-# Simulators in a process
-
-
-def pid_of(env: SimulatedEnv) -> int:
-    process = env._pool.backend
-    assert isinstance(process, SimulatorProcess)
-    assert process._process is not None
-    return process._process.pid
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def gone(pid: int) -> bool:
-    """Wait for the end of a process, for some time."""
-    for _ in range(200):
-        if not runs(pid):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def test_the_process_starts_when_needed_and_ends_with_its_envs() -> None:
-    env = in_process(2)
-    assert isinstance(env._pool.backend, SimulatorProcess)
-    assert env._pool.backend._process is None
-    env.reset()
-    pid = pid_of(env)
-    assert runs(pid)
-    taken = env.select(torch.tensor([0]))
-    del env
-    gc.collect()
-    assert isinstance(taken, SimulatedEnv)
-    run(taken, 1)
-    del taken
-    gc.collect()
-    assert gone(pid)
-
-
-@pytest.mark.parametrize("end", ["sys.exit(3)", "os.kill(os.getpid(), 9)"])
-def test_the_process_ends_with_the_interpreter(end: str) -> None:
-    program = (
-        "import os, sys\n"
-        "from marl_pool.envs.simulation.process import SimulatorProcess\n"
-        "from marl_pool.envs.simulation.simulator import ActionLog\n"
-        f"process = SimulatorProcess({COUNTER!r}, {{}})\n"
-        "process.replay([0], [ActionLog(1)])\n"
-        "print(process._process.pid, flush=True)\n"
-        f"{end}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True
-    )
-    assert done.returncode in (3, -9)
-    assert not done.stderr
-    assert gone(int(done.stdout))  # and nothing else was printed
-
-
-def test_a_dead_process_is_one_clear_error() -> None:
-    env = begun(in_process)
-    os.kill(pid_of(env), signal.SIGKILL)
-    for _ in range(2):
-        with pytest.raises(StoppedError, match=r"Counter\) has ended, exit status -9"):
-            run(env, 1)
-
-
-def test_a_process_that_cannot_start_says_why() -> None:
-    process = SimulatorProcess("helpers.toy_simulator:Nothing", {})
-    with pytest.raises(AttributeError, match="Nothing"):
-        process.replay([0], [ActionLog(1)])
-
-
-def test_exceptions_of_the_simulators_are_raised_here() -> None:
-    env = begun(in_process)
-    with pytest.raises(FloatingPointError, match="it burst") as caught:
-        env.step({"agent": -torch.ones(1, 1, 1)})
-    assert "toy_simulator.py" in caught.value.__notes__[0]
-    run(env, 1)  # it goes on
-
-
-def test_exceptions_that_cannot_be_sent_are_told() -> None:
-    process = SimulatorProcess("helpers.toy_simulator:Broken", {})
-    with pytest.raises(RuntimeError, match="Unsendable: cannot be rebuilt"):
-        process.replay([0], [ActionLog(1)])
-
-
-def test_an_interrupted_call_is_not_answered_by_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process = SimulatorProcess(COUNTER, {})
-    process.replay([0], [ActionLog(1)])
-    assert process._pipe is not None
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process._pipe, "recv", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        process.step([0], np.ones((1, 1)))
-    monkeypatch.undo()
-    with pytest.raises(StoppedError, match="has ended"):
-        process.step([0], np.ones((1, 1)))
 
 
 # Extras

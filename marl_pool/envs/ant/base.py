@@ -1,6 +1,6 @@
 """Ants of two simulators: sensor channels as tokens, and pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.drawing import NUM_PARTS, draw
 from marl_pool.envs.base import AgentGroup, EnvOptions
-from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
-from marl_pool.envs.simulation.simulator import SimulatorBackend
+from marl_pool.envs.simulation.env import SimulatedEnv, SimulatorStep, push_frames
+from marl_pool.envs.simulation.simulator import Simulator
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 
@@ -37,7 +37,8 @@ class AntEnv(SimulatedEnv):
     bar for each channel; the line across the bars is the uniform weight.
 
     Args:
-        simulators: their observations are the channels, then the positions of 13 parts.
+        build: builds a simulator, whose observations are the channels, then the
+            positions of 13 parts.
         channels: names of the channels, in the order of the tokens.
         num_frames: readings of a channel in its token; they are the token's features,
             the newest last.
@@ -52,7 +53,7 @@ class AntEnv(SimulatedEnv):
         self,
         num_envs: PositiveInt,
         *,
-        simulators: SimulatorBackend,
+        build: Callable[[], Simulator[SimulatorStep]],
         channels: Sequence[str],
         num_frames: PositiveInt = 1,
         channel_ids: bool = False,
@@ -62,7 +63,7 @@ class AntEnv(SimulatedEnv):
         count = len(channels)
         super().__init__(
             num_envs,
-            simulators=simulators,
+            build=build,
             shape=(count + 3 * NUM_PARTS,),
             observation_dtype=common.get("dtype", torch.float32),
             max_steps=max_steps,

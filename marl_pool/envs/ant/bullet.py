@@ -4,10 +4,10 @@ from importlib.util import find_spec
 from typing import Unpack
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
-from marl_pool.envs.simulation.process import SimulatorProcess
+from marl_pool.envs.simulation.env import SimulatorStep
+from marl_pool.envs.simulation.simulator import Simulator
 from marl_pool.utils.types import PositiveInt
 
-SIMULATOR = "marl_pool.envs.ant.bullet_simulator:AntBulletSimulator"
 CHANNELS = (
     "height",
     "sin_target",
@@ -48,9 +48,8 @@ class AntBullet(AntEnv):
     (``experiment=ant_clone``) the previous action is the executed one; in the published
     data it was always zero.
 
-    The simulators of a batch run in a separate process, because pybullet_envs needs a
-    substitute for the package ``gym``. They cannot save their state; see
-    `SimulatedEnv`.
+    Simulators step one after the other, at a millisecond each. They cannot save their
+    state; see `SimulatedEnv`.
 
     Source: ``AntBulletEnv-v0`` of `PyBullet <https://pybullet.org>`_ (Coumans and Bai,
     2016), as in section 4.2 of `Tang and Ha, 2021
@@ -62,7 +61,6 @@ class AntBullet(AntEnv):
 
     Raises:
         ModuleNotFoundError: pybullet, of the extra ``bullet``, is not installed.
-        StoppedError: in a step or reset, the process of the simulators has exited.
     """
 
     def __init__(
@@ -72,12 +70,13 @@ class AntBullet(AntEnv):
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],
     ) -> None:
-        # Fail here, not in the process; importing it would affect this process.
+        # Fail here, and import it at the first reset.
         if find_spec("pybullet") is None:
             raise ModuleNotFoundError("No module named 'pybullet'", name="pybullet")
-        super().__init__(
-            num_envs,
-            simulators=SimulatorProcess(SIMULATOR, {"alive_bonus": alive_bonus}),
-            channels=CHANNELS,
-            **common,
-        )
+
+        def build() -> Simulator[SimulatorStep]:
+            from marl_pool.envs.ant.bullet_simulator import AntBulletSimulator
+
+            return AntBulletSimulator(alive_bonus=alive_bonus)
+
+        super().__init__(num_envs, build=build, channels=CHANNELS, **common)

@@ -1,10 +1,8 @@
-"""A substitute for the parts of the package ``gym`` that pybullet_envs imports.
-
-It adds modules named ``gym`` to ``sys.modules``, and pybullet_envs adds its own folder
-to ``sys.path``: import both in the simulators' process only.
-"""
+"""A substitute for the parts of the package ``gym`` that pybullet_envs imports."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,22 +16,43 @@ class _FullRegistry:
         return True
 
 
+@contextmanager
+def gym_shim() -> Iterator[None]:
+    """Make ``import pybullet_envs`` work without ``gym`` and ``pkg_resources``.
+
+    The modules of these names exist in this context only, and the folder that
+    pybullet_envs adds to ``sys.path`` is removed again.
+    """
+    registry = SimpleNamespace(env_specs=_FullRegistry())
+    gym = {name: getattr(gymnasium, name) for name in ("Env", "spaces", "utils")}
+    modules = {
+        "gym": _module("gym", **gym, __version__="0.21.0"),
+        "gym.envs": _module("gym.envs"),
+        "gym.envs.registration": _module(
+            "gym.envs.registration", registry=registry, make=None, spec=None
+        ),
+        "gym.spaces": gymnasium.spaces,
+        "gym.utils": gymnasium.utils,
+        "gym.utils.seeding": gymnasium.utils.seeding,
+        "pkg_resources": _module("pkg_resources", parse_version=_version),
+    }
+    known = {name: sys.modules[name] for name in modules if name in sys.modules}
+    path = list(sys.path)
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(known)
+        sys.path[:] = path
+
+
 def _module(name: str, **names: Any) -> ModuleType:
     module = ModuleType(name)
     module.__dict__.update(names)
-    sys.modules[name] = module
     return module
 
 
-def install() -> None:
-    """Make ``import pybullet_envs`` work without ``gym`` and ``pkg_resources``."""
-    registry = SimpleNamespace(env_specs=_FullRegistry())
-    gym = {name: getattr(gymnasium, name) for name in ("Env", "spaces", "utils")}
-    _module("gym", **gym, __version__="0.21.0")
-    _module("gym.envs")
-    _module("gym.envs.registration", registry=registry, make=None, spec=None)
-    for name in ("spaces", "utils", "utils.seeding"):
-        sys.modules[f"gym.{name}"] = sys.modules[f"gymnasium.{name}"]
-    _module(
-        "pkg_resources", parse_version=lambda text: [int(n) for n in text.split(".")]
-    )
+def _version(text: str) -> list[int]:
+    return [int(number) for number in text.split(".")]

@@ -1,9 +1,10 @@
 """MuJoCo's Ant with sensor channels as unordered tokens."""
 
+from functools import partial
 from typing import Unpack
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
-from marl_pool.envs.simulation.simulator import Simulators, extra
+from marl_pool.envs.simulation.simulator import extra
 from marl_pool.utils.types import PositiveInt
 
 AXES = "xyz"
@@ -73,20 +74,15 @@ class Ant(AntEnv):
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],
     ) -> None:
+        with extra("mujoco"):
+            import imageio  # noqa: F401  Gymnasium would not name the missing one
+            import mujoco  # noqa: F401
+
+            from marl_pool.envs.ant.mujoco_simulator import AntSimulator
+        options = {"contact_forces": contact_forces, "alive_bonus": alive_bonus}
         super().__init__(
             num_envs,
-            simulators=_simulators(contact_forces, alive_bonus),
+            build=partial(AntSimulator, **options),
             channels=CHANNELS + CONTACTS * contact_forces,
             **common,
         )
-
-
-def _simulators(contact_forces: bool, alive_bonus: bool) -> Simulators:
-    with extra("mujoco"):
-        import imageio  # noqa: F401  Gymnasium would not name the missing one
-        import mujoco  # noqa: F401
-
-        from marl_pool.envs.ant.mujoco_simulator import AntSimulator
-    return Simulators(
-        lambda: AntSimulator(contact_forces=contact_forces, alive_bonus=alive_bonus)
-    )

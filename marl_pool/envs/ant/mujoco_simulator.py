@@ -4,10 +4,11 @@ import numpy as np
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
 from typing_extensions import override
 
+from marl_pool.envs.simulation.env import SimulatorStep
 from marl_pool.envs.simulation.simulator import Simulator
 
 
-class AntSimulator(Simulator):
+class AntSimulator(Simulator[SimulatorStep]):
     """One ant; an observation is its channels, then the positions of its 13 parts."""
 
     def __init__(self, *, contact_forces: bool, alive_bonus: bool) -> None:
@@ -15,15 +16,16 @@ class AntSimulator(Simulator):
         self._alive_bonus = alive_bonus
 
     @override
-    def reset(self, seed: int) -> np.ndarray:
-        return self._with_parts(self._env.reset(seed=seed)[0])
+    def reset(self, seed: int) -> SimulatorStep:
+        return SimulatorStep(self._with_parts(self._env.reset(seed=seed)[0]))
 
     @override
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+    def step(self, action: np.ndarray) -> SimulatorStep:
         channels, reward, terminated, _, info = self._env.step(action)
         if not self._alive_bonus:
             reward = max(0.0, reward - info["reward_survive"])
-        return self._with_parts(channels), float(reward), bool(terminated)
+        seen = self._with_parts(channels)
+        return SimulatorStep(seen, float(reward), bool(terminated))
 
     def _with_parts(self, channels: np.ndarray) -> np.ndarray:
         # Geom 0 is the floor, then come the torso and the three parts of each leg.

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Unpack
+from functools import partial
+from typing import Annotated, Literal, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace
 from marl_pool.envs.drawing.patches import PatchGrid, draw
 from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
 from marl_pool.envs.simulation.patches import patch_group, patch_tokens
-from marl_pool.envs.simulation.simulator import Simulators, extra
+from marl_pool.envs.simulation.simulator import extra
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -116,9 +117,18 @@ class CarRacing(SimulatedEnv):
         max_steps: PositiveInt = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
+        # Render off screen, and suppress pygame's greeting.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        with extra("box2d"):
+            import Box2D  # noqa: F401  so that the error names the missing module
+            import pygame  # noqa: F401
+
+            from marl_pool.envs.car_racing.simulator import CarRacingSimulator
         super().__init__(
             num_envs,
-            simulators=_simulators(
+            build=partial(
+                CarRacingSimulator,
                 smooth=smooth,
                 action_repeat=action_repeat,
                 lap_complete_percent=lap_complete_percent,
@@ -196,15 +206,3 @@ class CarRacing(SimulatedEnv):
             return pictures.clone()
         changed = replace_grass(pictures.cpu().numpy(), self._background)
         return torch.from_numpy(changed).to(self.device)
-
-
-def _simulators(**options: Any) -> Simulators:
-    # Render off screen, and suppress pygame's greeting.
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    with extra("box2d"):
-        import Box2D  # noqa: F401  so that the error names the missing module
-        import pygame  # noqa: F401
-
-        from marl_pool.envs.car_racing.simulator import CarRacingSimulator
-    return Simulators(lambda: CarRacingSimulator(**options))

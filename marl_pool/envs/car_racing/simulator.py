@@ -9,13 +9,14 @@ from gymnasium.envs.box2d import car_racing
 from pygame import gfxdraw
 from typing_extensions import override
 
+from marl_pool.envs.simulation.env import SimulatorStep
 from marl_pool.envs.simulation.simulator import Simulator
 
 MARGIN = 2
 """Pixels beyond the window from which on polygons are not drawn."""
 
 
-class CarRacingSimulator(Simulator):
+class CarRacingSimulator(Simulator[SimulatorStep]):
     """One car on one track; an observation is ``(96, 96, 3)`` uint8 RGB.
 
     The arguments are options of `CarRacing`.
@@ -28,19 +29,18 @@ class CarRacingSimulator(Simulator):
         self._action_repeat = action_repeat
 
     @override
-    def reset(self, seed: int) -> np.ndarray:
-        picture: np.ndarray = self._env.reset(seed=seed)[0]
-        return picture
+    def reset(self, seed: int) -> SimulatorStep:
+        return SimulatorStep(self._env.reset(seed=seed)[0])
 
     @override
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+    def step(self, action: np.ndarray) -> SimulatorStep:
         total, terminated = 0.0, False
         for _ in range(self._action_repeat):
             picture, reward, terminated, _, _ = self._env.step(action)
             total += float(reward)
             if terminated:
                 break
-        return picture, total, bool(terminated)
+        return SimulatorStep(picture, total, bool(terminated))
 
 
 class _FastCarRacing(car_racing.CarRacing):

@@ -13,8 +13,8 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
 from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
 from marl_pool.envs.pettingzoo.env_copy import (
-    EnvCopy,
     FrameRenderer,
+    ParallelSimulator,
     ParallelStep,
     build_env,
     fit_square,
@@ -24,12 +24,7 @@ from marl_pool.envs.pettingzoo.observations import (
     ObservationAdapter,
     StepArrays,
 )
-from marl_pool.envs.simulation.env import (
-    ReplayCursor,
-    ReplayedEnv,
-    reset_seeds,
-    saved_logs,
-)
+from marl_pool.envs.simulation.env import ReplayedEnv, reset_seeds
 from marl_pool.envs.simulation.simulator import ActionLog
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
@@ -38,7 +33,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt
 
 
-class PettingZooEnv(ReplayedEnv):
+class PettingZooEnv(ReplayedEnv[ParallelStep]):
     """Play a third-party PettingZoo parallel environment, in batches and with tokens.
 
     The environments of a batch are stepped one after the other in Python; the
@@ -95,7 +90,7 @@ class PettingZooEnv(ReplayedEnv):
         self.module, self.options = module, dict(options or {})
         # The first environment has the spaces; the others are built at their reset.
         first = build_env(module, self.options)
-        self._spare = [first]
+        self._spare.append(ParallelSimulator(first, self._decode))
         self._teams = make_teams(first, groups)
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, first.possible_agents))
@@ -108,8 +103,6 @@ class PettingZooEnv(ReplayedEnv):
             for name, team in self._teams.items()
         }
         self._renderer = FrameRenderer(module, self.options, self._decode)
-        # Cursors replay an environment that another batch has stepped.
-        self._cursors: list[ReplayCursor | None] = [None] * num_envs
         empty = self._step_arrays(num_envs)
         self._set_tensors(empty.tensors(self.device, self.dtype))
 
@@ -131,8 +124,8 @@ class PettingZooEnv(ReplayedEnv):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         arrays = self._step_arrays(self.num_envs)
-        for row, log in saved_logs(state).items():
-            arrays.write(row, self._replay(row, log))
+        for row, step in self._replay_saved(state).items():
+            arrays.write(row, step)
         replayed = arrays.tensors(self.device, self.dtype)
         if not all(_equal(replayed[key], self._state[key]) for key in replayed):
             warnings.warn(
@@ -166,14 +159,7 @@ class PettingZooEnv(ReplayedEnv):
         # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
         for row, encoded in enumerate(self._encode(actions)):
-            cursor = self._cursors[row]
-            assert cursor is not None, "step before reset"
-            if not cursor.in_sync:  # another batch has stepped the environment
-                self._replay(row, cursor.prefix())
-                cursor = self._cursors[row]
-                assert cursor is not None
-            arrays.write(row, cursor.simulator.step(encoded))
-            self._cursors[row] = cursor.advanced()
+            arrays.write(row, self._step_one(row, encoded))
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
@@ -183,18 +169,9 @@ class PettingZooEnv(ReplayedEnv):
         }
         return rewards, torch.from_numpy(arrays.terminated).to(self.device)
 
-    def _replay(self, row: int, log: ActionLog) -> ParallelStep:
-        """Bring an environment to the end of ``log``: the row's own one, or another."""
-        cursor = self._cursors[row]
-        if cursor is not None and cursor.in_sync:
-            copy: EnvCopy = cursor.simulator
-        else:
-            spare = self._spare
-            env = spare.pop() if spare else build_env(self.module, self.options)
-            copy = EnvCopy(env, self._decode)
-        step = copy.replay(log)
-        self._cursors[row] = ReplayCursor(copy, log, len(log.actions))
-        return step
+    @override
+    def _build(self) -> ParallelSimulator:
+        return ParallelSimulator(build_env(self.module, self.options), self._decode)
 
     def _encode(self, actions: Mapping[str, Tensor]) -> np.ndarray:
         """Return each environment's actions in one row, clipped to their spaces."""

@@ -2,17 +2,21 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pettingzoo
 from pettingzoo import ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
-from marl_pool.envs.simulation.env import ReplayCursor
-from marl_pool.envs.simulation.simulator import ActionLog
+from marl_pool.envs.simulation.simulator import (
+    ActionLog,
+    LoggedSimulator,
+    ReplayCursor,
+    Simulator,
+)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import validate_trusted
 
@@ -94,36 +98,32 @@ class ParallelStep(NamedTuple):
     """Agents that act in the next step."""
 
 
-@dataclass(eq=False)
-class EnvCopy:
-    """One environment in the state at the end of its log."""
+class ParallelSimulator(Simulator[ParallelStep]):
+    """A PettingZoo environment, stepped by flat arrays.
 
-    env: ParallelEnv[Any, Any, Any]
-    decode: Callable[[np.ndarray], dict[Any, Any]]
-    """Converts a flat array to the action of each agent."""
-    log: ActionLog | None = None
+    Args:
+        env: the environment.
+        decode: converts a flat array to the action of each agent.
+    """
 
-    def replay(self, log: ActionLog) -> ParallelStep:
-        """Reset, and repeat the actions of ``log``; later steps are added to it."""
-        observations, _ = self.env.reset(seed=log.seed)
-        self.log = log
-        step = ParallelStep(observations, agents=tuple(self.env.agents))
-        for actions in log.actions:
-            step = self._step(actions)
-        return step
+    def __init__(
+        self,
+        env: ParallelEnv[Any, Any, Any],
+        decode: Callable[[np.ndarray], dict[Any, Any]],
+    ) -> None:
+        self.env, self.decode = env, decode
 
-    def step(self, actions: np.ndarray) -> ParallelStep:
-        """Step by a flat array of actions, and log it."""
-        assert self.log is not None
-        step = self._step(actions)
-        self.log.actions.append(actions)
-        return step
+    @override
+    def reset(self, seed: int) -> ParallelStep:
+        observations, _ = self.env.reset(seed=seed)
+        return ParallelStep(observations, agents=tuple(self.env.agents))
 
-    def _step(self, actions: np.ndarray) -> ParallelStep:
+    @override
+    def step(self, action: np.ndarray) -> ParallelStep:
         acted = tuple(self.env.agents)
         if not acted:  # the episode is over
             return ParallelStep({})
-        by_agent = self.decode(actions)
+        by_agent = self.decode(action)
         step = self.env.step({agent: by_agent[agent] for agent in acted})
         observations, rewards, ended, late, _ = step
         agents = tuple(self.env.agents)
@@ -145,14 +145,14 @@ class FrameRenderer:
     ) -> None:
         self.module, self.decode = module, decode
         self.options = {**options, "render_mode": "rgb_array"}
-        self._copy: EnvCopy | None = None
+        self._copy: LoggedSimulator[ParallelStep] | None = None
         self._source: ActionLog | None = None
         """The log that the copy follows."""
 
-    def render(self, cursor: ReplayCursor) -> np.ndarray:
+    def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:
-            image = self._seek(cursor).env.render()
+            image = self._seek(cursor).render()
         except Exception as error:  # third-party code may raise any exception
             raise InputError(
                 f"env.module: {self.module} cannot be drawn: {reason(error)}"
@@ -164,10 +164,11 @@ class FrameRenderer:
             )
         return image.astype(np.uint8, copy=False)
 
-    def _seek(self, cursor: ReplayCursor) -> EnvCopy:
+    def _seek(self, cursor: ReplayCursor[ParallelStep]) -> Any:
         """Bring the copy to a state, onwards from its present one where possible."""
         if self._copy is None:
-            self._copy = EnvCopy(build_env(self.module, self.options), self.decode)
+            self._env = build_env(self.module, self.options)
+            self._copy = LoggedSimulator(ParallelSimulator(self._env, self.decode))
         copy = self._copy
         own = copy.log.actions if copy.log else []
         if cursor.log is not self._source or cursor.length < len(own):
@@ -175,7 +176,7 @@ class FrameRenderer:
             self._source, own = cursor.log, []
         for actions in cursor.log.actions[len(own) : cursor.length]:
             copy.step(actions)
-        return copy
+        return self._env
 
 
 def fit_square(image: np.ndarray, size: int) -> np.ndarray:

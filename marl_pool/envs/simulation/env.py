@@ -5,9 +5,8 @@ Their state is the log of their episode, which is replayed when needed.
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Self, Unpack
 
 import numpy as np
 import torch
@@ -17,66 +16,14 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
 from marl_pool.envs.simulation.simulator import (
     ActionLog,
-    SimulatorBackend,
-    SimulatorStep,
+    LoggedSimulator,
+    ReplayCursor,
+    Result,
+    Simulator,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
-
-
-@dataclass(eq=False)
-class PooledSimulator:
-    """A simulator of a `SimulatorPool`, in the state at the end of its log."""
-
-    id: int
-    log: ActionLog | None = None
-
-
-class SimulatorPool:
-    """Simulators shared by a batch and the batches selected from it."""
-
-    def __init__(self, backend: SimulatorBackend) -> None:
-        self.backend = backend
-        self._count = 0
-        self._free: list[int] = []
-
-    def acquire(self) -> PooledSimulator:
-        """Return an unused simulator; it is free again once nothing refers to it."""
-        if self._free:
-            id_ = self._free.pop()
-        else:
-            id_, self._count = self._count, self._count + 1
-        simulator = PooledSimulator(id_)
-        weakref.finalize(simulator, self._free.append, id_).atexit = False
-        return simulator
-
-
-class ReplayCursor(NamedTuple):
-    """The state of an environment: after the first ``length`` actions of a log.
-
-    Environments made by `BatchedEnv.select` share simulators. The first one to be
-    stepped continues with the simulator; the others replay the episode in another one.
-    """
-
-    simulator: Any
-    """An object whose ``log`` leads to its state; None before the first episode."""
-    """`LoggedSimulator`."""
-    log: ActionLog
-    length: int
-
-    @property
-    def in_sync(self) -> bool:
-        """True if the simulator is in this state."""
-        return self.simulator.log is self.log and len(self.log.actions) == self.length
-
-    def prefix(self) -> ActionLog:
-        """Return a copy of the log up to this state."""
-        return ActionLog(self.log.seed, self.log.actions[: self.length])
-
-    def advanced(self) -> "ReplayCursor":
-        """Return the cursor one action later."""
-        return self._replace(length=self.length + 1)
 
 
 def reset_seeds(keys: Tensor) -> list[int]:
@@ -84,16 +31,31 @@ def reset_seeds(keys: Tensor) -> list[int]:
     return (uniform(keys, 1)[:, 0] * (1 << 31)).long().tolist()
 
 
-class ReplayedEnv(BatchedEnv):
-    """A batch of environments whose states are replay cursors.
+class ReplayedEnv(BatchedEnv, Generic[Result]):
+    """A batch of environments with one simulator each, whose states are replay cursors.
 
-    Episodes must follow from the seed of their reset and the actions alone.
+    Episodes must follow from the seed of their reset and the actions alone. The actions
+    are logged, and replayed when a state is loaded, and when both an environment and
+    one selected from it are stepped: loading a state at step t costs t simulator steps.
     """
 
     simulated = True
 
-    _cursors: list[ReplayCursor | None]
-    """One for each environment; None before its first reset."""
+    def __init__(
+        self,
+        num_envs: PositiveInt,
+        *,
+        max_steps: PositiveInt,
+        **common: Unpack[EnvOptions],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **common)
+        self._cursors: list[ReplayCursor[Result] | None] = [None] * num_envs
+        # Simulators that no environment uses, shared with batches selected from this.
+        self._spare: list[Simulator[Result]] = []
+
+    @abstractmethod
+    def _build(self) -> Simulator[Result]:
+        """Build a simulator."""
 
     @override
     def select(self, indices: Tensor) -> Self:
@@ -108,27 +70,59 @@ class ReplayedEnv(BatchedEnv):
         saved = [log and (log.seed, log.actions) for log in logs]
         return {**super().state_dict(), "action_logs": saved}
 
+    def _replay_saved(self, state: Mapping[str, Any]) -> dict[int, Result]:
+        """Replay the episodes of a `state_dict`; return their last results by row."""
+        self._cursors = [None] * self.num_envs
+        return {
+            row: self._replay(row, ActionLog(saved[0], list(saved[1])))
+            for row, saved in enumerate(state["action_logs"])
+            if saved is not None
+        }
 
-def saved_logs(state: Mapping[str, Any]) -> dict[int, ActionLog]:
-    """Return the logs in a `ReplayedEnv.state_dict`, by row."""
-    return {
-        row: ActionLog(saved[0], list(saved[1]))
-        for row, saved in enumerate(state["action_logs"])
-        if saved is not None
-    }
+    def _replay(self, row: int, log: ActionLog) -> Result:
+        """Bring an environment to the end of ``log``, in its own simulator if free."""
+        cursor = self._cursors[row]
+        own = cursor.simulator if cursor and cursor.in_sync else self._acquire()
+        result = own.replay(log)
+        self._cursors[row] = ReplayCursor(own, log, len(log.actions))
+        return result
+
+    def _step_one(self, row: int, action: np.ndarray) -> Result:
+        cursor = self._cursors[row]
+        assert cursor is not None, "step before reset"
+        # Another batch may have stepped the simulator.
+        if not cursor.in_sync:
+            self._replay(row, cursor.prefix())
+            cursor = self._cursors[row]
+            assert cursor is not None
+        result = cursor.simulator.step(action)
+        self._cursors[row] = cursor._replace(length=cursor.length + 1)
+        return result
+
+    def _acquire(self) -> LoggedSimulator[Result]:
+        """Return an unused simulator; it is spare once no environment refers to it."""
+        inner = self._spare.pop() if self._spare else self._build()
+        simulator = LoggedSimulator(inner)
+        weakref.finalize(simulator, self._spare.append, inner).atexit = False
+        return simulator
 
 
-class SimulatedEnv(ReplayedEnv):
+class SimulatorStep(NamedTuple):
+    """Result of one simulator; the reward and ``terminated`` are those of a step."""
+
+    observation: np.ndarray
+    reward: float = 0.0
+    terminated: bool = False
+
+
+class SimulatedEnv(ReplayedEnv[SimulatorStep]):
     """A batch of environments with one simulator each and one group of one agent.
 
-    The seed of an episode comes from the environment's reset stream. Since simulators
-    cannot save their state, the environment logs the actions of its episodes. It
-    replays them when a state is loaded, and when both an environment and one selected
-    from it are stepped: loading a state at step t costs t simulator steps. A terminated
+    The seed of an episode comes from the environment's reset stream. A terminated
     environment keeps its observation, with reward 0, until the next reset.
 
     Args:
-        simulators: runs the simulators, which are built at their first reset.
+        build: builds a simulator.
         shape: shape of an observation.
         observation_dtype: dtype of the observations.
     """
@@ -143,19 +137,22 @@ class SimulatedEnv(ReplayedEnv):
         self,
         num_envs: PositiveInt,
         *,
-        simulators: SimulatorBackend,
+        build: Callable[[], Simulator[SimulatorStep]],
         shape: tuple[int, ...],
         observation_dtype: torch.dtype,
         max_steps: PositiveInt,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **common)
-        self._pool = SimulatorPool(simulators)
-        self._cursors: list[ReplayCursor | None] = [None] * num_envs
+        self._builder = build
         self.observations = torch.zeros(
             num_envs, *shape, dtype=observation_dtype, device=self.device
         )
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+
+    @override
+    def _build(self) -> Simulator[SimulatorStep]:
+        return self._builder()
 
     @abstractmethod
     def _to_native(self, actions: Tensor) -> Tensor:
@@ -167,15 +164,12 @@ class SimulatedEnv(ReplayedEnv):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._cursors = [None] * self.num_envs
-        # Replay the saved logs, which restores the simulators.
-        logs = saved_logs(state)
-        if not logs:  # saved before the first reset
+        steps = self._replay_saved(state)
+        if not steps:  # saved before the first reset
             return
-        rows = list(logs)
-        step = self._replay(rows, self._simulators(rows), list(logs.values()))
         # A replay that ends elsewhere would silently continue another episode.
-        if not torch.equal(self._observations_of(step), self.observations[rows]):
+        replayed = self._observations_of(list(steps.values()))
+        if not torch.equal(replayed, self.observations[list(steps)]):
             raise InputError(
                 f"env {type(self).__name__}: expected the observations of the saved "
                 "state after a replay, got others: use the versions of the simulator "
@@ -186,10 +180,10 @@ class SimulatedEnv(ReplayedEnv):
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         if not len(rows):
             return
-        numbers, logs = rows.tolist(), [ActionLog(seed) for seed in reset_seeds(keys)]
-        step = self._replay(numbers, self._simulators(numbers), logs)
+        seeds = zip(rows.tolist(), reset_seeds(keys), strict=True)
+        steps = [self._replay(row, ActionLog(seed)) for row, seed in seeds]
         self.over = self.over.index_fill(0, rows, False)
-        self._observe_step(rows, step, first=True)
+        self._observe_steps(rows, steps, first=True)
 
     @override
     def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
@@ -198,68 +192,30 @@ class SimulatedEnv(ReplayedEnv):
         rows = (~self.over).nonzero()[:, 0]
         (name,) = self.groups
         if len(rows):
-            native = self._to_native(actions[name].detach()[:, 0])
-            step = self._step(rows.tolist(), native[rows].cpu().numpy())
-            terminated = self._to_device(step.terminated)
+            native = self._to_native(actions[name].detach()[:, 0])[rows].cpu().numpy()
+            moves = zip(rows.tolist(), native, strict=True)
+            steps = [self._step_one(row, action) for row, action in moves]
+            terminated = self._constant([step.terminated for step in steps])
             self.over = self.over.index_copy(0, rows, terminated)
-            self._observe_step(rows, step, first=False)
-            earned = self._to_device(step.rewards).to(self.dtype)
+            self._observe_steps(rows, steps, first=False)
+            earned = self._constant([step.reward for step in steps]).to(self.dtype)
             rewards.index_copy_(0, rows, earned[:, None])
         return {name: rewards}, self.over
 
-    def _step(self, rows: list[int], actions: np.ndarray) -> SimulatorStep:
-        # Find a simulator for each row, in the row's state if there is one.
-        simulators = self._simulators(rows)
-        # Replay the episodes of rows whose simulator was stepped by another batch.
-        lost = [
-            (row, simulator, cursor.prefix())
-            for row, simulator in zip(rows, simulators, strict=True)
-            if (cursor := self._cursors[row]) and cursor.simulator is not simulator
-        ]
-        if lost:
-            self._replay(*map(list, zip(*lost, strict=True)))
-        # Step all simulators, and log the actions for later replays.
-        step = self._pool.backend.step([each.id for each in simulators], actions)
-        for row, action in zip(rows, actions, strict=True):
-            cursor = self._cursors[row]
-            assert cursor is not None, "step before reset"
-            cursor.log.actions.append(action)
-            self._cursors[row] = cursor.advanced()
-        return step
-
-    def _simulators(self, rows: list[int]) -> list[PooledSimulator]:
-        """Return each row's simulator if it is in the row's state, else another."""
-        simulators: list[PooledSimulator] = []
-        for row in rows:
-            cursor = self._cursors[row]
-            own = cursor.simulator if cursor and cursor.in_sync else None
-            # Rows that were selected twice share a simulator until they step.
-            if own is None or own in simulators:
-                own = self._pool.acquire()
-            simulators.append(own)
-        return simulators
-
-    def _replay(
-        self, rows: list[int], simulators: list[PooledSimulator], logs: list[ActionLog]
-    ) -> SimulatorStep:
-        """Bring the simulators of ``rows`` to the ends of the logs."""
-        step = self._pool.backend.replay([each.id for each in simulators], logs)
-        for row, simulator, log in zip(rows, simulators, logs, strict=True):
-            simulator.log = log
-            self._cursors[row] = ReplayCursor(simulator, log, len(log.actions))
-        return step
-
-    def _observe_step(self, rows: Tensor, step: SimulatorStep, *, first: bool) -> None:
+    def _observe_steps(
+        self, rows: Tensor, steps: Sequence[SimulatorStep], *, first: bool
+    ) -> None:
         # Replace tensors instead of writing into what a caller may keep.
-        newest = self._observations_of(step)
+        newest = self._observations_of(steps)
         self.observations = self.observations.index_copy(0, rows, newest)
         self._update_frames(rows, first=first)
 
-    def _observations_of(self, step: SimulatorStep) -> Tensor:
-        return self._to_device(step.observations).to(self.observations.dtype)
+    def _observations_of(self, steps: Sequence[SimulatorStep]) -> Tensor:
+        newest = self._constant([step.observation for step in steps])
+        return newest.to(self.observations.dtype)
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def _constant(self, values: Sequence[Any]) -> Tensor:
+        return torch.from_numpy(np.array(values)).to(self.device)
 
 
 def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:

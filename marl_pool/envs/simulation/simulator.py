@@ -1,20 +1,19 @@
-"""Third-party simulators, several of them behind one batched call.
-
-This module imports no torch, so that a process of simulators starts quickly.
-"""
+"""Third-party simulators, whose state is the log of their episode."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
-from typing_extensions import override
 
 from marl_pool.utils.errors import InputError
+
+Result = TypeVar("Result")
+"""Result of a simulator's reset, and of its step."""
 
 
 @contextmanager
@@ -36,16 +35,16 @@ def extra(name: str) -> Iterator[None]:
             raise InputError(f'{message}: pip install "marl-pool[{name}]"') from error
 
 
-class Simulator(ABC):
+class Simulator(ABC, Generic[Result]):
     """A simulator of one environment, deterministic given the seed and the actions."""
 
     @abstractmethod
-    def reset(self, seed: int) -> np.ndarray:
-        """Start the episode of ``seed`` in [0, 2^31); return the observation."""
+    def reset(self, seed: int) -> Result:
+        """Start the episode of ``seed`` in [0, 2^31)."""
 
     @abstractmethod
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """Return the observation, the reward and ``terminated``."""
+    def step(self, action: np.ndarray) -> Result:
+        """Step by a flat array."""
 
 
 @dataclass(eq=False)
@@ -59,57 +58,45 @@ class ActionLog:
     actions: list[np.ndarray] = field(default_factory=list)
 
 
-class SimulatorStep(NamedTuple):
-    """Results of several simulators, in the order of the call's ``ids``."""
+class LoggedSimulator(Generic[Result]):
+    """A simulator in the state at the end of its log; None before the first episode."""
 
-    observations: np.ndarray
-    """``(n, *shape)``."""
-    rewards: np.ndarray
-    """``(n,)`` float64, of the last step."""
-    terminated: np.ndarray
-    """``(n,)`` bool."""
+    def __init__(self, inner: Simulator[Result]) -> None:
+        self.inner = inner
+        self.log: ActionLog | None = None
 
-
-class SimulatorBackend(ABC):
-    """Simulators addressed by integer ids, in this process or in another one."""
-
-    @abstractmethod
-    def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
-        """Reset simulators, at least one, and repeat the actions of their logs."""
-
-    @abstractmethod
-    def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
-        """Step simulators, at least one, by actions ``(n, A)``."""
-
-
-class Simulators(SimulatorBackend):
-    """Simulators that are stepped one after the other, built at their first use."""
-
-    def __init__(self, build: Callable[[], Simulator]) -> None:
-        self._build = build
-        self._simulators: dict[int, Simulator] = {}
-
-    @override
-    def replay(self, ids: Sequence[int], logs: Sequence[ActionLog]) -> SimulatorStep:
-        return _stack(map(self._replay_one, ids, logs))
-
-    @override
-    def step(self, ids: Sequence[int], actions: np.ndarray) -> SimulatorStep:
-        pairs = zip(ids, actions, strict=True)
-        return _stack(self._simulators[i].step(action) for i, action in pairs)
-
-    def _replay_one(self, id_: int, log: ActionLog) -> tuple[np.ndarray, float, bool]:
-        if id_ not in self._simulators:
-            self._simulators[id_] = self._build()
-        simulator = self._simulators[id_]
-        result = simulator.reset(log.seed), 0.0, False
+    def replay(self, log: ActionLog) -> Result:
+        """Reset, and repeat the actions of ``log``; later steps are added to it."""
+        result = self.inner.reset(log.seed)
         for action in log.actions:
-            result = simulator.step(action)
+            result = self.inner.step(action)
+        self.log = log
+        return result
+
+    def step(self, action: np.ndarray) -> Result:
+        """Step, and log the action."""
+        assert self.log is not None, "step before reset"
+        result = self.inner.step(action)
+        self.log.actions.append(action)
         return result
 
 
-def _stack(results: Iterator[tuple[Any, float, bool]]) -> SimulatorStep:
-    observations, rewards, terminated = zip(*results, strict=True)
-    return SimulatorStep(
-        np.stack(observations), np.array(rewards, float), np.array(terminated)
-    )
+class ReplayCursor(NamedTuple, Generic[Result]):
+    """The state of an environment: after the first ``length`` actions of a log.
+
+    Environments made by `BatchedEnv.select` share simulators. The first one to be
+    stepped continues with the simulator; the others replay the episode in another one.
+    """
+
+    simulator: LoggedSimulator[Result]
+    log: ActionLog
+    length: int
+
+    @property
+    def in_sync(self) -> bool:
+        """True if the simulator is in this state."""
+        return self.simulator.log is self.log and len(self.log.actions) == self.length
+
+    def prefix(self) -> ActionLog:
+        """Return a copy of the log up to this state."""
+        return ActionLog(self.log.seed, self.log.actions[: self.length])

@@ -1,8 +1,6 @@
 """WebM video files, which browsers play."""
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import numpy as np
 from marl_pool.envs.drawing.canvas import INK, PAPER, opencv
 from marl_pool.utils.atomic import new_path
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.silence import silenced
 
 CODEC = "VP90"  # VP9: OpenCV's wheels write it, and browsers play it
 
@@ -33,7 +32,8 @@ def write_webm(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
                 # Open the file when the size of the frames is known.
                 if video is None:
                     codec, size = cv2.VideoWriter_fourcc(*CODEC), image.shape[1::-1]
-                    with _silent():
+                    # It warns on stderr that WebM has no tag for VP9, which needs none.
+                    with silenced():
                         video = cv2.VideoWriter(str(beside), codec, fps, size)
                     if not video.isOpened():
                         raise InputError(
@@ -68,19 +68,3 @@ def with_caption(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
         font = cv2.FONT_HERSHEY_SIMPLEX
         cv2.putText(framed, text, at, font, line / 36, INK, 1, cv2.LINE_AA)
     return framed
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Redirect the process's stderr to the null device.
-
-    OpenCV's C code warns there that WebM has no tag for VP9, which needs none.
-    """
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)

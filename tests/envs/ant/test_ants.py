@@ -29,9 +29,9 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 BULLET = """
 import sys, json
 import numpy as np
-from marl_pool.envs.ant import gym_shim as bullet_gym_shim
-bullet_gym_shim.install()
-from pybullet_envs.gym_locomotion_envs import AntBulletEnv
+from marl_pool.envs.ant.gym_shim import gym_shim
+with gym_shim():
+    from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)
 env = AntBulletEnv()
 env.reset()

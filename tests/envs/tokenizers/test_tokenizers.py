@@ -116,7 +116,7 @@ def test_tokens_are_the_entities(
         env.step(actions)
     seen = env.observe()
     for row in range(3):
-        inner = env._cursors[row].simulator.env.unwrapped.world
+        inner = env._cursors[row].simulator.inner.env.unwrapped.world
         for agent in inner.agents:
             name, _, number = agent.name.rpartition("_")
             tokens = seen[name].at((row, int(number)))
@@ -279,7 +279,7 @@ def test_the_guide_s_example_works(tmp_path, monkeypatch):
     env.reset()
     tokens = env.observe()["agent"]
     assert tokens.types[0, 0].tolist() == [0, 1]
-    inner = env._cursors[0].simulator.env.unwrapped.world
+    inner = env._cursors[0].simulator.inner.env.unwrapped.world
     relation = relative(inner.agents[0], inner.landmarks[0])
     np.testing.assert_allclose(tokens.features[0, 0, 1], relation, atol=1e-6)
 
