@@ -120,7 +120,7 @@ def measure(
     # Play them, and take the clean returns of each precision as the pairs of drops.
     episodes = list(_play_all(cases, make_env, workers, on_progress))
     clean = {
-        (case.explore, case.exact): played.returns
+        (case.explore, case.exact): played
         for case, played in zip(cases, episodes, strict=True)
         if not isinstance(played, str) and (case.name, case.policy) == (CLEAN, TRAINED)
     }
@@ -141,7 +141,7 @@ def measure(
         for name in policies:
             numbers = _numbers(played, name, pairs.get(name), seed)
             results.append(case.result(name, **numbers))
-        returns += [played.returns[name] for name in policies]
+        returns += [played[name] for name in policies]
     results = [replace(result, fixed=result.group in fixed) for result in results]
 
     # Normalize by the baselines of the same environment.
@@ -210,7 +210,7 @@ def _numbers(
     played: EpisodeReturns, group: str, clean: np.ndarray | None, seed: int
 ) -> dict[str, Any]:
     """Return the numbers of a row; ``clean`` are the returns to pair with."""
-    returns = played.returns[group]
+    returns = played[group]
     summary = summarize(returns, seed=seed)
     # Only perturbed returns have a drop from the clean ones.
     intervals = {"mean": summary.mean, "iqm": summary.iqm}
@@ -219,7 +219,6 @@ def _numbers(
     numbers: dict[str, Any] = {
         "episodes": summary.episodes,
         "std": summary.std,
-        "self_query_lost": played.self_query_lost[group],
     }
     for name, (value, low, high) in intervals.items():
         numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -67,8 +67,6 @@ class Result:
     """Mean of clean minus perturbed return, paired by environment."""
     drop_low: float = NAN
     drop_high: float = NAN
-    self_query_lost: float | None = None
-    """Fraction of decisions in which AdaPool's self token was padded."""
     missing: str = ""
     """Reason why there are no numbers; empty if there are."""
     fixed: bool = False
@@ -189,17 +187,11 @@ def read_returns(path: Path) -> np.ndarray:
 
 def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
-    # The loss of the self query has a column if it occurred.
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
-    shows_lost = any(result.self_query_lost for result in results)
-    if shows_lost:
-        columns.append("self lost")
-    rows = []
-    for result, policy in zip(results, _policies(results), strict=True):
-        row = [policy, result.label, *_numbers(result)]
-        if shows_lost:
-            row.append(f"{result.self_query_lost or 0:.0%}")
-        rows.append(row)
+    rows = [
+        [policy, result.label, *_numbers(result)]
+        for result, policy in zip(results, _policies(results), strict=True)
+    ]
     print_rows(title, ["policy", "perturbation"], columns, rows)
     # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}

@@ -78,7 +78,7 @@ def shuffled_pair(
     played = (doubled if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
-        play(played, env, kind, explore=explore).returns["agent"]
+        play(played, env, kind, explore=explore)["agent"]
         for env, kind in zip(envs, kinds, strict=True)
     )
     return clean, shuffled
@@ -116,15 +116,14 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
             action = played["agent"].act(env.observe()["agent"]).action
             step = env.step({"agent": played["agent"].scale(action)})
             total += step.rewards["agent"]
-    returns = play(played, centroid()).returns["agent"]
+    returns = play(played, centroid())["agent"]
     np.testing.assert_array_equal(returns, total[:, 0].numpy())
 
 
 def test_sampled_actions_play_other_episodes() -> None:
     played = policies(centroid())
     sampled, likely = (
-        play(played, centroid(), explore=explore).returns["agent"]
-        for explore in (True, False)
+        play(played, centroid(), explore=explore)["agent"] for explore in (True, False)
     )
     assert (sampled != likely).all()
 
@@ -143,29 +142,6 @@ def test_groups_that_share_a_policy_share_its_copy() -> None:
     shared = policies(centroid())["agent"]
     copied = to_float64({"one": shared, "two": shared})
     assert copied["one"] is copied["two"]
-
-
-@pytest.mark.parametrize(
-    ("pooling", "options", "expected"),
-    [
-        ("ada", {"severity": 1.0}, 0.0),
-        ("ada", {"severity": 1.0, "protect_self": False}, 1.0),
-        ({"name": "ada", "query": "mean"}, {"severity": 1.0}, None),
-        ("max", {"severity": 1.0, "protect_self": False}, None),
-    ],
-)
-def test_lost_self_queries_are_counted(
-    pooling: Any, options: dict[str, Any], expected: float | None
-) -> None:
-    played = doubled(centroid(), pooling)
-    occlude = make_perturbation("occlude", **options)
-    assert play(played, centroid(), occlude).self_query_lost == {"agent": expected}
-
-
-def test_a_self_query_lost_now_and_then_is_a_share() -> None:
-    occlude = make_perturbation("occlude", severity=0.5, protect_self=False, every=1)
-    lost = play(doubled(centroid()), centroid(), occlude).self_query_lost["agent"]
-    assert lost == pytest.approx(0.5, abs=0.2)
 
 
 # The cases
@@ -232,7 +208,7 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     single = {name: policy.float() for name, policy in played.items()}
     rewire = make_perturbation("rewire", severity=1.0)
     clean, crossed = (
-        play(single, centroid(), change).returns["agent"] for change in (None, rewire)
+        play(single, centroid(), change)["agent"] for change in (None, rewire)
     )
     np.testing.assert_array_equal(measured.returns[3], crossed)
     assert measured.results[3].drop == (clean - crossed).mean()
@@ -331,7 +307,7 @@ def test_several_groups_are_reported_each() -> None:
     ]
     # A group's return is the mean of its agents' sums of rewards.
     env = fox_and_hens()
-    returns = play(doubled(env), env).returns
+    returns = play(doubled(env), env)
     assert returns["hen"].shape == (EPISODES,)
     assert results[1].mean == pytest.approx(returns["hen"].mean())
 
@@ -455,7 +431,6 @@ def test_a_run_is_evaluated(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["trained", "shuffle"]["drop"] == 0.0
     assert rows["trained", "shuffle"]["drop_high"] == 0.0
     assert rows["trained", "inject"]["drop"] != 0.0
-    assert rows["trained", "clean"]["self_query_lost"] == 0.0
     floor, ceiling = (rows[name, "clean"]["mean"] for name in ("random", "heuristic"))
     assert floor < ceiling
     with table.open(newline="") as file:
@@ -527,8 +502,7 @@ def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     subject = EvaluationTarget.from_run(run, EvaluateSettings())
     few, many = (
-        play(subject.policies, subject.make_env(count)).returns["agent"]
-        for count in (2, 5)
+        play(subject.policies, subject.make_env(count))["agent"] for count in (2, 5)
     )
     np.testing.assert_array_equal(few, many[:2])
 
