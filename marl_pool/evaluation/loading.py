@@ -75,7 +75,6 @@ class EvaluationTarget:
         settings: TargetSettings,
         *,
         env: Mapping[str, Any] | None = None,
-        rescale_codes: bool = False,
         plugins: Collection[str] = (),
     ) -> "EvaluationTarget":
         """Load the policies of a run.
@@ -84,7 +83,6 @@ class EvaluationTarget:
             run: an earlier run.
             settings: checkpoint, seed and device.
             env: options of the environments, complete; None for the run's own.
-            rescale_codes: apply `rescaled`.
             plugins: ``package.module:Class`` names that the run may use.
 
         Raises:
@@ -113,8 +111,6 @@ class EvaluationTarget:
                 by_group = {g: next(iter(modules)) for g in groups if g not in scripted}
             saved = {group: modules[module] for group, module in by_group.items()}
             policies: Policies = {**saved, **scripted}
-            if rescale_codes:
-                policies = rescaled(policies)
             # Evaluate in float64, so that the order of tokens changes no action.
             target = cls(
                 policies=to_float64(policies, settings.device),

@@ -54,13 +54,7 @@ def evaluate_run(
     `EvaluationTarget.from_run`; a wrong perturbation is an `InputError` too.
     """
     # Load, which finds most mistakes before any episode is played.
-    target = EvaluationTarget.from_run(
-        run,
-        settings,
-        env=env,
-        rescale_codes=settings.rescale_codes,
-        plugins=plugins,
-    )
+    target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     others = settings.transfer_settings
     transfers = [target.transfer_env(each, settings.episodes) for each in others]
     with Progress(0, unit="episodes") as progress:
@@ -78,10 +72,7 @@ def evaluate_run(
     # Print and write the numbers.
     title = target.title(settings.episodes)
     results.show(title)
-    record = {
-        **target.record(settings.episodes),
-        "rescale_codes": settings.rescale_codes,
-    }
+    record = target.record(settings.episodes)
     files = Files(run.evaluation_dir)
     paths = write_results(files, results, record, title)
     return EvaluatedRun(target, transfers, results, files, paths)

@@ -84,8 +84,6 @@ class EvaluateSettings(TargetSettings):
     """``{"label": …, "env": {...}}``: other environments, played unperturbed."""
     analyses: list[Analysis] = field(default_factory=list)
     """Further analyses: regression, latents, codes, patches."""
-    rescale_codes: bool = False
-    """Rescale AttentionNeuron's codes, sums over tokens, to training's token count."""
 
     @property
     def perturbation_levels(self) -> list[PerturbationLevels]:
@@ -126,8 +124,6 @@ class RenderSettings(TargetSettings):
     """Number of most attended patches to outline in place of tints; 0 draws tints."""
     stochastic: bool = False
     """Sample actions instead of taking the most likely one."""
-    rescale_codes: bool = False
-    """Rescale AttentionNeuron's codes, sums over tokens, to training's token count."""
     size: PositiveInt = 512
     """Height and width in pixels."""
     fps: PositiveInt = 20

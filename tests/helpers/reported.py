@@ -134,7 +134,7 @@ def evaluated(
     told: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
         **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
-        **{"commit": "0123abc", "package_version": "9", "rescale_codes": False},
+        **{"commit": "0123abc", "package_version": "9"},
     }
     write_json(files.path(DOCUMENT), results, {**told, **about})
     write_returns(files.path(RETURNS), np.stack(table))

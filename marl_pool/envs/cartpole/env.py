@@ -55,7 +55,7 @@ class CartPole(BatchedEnv):
     code. The paper lists the angle as the fifth channel; the code has the angular
     velocity, as here. Its evaluation with duplicates ("10 obs") and noise channels
     ("5 obs + 5 noise") uses an agent that was trained without them and halves its codes
-    (footnote 3), as ``rescale_codes`` and ``suite=attention_neuron`` do here.
+    (footnote 3), as ``suite=attention_neuron`` does here.
 
     Args:
         duplicates: number of copies of each channel; all channels in order, then all

@@ -126,7 +126,7 @@ def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
     identities = [[row[key] for key in IDENTITY] for row in results]
     keys = [json.dumps(identity, sort_keys=True) for identity in identities]
     rows = rows.assign(returns=list(returns), path=path, key=keys)
-    shared = ("seed", "episodes", "checkpoint", "rescale_codes")
+    shared = ("seed", "episodes", "checkpoint")
     protocol = {key: content[key] for key in shared}
     protocol["env"] = content["changed"] or AS_TRAINED
     return Evaluation(path, content, rows, protocol)

@@ -26,8 +26,6 @@ IRRELEVANT = frozenset(
 )
 """Top-level keys that do not change how a policy is trained."""
 ENV = "env"
-PERTURBED = ("perturbation", "clone.severities")
-"""Keys, or sections of them, of perturbations in training."""
 UNNAMED = "the method"
 UNKNOWN = "not recorded"
 Config = Mapping[str, Any]
@@ -42,15 +40,11 @@ class Method:
             without those of the environment.
         env: the options in which its training environment differs; empty where all
             methods of a report were trained in the same.
-        head: the kind without the perturbations in training.
-        perturbed: the options of the perturbations in training that differ.
         runs: ordered by seed.
     """
 
     kind: str
     env: str
-    head: str
-    perturbed: str
     runs: tuple[ReportedRun, ...]
 
     @property
@@ -103,7 +97,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     differing = [key for key in keys if _differs(key, flat)]
 
     # Runs of equal names are one method, whose seeds must differ.
-    groups: dict[tuple[str, str, str, str], list[ReportedRun]] = {}
+    groups: dict[tuple[str, str], list[ReportedRun]] = {}
     for one, config in zip(runs, flat, strict=True):
         own = groups.setdefault(_names(config, differing), [])
         for other in own:
@@ -167,19 +161,16 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
     return any(len(values) > 1 for values in by_name.values())
 
 
-def _names(config: Config, differing: Sequence[str]) -> tuple[str, str, str, str]:
-    """The kind, env, head and perturbations of a `Method`."""
+def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
+    """The kind and the env of a `Method`."""
     own = [key for key in differing if key in config]
     env = [key for key in own if key.split(".")[0] == ENV]
-    kind = [key for key in own if key not in env]
-    perturbed = [key for key in kind if key.startswith(PERTURBED)]
-    head = [key for key in kind if key not in perturbed]
-    default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
-    kinds, envs, heads, perturbations = (
+    kind, env_name = (
         " ".join(filter(None, (_word(key, config) for key in keys)))
-        for keys in (kind, env, head, perturbed)
+        for keys in ([key for key in own if key not in env], env)
     )
-    return kinds or str(default), envs, heads or str(default), perturbations
+    default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
+    return kind or str(default), env_name
 
 
 def _word(key: str, config: Config) -> str:

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from marl_pool.envs.options import expand_counts
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.evaluations import AS_TRAINED
 from marl_pool.evaluation.report.group_scores import (
     NOT_ASKED,
     UNPERTURBED,
@@ -114,9 +111,7 @@ def score_cell(group: GroupScores, own: MethodScores, one: Condition) -> html.Ce
 def transfer(group: GroupScores) -> list[html.PageSection]:
     """Build the sections of tests in other environments and of missing tokens.
 
-    Each has a heat map for every head, with a row for each training condition and a
-    column for each test condition. If no head was trained under several, one heat map
-    has the methods as its rows.
+    Each has heat maps with a row for each method and a column for each test condition.
     """
     # Environments that differ in the same options, such as numbers of agents.
     families: dict[tuple[str, ...], list[Condition]] = {}
@@ -125,114 +120,27 @@ def transfer(group: GroupScores) -> list[html.PageSection]:
     sections = [
         html.PageSection(
             "transfer",
-            _environments(group, conditions),
+            [_map(group, {group.named(one): one for one in conditions})],
             {"options": ", ".join(keys), "unit": group.unit},
             str(place),
         )
         for place, (keys, conditions) in enumerate(families.items())
     ]
-    # Tokens occluded in the test, by the fraction occluded in training.
+    # Tokens occluded in the test.
     tokens: list[html.Component] = []
     for label in group.labels("level"):
         levels = group.levels(label)
         if levels and group.row(levels[0])["perturbation"] == OCCLUDE:
-            columns = {"0%": UNPERTURBED} | {f"{c.severity:.0%}": c for c in levels}
-            named = [(_head(own), _occluded(own), own) for own in group.measured]
-            maps = _maps(group, named, columns, "missing in training")
-            tokens += [html.heading(label), *maps]
+            columns = {f"{one.severity:.0%}": one for one in levels}
+            tokens += [html.heading(label), _map(group, columns)]
     if tokens:
         sections.append(html.PageSection("occlusion", tokens, {"unit": group.unit}))
     return sections
 
 
-def _environments(
-    group: GroupScores, conditions: Sequence[Condition]
-) -> list[html.Component]:
-    evaluation = group.measured[0].method.evaluated[0].evaluation
-    assert evaluation is not None
-    same = evaluation.protocol["env"] == AS_TRAINED
-    unchanged = AS_TRAINED if same else "as evaluated"
-    # A test environment may be the training environment of a method.
-    homes = [_training_env(group, own, conditions) for own in group.measured]
-    # Test environments are columns; add the unchanged one if it is not among them.
-    columns = {group.named(one): one for one in conditions}
-    if not all(homes):
-        columns = {unchanged: UNPERTURBED, **columns}
-
-    def name(own: MethodScores, home: Condition | None) -> str:
-        env = group.named(home) if home else own.method.env or unchanged
-        return " ".join(filter(None, (env, own.method.perturbed)))
-
-    # Rows in the order of the columns put equal environments on the diagonal.
-    order = [*conditions, None]
-    rows = sorted(
-        zip(group.measured, homes, strict=True), key=lambda row: order.index(row[1])
-    )
-    named = [(own.method.head, name(own, home), own) for own, home in rows]
-    return _maps(group, named, columns, "trained in")
-
-
-def _training_env(
-    group: GroupScores, own: MethodScores, conditions: Sequence[Condition]
-) -> Condition | None:
-    """The test environment that equals the training environment of a method."""
-    env = own.method.runs[0].run.env
-    for one in conditions:
-        tested = {**env, **group.row(one)["transfer_env"]}
-        if expand_counts(tested) == expand_counts(env):
-            return one
-    return None
-
-
-def _head(own: MethodScores) -> str:
-    return " · ".join(filter(None, (own.method.head, own.method.env)))
-
-
-def _occluded(own: MethodScores) -> str:
-    """The fraction of tokens occluded in training, and other perturbations in it."""
-    config = own.method.runs[0].run.config
-    share = occluded_in_training(config)
-    if isinstance(share, list):
-        return " to ".join(f"{end:.0%}" for end in share)
-    name = (config.get("perturbation") or {}).get("name", "none")
-    other = f", {own.method.perturbed}" if name not in ("none", OCCLUDE) else ""
-    return f"{share:.0%}{other}"
-
-
-def occluded_in_training(config: Mapping[str, Any]) -> float | list[float]:
-    """The fraction of tokens missing in a run's training, or its bounds."""
-    perturbation = config.get("perturbation") or {}
-    if perturbation.get("name") != OCCLUDE:
-        return 0.0
-    severity = perturbation["severity"]
-    bounds = (config.get("clone") or {}).get("severities") or severity
-    return bounds if isinstance(bounds, list) else float(severity)
-
-
-def _maps(
-    group: GroupScores,
-    rows: Sequence[tuple[str, str, MethodScores]],
-    columns: Mapping[str, Condition],
-    corner: str,
-) -> list[html.Component]:
-    """A heat map for each head, or one of all methods if each head has one row.
-
-    Args:
-        group: scores of the group.
-        rows: head, name in its heat map, and scores of each method.
-        columns: conditions by heading.
-        corner: heading of the names.
-    """
-    if len({head for head, _, _ in rows}) == len(rows):
-        rows = [("", own.method.name, own) for own in group.measured]
-        corner = "method"
-    maps: list[html.Component] = []
-    frame = pd.DataFrame(rows, columns=["head", "name", "scores"])
-    for head, part in frame.groupby("head", sort=False):
-        cells = {corner: [html.Cell(name) for name in part["name"]]} | {
-            name: [score_cell(group, own, one) for own in part["scores"]]
-            for name, one in columns.items()
-        }
-        maps += [html.heading(str(head))] if head else []
-        maps.append(pd.DataFrame(cells))
-    return maps
+def _map(group: GroupScores, columns: Mapping[str, Condition]) -> pd.DataFrame:
+    """A heat map of the methods under conditions, by heading."""
+    cells = {"method": [html.Cell(own.method.name) for own in group.measured]}
+    for name, one in {"unperturbed": UNPERTURBED, **columns}.items():
+        cells[name] = [score_cell(group, own, one) for own in group.measured]
+    return pd.DataFrame(cells)

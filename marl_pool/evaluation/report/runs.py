@@ -112,7 +112,6 @@ def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
                 {key: about[key] for key in ("checkpoint", "seed") if about}
             ),
             env=about["env"] if about.get("changed") else None,
-            rescale_codes=about.get("rescale_codes", False),
             plugins=plugins,
         )
     except InputError as error:
@@ -161,8 +160,6 @@ def _command(name: str, usual: Protocol) -> str:
     words = [f"{key}={usual[key]}" for key in ("episodes", "seed") if key in usual]
     if (checkpoint := usual.get("checkpoint", BEST)) != BEST:
         words.append(f"checkpoint={checkpoint}")
-    if usual.get("rescale_codes"):
-        words.append("rescale_codes=true")
     if (env := usual.get("env", AS_TRAINED)) != AS_TRAINED:
         words += [f"env.{key}={value}" for key, value in env.items()]
     return " ".join(["marl-pool evaluate", name, *words])

@@ -222,13 +222,7 @@ def load_target(
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
     with computing(settings.threads, settings.kernels):
-        target = EvaluationTarget.from_run(
-            run,
-            settings,
-            env=env,
-            rescale_codes=settings.rescale_codes,
-            plugins=plugins,
-        )
+        target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     # Outlines need patches of an image.
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(

@@ -270,9 +270,7 @@ def heads_of(html: str, section: str) -> list[str]:
     return [texts(one) for one in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", own)]
 
 
-def test_each_head_has_a_map_of_its_training_and_test_environments(
-    tmp_path: Path,
-) -> None:
+def test_methods_are_rows_and_test_environments_columns(tmp_path: Path) -> None:
     runs = [
         evaluated(
             trained(
@@ -284,35 +282,23 @@ def test_each_head_has_a_map_of_its_training_and_test_environments(
             shift=0.1 * place + 0.01 * noise,
         )
         for place, head in enumerate(("ada", "max"))
-        for noise in (9, 3)  # rows stand in the order of the columns all the same
+        for noise in (9, 3)
         for seed in (0, 1)
     ]
     html = written(runs, tmp_path)
-    ratios = ["trained in", "1-2-3", "1-2-9", "1-2-3", "1-2-9"]
-    assert heads_of(html, "transfer0") == ["ada", *ratios, "max", *ratios]
-    shown = [text.split()[0] for text, _, _ in cells(html, "transfer0")]
-    assert shown == ["0.63", "0.28", "0.69", "0.34", "0.73", "0.38", "0.79", "0.44"]
-    assert "0.63 0.63 to 0.63" in cells(html, "transfer0")[0][0]
-    # No one was trained among eight.
-    agents = ["trained in", "as trained", "8 agents", "num_noise=9", "num_noise=3"]
-    assert heads_of(html, "transfer1") == ["ada", *agents, "max", *agents]
-
-
-def test_methods_of_one_world_stand_in_one_map(tmp_path: Path) -> None:
-    runs = [
-        evaluated(
-            trained(tmp_path / head, f"pooling={head}", "env.num_noise=3", *COUNTS),
-            transfers=RATIOS,
-        )
-        for head in ("ada", "max")
+    names = [
+        f"{head} · num_noise={noise}" for noise in (9, 3) for head in ("ada", "max")
     ]
-    html = written(runs, tmp_path)
-    assert heads_of(html, "transfer0") == ["method", "1-2-3", "1-2-9", "ada", "max"]
-    # Blue says how much of 1 a score of 0.6 is, whatever the other cells hold.
+    heads = ["method", "unperturbed", "1-2-3", "1-2-9", *names]
+    assert heads_of(html, "transfer0") == heads
+    shown = [text.split()[0] for text, _, _ in cells(html, "transfer0")]
+    assert shown[:6] == ["0.89", "0.69", "0.34", "0.99", "0.79", "0.44"]
+    assert shown[6:] == ["0.83", "0.63", "0.28", "0.93", "0.73", "0.38"]
+    assert "0.69 0.69 to 0.69" in cells(html, "transfer0")[1][0]
+    # Blue says how much of 1 a score is, whatever the other cells hold.
     own = html[html.index('id="transfer0"') :].partition("</section>")[0]
-    assert own.count("background:rgb(102,170,209)") == 2
-    tokens = ["occlude", "method", "0%", "50%", "100%", "ada", "max"]
-    assert heads_of(html, "occlusion") == tokens
+    assert own.count("background:rgb(") == 12
+    assert heads_of(html, "transfer1") == ["method", "unperturbed", "8 agents", *names]
 
 
 def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
@@ -325,9 +311,9 @@ def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
         for k, keys in enumerate(((), lose))
     ]
     html = written(runs, tmp_path)
-    tested = ["missing in training", "0%", "50%", "100%", "0%", "40%"]
-    expected = ["occlude", "ada", *tested, "max", *tested]
-    assert heads_of(html, "occlusion") == expected
+    methods = ["ada none", "ada occlude", "max none", "max occlude"]
+    tested = ["occlude", "method", "unperturbed", "50%", "100%"]
+    assert heads_of(html, "occlusion") == [*tested, *methods]
     shown = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
     assert shown == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
 

@@ -43,7 +43,7 @@ def test_the_newest_complete_evaluation_counts(tmp_path: Path) -> None:
 
 def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), severities=[0.5])
-    evaluated(run, severities=[1.0], rescale_codes=False)
+    evaluated(run, severities=[1.0])
     (source,) = read_runs([run])
     own = source.evaluation
     assert own is not None
@@ -63,7 +63,6 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     [
         {"checkpoint": "last"},
         {"iteration": 4},
-        {"rescale_codes": True},
         {"seed": 1},
         {"episodes": 8},
     ],
@@ -92,13 +91,12 @@ def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> Non
 def test_the_command_for_what_is_missing_asks_for_what_the_others_have(
     tmp_path: Path,
 ) -> None:
-    told = {"checkpoint": "last", "rescale_codes": True, "changed": {"num_noise": 9}}
+    told = {"checkpoint": "last", "changed": {"num_noise": 9}}
     _, source = read_runs(
         [evaluated(trained(tmp_path / "a"), **told), trained(tmp_path / "b", seed=1)]
     )
     assert source.evaluation_missing.endswith(
-        "marl-pool evaluate b episodes=16 seed=0 checkpoint=last rescale_codes=true "
-        "env.num_noise=9"
+        "marl-pool evaluate b episodes=16 seed=0 checkpoint=last env.num_noise=9"
     )
 
 
@@ -123,7 +121,6 @@ def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
         ({"seed": 5}, "seed 5 where the others have 0"),
         ({"episodes": 8}, "episodes 8 where the others have 16"),
         ({"checkpoint": 120}, "checkpoint 120 where the others have best"),
-        ({"rescale_codes": True}, "rescale_codes True where the others have False"),
         (
             {"changed": {"num_noise": 9}},
             "env {'num_noise': 9} where the others have as",

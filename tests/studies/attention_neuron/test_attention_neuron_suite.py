@@ -24,7 +24,6 @@ from marl_pool.envs.drawing.patches import OUTLINE, PatchGrid
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.episodes import play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
-from marl_pool.evaluation.report.robustness import occluded_in_training
 from marl_pool.evaluation.results import CLEAN, Files, Result
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.video.render import outline_top
@@ -71,7 +70,7 @@ def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
 
 def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
     played = to_float64({"agent": policy})
-    return play(played, cartpole(**options), perturbation).returns["agent"]
+    return play(played, cartpole(**options), perturbation)["agent"]
 
 
 # Memories that go along with their tokens
@@ -149,7 +148,7 @@ def test_a_population_rescales_as_its_agent_does() -> None:
     envs = cartpole(4, duplicates=2)
     alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2))
     together = play(to_float64({"agent": many}), envs)
-    np.testing.assert_allclose(together.returns["agent"], alone.returns["agent"])
+    np.testing.assert_allclose(together["agent"], alone["agent"])
 
 
 def test_means_are_not_rescaled() -> None:
@@ -315,15 +314,13 @@ def test_published_numbers_are_printed_and_written_beside_the_results(
 def test_a_changed_env_is_recorded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", sensory())
     env = {**ENV, "duplicates": 2}
-    settings = suite(perturbations=[], transfer=[], env=env, rescale_codes=True)
+    settings = suite(perturbations=[], transfer=[], env=env)
     changed, plain = (
         json.loads(evaluate(run, {**settings, "env": given})[1].read_text())
         for given in (env, None)
     )
     assert (changed["env"], changed["changed"]) == (env, {"duplicates": 2})
     assert (plain["env"], plain["changed"]) == (ENV, {})
-    means = [content["results"][0]["mean"] for content in (changed, plain)]
-    assert means[0] == pytest.approx(means[1])
 
 
 def test_an_env_that_the_policy_cannot_see_is_refused(tmp_path: Path) -> None:
@@ -465,30 +462,6 @@ def test_overlapping_patches_have_their_corners() -> None:
     ]
 
 
-# Training with occlusion
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({}, 0.0),
-        ({"perturbation": {"name": "shuffle", "severity": 1.0}}, 0.0),
-        ({"perturbation": {"name": "occlude", "severity": 0.8}}, 0.8),
-        ({"perturbation": {"name": "occlude", "severity": [0.1, 0.8]}}, [0.1, 0.8]),
-        (
-            {
-                "perturbation": {"name": "occlude", "severity": 0.5},
-                "clone": {"severities": [0.0, 0.7]},
-            },
-            [0.0, 0.7],
-        ),
-        ({"perturbation": None, "clone": {"severities": [0.0, 0.7]}}, 0.0),
-    ],
-)
-def test_the_share_that_was_hidden_in_training(config: Any, expected: Any) -> None:
-    assert occluded_in_training(config) == expected
-
-
 # Policies without a run, by the command
 
 
@@ -532,8 +505,8 @@ def test_a_policy_without_a_run_is_evaluated(command: Any, tmp_path: Path) -> No
 
 def test_its_env_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
     save_policies({"p": sensory()}, {"agent": "p"}, "mine/policy", env=ENV)
-    keys = ("env.noise_channels=2", "rescale_codes=true")
-    assert command("evaluate", "mine/policy", *QUICK, *keys)[0] == 0
+    keys = (*QUICK, "env.noise_channels=2")
+    assert command("evaluate", "mine/policy", *keys)[0] == 0
     (folder,) = Path("evaluations").iterdir()
     assert folder.name.endswith("-mine")
     content = json.loads((folder / "evaluation/results.json").read_text())
@@ -651,7 +624,6 @@ def test_what_is_shipped_says_its_env_and_fits_it() -> None:
         ("analyses=[codez]", "analyses: expected a list (each regression, latents"),
         ("env=cartpol", "Did you mean 'cartpole'?"),
         ("env=3", "env: expected one of "),
-        ("rescale_codes=2", "rescale_codes: expected true or false, got 2"),
     ],
 )
 def test_wrong_keys_are_refused_in_one_line(override: str, message: str) -> None:
