@@ -103,27 +103,13 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
 def _listed(
     agents: list[Any], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Any]]:
-    # Each agent must be in exactly one group.
     known = {str(agent): agent for agent in agents}
-    seen: dict[str, str] = {}
-    # Reject empty groups, unknown agents and agents in two groups.
-    for name, members in groups.items():
-        if not members:
-            raise InputError(f"env.groups: group {name!r} has no agents")
-        for agent in members:
-            if agent not in known:
-                raise InputError(
-                    f"env.groups: expected agents of {', '.join(known)}, got {agent!r} "
-                    f"in group {name!r}"
-                )
-            if agent in seen:
-                raise InputError(
-                    f"env.groups: agent {agent!r} is in {seen[agent]!r} and {name!r}"
-                )
-            seen[agent] = name
-    # Reject agents without a group.
-    if missing := [agent for agent in known if agent not in seen]:
-        raise InputError(f"env.groups: no group has {', '.join(missing)}")
+    listed = [agent for members in groups.values() for agent in members]
+    if sorted(listed) != sorted(known) or not all(groups.values()):
+        raise InputError(
+            f"env.groups: expected each agent of {', '.join(known)} in one group, and "
+            f"no empty group, got {dict(groups)}"
+        )
     return {name: [known[agent] for agent in group] for name, group in groups.items()}
 
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
 TOKENIZERS: dict[str, str] = {
     "features": "marl_pool.envs.tokenizers.base:FeatureTokenizer",
-    "simple_adversary": "marl_pool.envs.tokenizers.mpe:SimpleAdversaryTokenizer",
-    "simple_push": "marl_pool.envs.tokenizers.mpe:SimplePushTokenizer",
     "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",
     "simple_tag": "marl_pool.envs.tokenizers.mpe:SimpleTagTokenizer",
 }

@@ -6,7 +6,7 @@ left to right.
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
 from typing_extensions import override
@@ -24,17 +24,16 @@ class ObservationLayout:
     Args:
         name: name of the tokenizer, for messages.
         observer: the group of agents whose observation is parsed.
-        parts: number of features of each part of a token, by name.
+        parts: names of the vectors of two numbers that a token consists of.
 
     Attributes:
-        kind: kind of the group's agents, ``agent`` or ``adversary``.
         others: numbers of the other agents by kind.
 
     Raises:
         InputError: agents with other names, or a group of both kinds.
     """
 
-    def __init__(self, name: str, observer: Observer, parts: Mapping[str, int]) -> None:
+    def __init__(self, name: str, observer: Observer, parts: Sequence[str]) -> None:
         self.name, self.observer, self.parts = name, observer, parts
         self.size = 0
         self.slots: list[Slot] = []
@@ -49,19 +48,19 @@ class ObservationLayout:
         kinds = {agent.rpartition("_")[0] for agent in observer.agents}
         if len(kinds) > 1:
             self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
-        (self.kind,) = kinds
-        self.others[self.kind] -= 1
+        (kind,) = kinds
+        self.others[kind] -= 1
 
-    def read(self, count: int, length: int = 2) -> list[Places]:
-        """Return the indices of the next ``count`` vectors of ``length`` numbers."""
-        start, self.size = self.size, self.size + count * length
-        return [tuple(range(at, at + length)) for at in range(start, self.size, length)]
+    def read(self, count: int) -> list[Places]:
+        """Return the indices of the next ``count`` vectors of two numbers."""
+        start, self.size = self.size, self.size + 2 * count
+        return [(at, at + 1) for at in range(start, self.size, 2)]
 
     def add(self, type_: str, *, padded: bool = False, **parts: Places) -> None:
         """Add a token with the named parts; the other parts are zero."""
         places: list[int | None] = []
-        for part, length in self.parts.items():
-            places += parts.get(part, [None] * length)
+        for part in self.parts:
+            places += parts.get(part, (None, None))
         self.slots.append(Slot(type_, tuple(places), padded))
 
     def add_positions(self, type_: str, count: int, present: int | None = None) -> None:
@@ -87,22 +86,22 @@ class ObservationLayout:
 class MpeTokenizer(SlotTokenizer):
     """Tokenizer that parses the observation by an `ObservationLayout`.
 
+    All tokens are signal, and begin with a position.
+
     Raises:
         InputError: a wrong length of the observation, agents with other names, or
             ``num_agent_neighbors`` where it hides the kinds of agents.
     """
 
     name: ClassVar[str]
-    parts: ClassVar[tuple[tuple[str, int], ...]]
-    """Name and number of features of each part of a token."""
+    parts: ClassVar[tuple[str, ...]]
+    """Names of the vectors of two numbers that a token consists of."""
     type_names: ClassVar[tuple[str, ...]]
-    all_signal: ClassVar[bool] = False
-    """True if all tokens matter for the task; otherwise signal is unknown."""
     neighbors: ClassVar[bool] = True
     """True if the observation may be limited to the nearest agents."""
 
     def __init__(self, observer: Observer) -> None:
-        layout = ObservationLayout(self.name, observer, dict(self.parts))
+        layout = ObservationLayout(self.name, observer, self.parts)
         hidden = observer.options.get("num_agent_neighbors") is not None
         if hidden and not self.neighbors:
             layout.fail(
@@ -116,89 +115,12 @@ class MpeTokenizer(SlotTokenizer):
                 f"reads {layout.size} numbers in {len(layout.slots)} tokens, but group "
                 f"{observer.group!r} observes {observer.size}"
             )
-        # Positions are the features of that name.
-        names = [name for name, length in self.parts for _ in range(length)]
-        super().__init__(
-            observer,
-            self.type_names,
-            layout.slots,
-            self.type_names if self.all_signal else (),
-            [i for i, name in enumerate(names) if name == "position"],
-        )
+        names = self.type_names
+        super().__init__(observer, names, layout.slots, names, positions=(0, 1))
 
     @abstractmethod
     def _parse(self, layout: ObservationLayout) -> None:
         """Read the whole observation, and add its tokens."""
-
-
-class SimpleAdversaryTokenizer(MpeTokenizer):
-    """Self, goal, landmarks and other agents of mpe2's simple_adversary_v3.
-
-    Every token is a relative position. The observation contains nothing about the
-    observing agent, so its own token is zero; it can still be AdaPool's query. The
-    goal, which only good agents observe, is a token besides that of its landmark.
-
-    Observation: relative positions of the goal (good agents only), of the landmarks
-    and of the other agents, the adversary first.
-    """
-
-    name = "simple_adversary"
-    parts = (("position", 2),)
-    type_names = ("self", "goal", "landmark", "adversary", "agent")
-    neighbors = False
-
-    @override
-    def _parse(self, layout: ObservationLayout) -> None:
-        good = layout.kind == "agent"
-        landmarks = layout.others["agent"] + good
-        layout.add("self")
-        layout.add_positions("goal", int(good))
-        visible = layout.visible("num_landmark_neighbors", landmarks)
-        layout.add_positions("landmark", visible, present=landmarks)
-        for name in ("adversary", "agent"):
-            layout.add_positions(name, layout.others[name])
-
-
-class SimplePushTokenizer(MpeTokenizer):
-    """Self, goal, landmarks and the other agent of mpe2's simple_push_v3.
-
-    =========  =============  ========  =================
-    type       0, 1           2, 3      4, 5, 6
-    =========  =============  ========  =================
-    self       0              velocity  color of the goal
-    goal       relative pos.  0         0
-    landmark   relative pos.  0         its color
-    adversary  relative pos.  0         0
-    agent      relative pos.  0         0
-    =========  =============  ========  =================
-
-    Only the good agent observes the goal and the colors.
-
-    Observation: own velocity, relative position of the goal, own color, relative
-    positions and colors of the landmarks, relative position of the other agent; for
-    the adversary without goal and colors.
-    """
-
-    name = "simple_push"
-    parts = (("position", 2), ("velocity", 2), ("color", 3))
-    type_names = ("self", "goal", "landmark", "adversary", "agent")
-
-    @override
-    def _parse(self, layout: ObservationLayout) -> None:
-        (velocity,), landmarks = layout.read(1), 2
-        # Agents observe the goal and the colors, the adversary positions alone.
-        if layout.kind == "agent":
-            (goal,), (own,) = layout.read(1), layout.read(1, 3)
-            layout.add("self", velocity=velocity, color=own)
-            layout.add("goal", position=goal)
-            places, colors = layout.read(landmarks), layout.read(landmarks, 3)
-            for place, color in zip(places, colors, strict=True):
-                layout.add("landmark", position=place, color=color)
-        else:
-            layout.add("self", velocity=velocity)
-            layout.add_positions("landmark", landmarks)
-        for name in ("adversary", "agent"):
-            layout.add_positions(name, layout.others[name])
 
 
 class SimpleSpreadTokenizer(MpeTokenizer):
@@ -221,9 +143,8 @@ class SimpleSpreadTokenizer(MpeTokenizer):
     """
 
     name = "simple_spread"
-    parts = (("position", 2), ("velocity", 2), ("communication", 2))
+    parts = ("position", "velocity", "communication")
     type_names = ("self", "landmark", "agent")
-    all_signal = True
 
     @override
     def _parse(self, layout: ObservationLayout) -> None:
@@ -259,9 +180,8 @@ class SimpleTagTokenizer(MpeTokenizer):
     """
 
     name = "simple_tag"
-    parts = (("position", 2), ("velocity", 2))
+    parts = ("position", "velocity")
     type_names = ("self", "obstacle", "adversary", "agent")
-    all_signal = True
     neighbors = False
 
     @override

@@ -624,15 +624,17 @@ def not_an_env():
             {"module": "mpe2.simple_spread_v3", "options": {"local_ratio": 2}},
             "env.options: .*Must be between 0 and 1",
         ),
-        ({"module": CROWD, "groups": {"a": []}}, "env.groups: group 'a' has no agents"),
-        (
-            {"module": CROWD, "groups": {"a": ["fox"]}},
-            "env.groups: expected .* got 'fox' in group 'a'",
-        ),
-        ({"module": CROWD, "groups": {"a": ["hen_0"]}}, "no group has wolf_0, hen_1"),
-        (
-            {"module": CROWD, "groups": {"a": ["hen_0"], "b": ["hen_0"]}},
-            "agent 'hen_0' is in 'a' and 'b'",
+        *(
+            (
+                {"module": CROWD, "groups": groups},
+                "env.groups: expected each agent of .* in one group, .*, got {'a'",
+            )
+            for groups in (
+                {"a": []},
+                {"a": ["fox"]},
+                {"a": ["hen_0"]},
+                {"a": ["hen_0"], "b": ["hen_0"]},
+            )
         ),
         (
             {"module": CROWD, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},

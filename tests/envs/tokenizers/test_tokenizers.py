@@ -58,31 +58,6 @@ def tag(agent: Any, env: Any) -> list[Token]:
     return tokens
 
 
-def adversary(agent: Any, env: Any) -> list[Token]:
-    tokens: list[Token] = [("self", list(ZERO))]
-    if not agent.adversary:
-        tokens.append(("goal", [*relative(agent, agent.goal_a)]))
-    tokens += [("landmark", [*relative(agent, mark)]) for mark in env.landmarks]
-    others = [other for other in env.agents if other is not agent]
-    return tokens + [(kind(other), [*relative(agent, other)]) for other in others]
-
-
-def push(agent: Any, env: Any) -> list[Token]:
-    good = not agent.adversary
-    none = (0.0, 0.0, 0.0)
-    own = agent.color if good else none
-    tokens: list[Token] = [("self", [*ZERO, *agent.state.p_vel, *own])]
-    if good:
-        tokens.append(("goal", [*relative(agent, agent.goal_a), *ZERO, *none]))
-    for mark in env.landmarks:
-        color = mark.color if good else none
-        tokens.append(("landmark", [*relative(agent, mark), *ZERO, *color]))
-    for other in env.agents:
-        if other is not agent:
-            tokens.append((kind(other), [*relative(agent, other), *ZERO, *none]))
-    return tokens
-
-
 @pytest.mark.parametrize(
     ("module", "options", "oracle"),
     [
@@ -96,9 +71,6 @@ def push(agent: Any, env: Any) -> list[Token]:
             tag,
         ),
         ("simple_tag_v3", {"num_adversaries": 1, "num_obstacles": 0}, tag),
-        ("simple_adversary_v3", {}, adversary),
-        ("simple_adversary_v3", {"N": 4}, adversary),
-        ("simple_push_v3", {}, push),
     ],
 )
 def test_tokens_are_the_entities(
@@ -193,17 +165,6 @@ TAGGED = "adversary_0 adversary_1 adversary_2 agent_0"
             "simple_tag",
             observer(TAGGED, 14, "agent", num_agent_neighbors=2),
             "expected num_agent_neighbors=None.*tokenizer=features",
-        ),
-        (
-            "simple_adversary",
-            observer("adversary_0 agent_0", 6, "agent", num_agent_neighbors=1),
-            "expected num_agent_neighbors=None",
-        ),
-        ("simple_adversary", observer("adversary_0 agent_0", 9, "agent"), "reads 6 nu"),
-        (
-            "simple_push",
-            observer("adversary_0 agent_0", 8, "agent"),
-            "reads 19 numbers",
         ),
     ],
 )
