@@ -1,4 +1,4 @@
-"""Comparison of methods: ranking, improvement, retraining gap."""
+"""Comparison of methods: ranking and probability of improvement."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +20,6 @@ from marl_pool.evaluation.statistics.comparison import (
     RANKED_FROM,
     improvement,
     rank,
-    retraining_gap,
 )
 from marl_pool.evaluation.statistics.intervals import (
     Interval,
@@ -57,9 +56,6 @@ def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
             ranking += [*trained_in(group, env), *_ranked(group, *task, styles)]
         if any(len(own) > 1 for own, _ in tasks.values()):
             contents["improvement"] = _improvement(group, tasks)
-    # Methods may have been trained in several environments.
-    if len(tasks) > 1:
-        contents["retraining"] = [_retraining(group)]
     facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
     return [html.PageSection(name, own, facts) for name, own in contents.items()]
 
@@ -143,34 +139,3 @@ def _improvement_cell(
     tone = 2 * value.value - 1 if ranked else None
     small = html.span(value) or "no interval"
     return html.Cell(html.number(value.value), title, tone, small=small)
-
-
-def _retraining(group: GroupScores) -> html.Component:
-    (first, here), *elsewhere = group.envs.items()
-    records = []
-    # Pair each method with its counterpart of the other environments.
-    for one in here:
-        for other in (own for _, there in elsewhere for own in there):
-            if other.method.kind != one.method.kind:
-                continue
-            pair = (one, other)
-            gap = retraining_gap(*(own.under([UNPERTURBED]) for own in pair))
-            # Compare the unperturbed means of both.
-            means = [
-                html.Cell(
-                    html.number(own.mean(UNPERTURBED).value), own.method.provenance
-                )
-                for own in pair
-            ]
-            records.append(
-                {
-                    "method": html.Cell(one.method.kind, small=other.method.env),
-                    f"in {first}": means[0],
-                    "in the other env": means[1],
-                    "gap": html.Cell(html.number(gap.value), joint_provenance(pair)),
-                    "95 % over seeds": _interval_cell(gap, pair),
-                }
-            )
-    if not records:
-        return html.missing_note("No method was trained in two environments.")
-    return pd.DataFrame(records)

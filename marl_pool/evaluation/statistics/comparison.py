@@ -111,31 +111,11 @@ def improvement(first: Scores, second: Scores) -> Interval:
     Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a resample has no
     score.
     """
-    return _compare(first, second, probability_of_improvement)
-
-
-def retraining_gap(first: Scores, second: Scores) -> Interval:
-    """Cost of training and testing in another environment: difference of mean scores.
-
-    The first method was trained and tested in one environment; the second, equal
-    otherwise, in another. Figure 7 of the AdaPool paper (Brothers, 2025,
-    https://arxiv.org/abs/2506.09215) reports this difference as a drop, but it compares
-    two policies, neither of which was perturbed.
-
-    Bounds are as in `improvement`.
-    """
-    return _compare(first, second, lambda one, two: mean_score(one) - mean_score(two))
-
-
-def _compare(
-    first: Scores,
-    second: Scores,
-    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
-) -> Interval:
-    value = float(statistic(first.points, second.points))
+    value = float(probability_of_improvement(first.points, second.points))
     if min(first.seeds, second.seeds) < INTERVAL_FROM:
         return UNKNOWN._replace(value=value)
-    return around(value, statistic(first.resampled(), second.resampled()))
+    resampled = probability_of_improvement(first.resampled(), second.resampled())
+    return around(value, resampled)
 
 
 class Ranking(NamedTuple):

@@ -367,15 +367,10 @@ def test_one_seed_holds_for_this_policy_only(one_seed: Page) -> None:
     assert "no interval" in texts(html[html.index('id="improvement"') :])
 
 
-def test_methods_of_two_environments_have_a_retraining_gap_and_no_drop(
-    tmp_path: Path,
-) -> None:
+def test_methods_are_compared_within_their_environment(tmp_path: Path) -> None:
     runs = several(tmp_path, ["ada", "max"], 2, "env.num_noise=3")
     runs += several(tmp_path, ["ada", "max"], 2, "env.num_noise=9")
     html = written(runs, tmp_path)
-    gaps = cells(html, "retraining")
-    # The same scores in both environments.
-    assert [text for text, _, _ in gaps[2::4]] == ["0.00", "0.00"]
     assert "drop" not in texts(html)
     assert html.count("Trained and tested in num_noise=3") >= 3
 
@@ -448,7 +443,7 @@ def test_nothing_is_fetched(three_seeds: Page) -> None:
     assert not re.findall(r'(?:src|href)="(?!data:|#)', html)
     assert not re.findall(r"url\((?!#)", html)
     svgs = re.findall(r"<svg.*?</svg>", html, re.S)
-    assert len(svgs) >= 4
+    assert len(svgs) >= 3
     ids = [name for svg in svgs for name in re.findall(r' id="([^"]+)"', svg)]
     assert not [name for name in ids if re.fullmatch(r"[a-z]+[0-9a-z]*_\d+", name)]
 

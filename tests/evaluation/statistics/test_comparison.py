@@ -11,7 +11,6 @@ from marl_pool.evaluation.statistics.comparison import (
     mean_score,
     over_seeds,
     rank,
-    retraining_gap,
     scores_of,
     this_policy_only,
 )
@@ -85,7 +84,6 @@ def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
         this_policy_only(odd, mean_score),
         improvement(odd, usual),
         improvement(usual, odd),
-        retraining_gap(odd, usual),
         *dict(rank({"a": odd}).places).values(),
     ):
         assert np.isfinite(interval.value)
@@ -177,16 +175,6 @@ def test_improvement_over_a_single_seed_has_no_interval() -> None:
         interval = improvement(*pair)
         assert 0 <= interval.value <= 1
         assert np.isnan([interval.low, interval.high]).all()
-
-
-def test_retraining_gap_is_a_difference_of_separately_trained_runs() -> None:
-    first, second = runs(6, 0.1, level=0.9), runs(4, 0.1, level=0.4, seed=1)
-    interval = retraining_gap(scored("a", first), scored("b", second))
-    means = [part[:, 0, 0].mean() for part in (first, second)]
-    assert interval.value == pytest.approx(means[0] - means[1])
-    assert interval.low < interval.value < interval.high
-    single = retraining_gap(scored("a", first[:1]), scored("b", second))
-    assert np.isnan(single.low)
 
 
 @pytest.mark.parametrize("seeds", [1, 4])
