@@ -1,9 +1,10 @@
-"""The figures of the report, as inline SVG."""
+"""Panels of curves, in one figure: the plot of an evaluation, and those of a report."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,20 +12,18 @@ import numpy as np
 from marl_pool.utils.plotting import (
     FAINT,
     LineStyle,
-    figure_style,
-    label_rows,
     legend_below,
     new_figure,
     short_number,
     style_axes,
-    to_svg,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH = 9.6
-"""Inches: the page's column at 100 pixels an inch."""
+"""Inches: a report's column at 100 pixels an inch."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ def draw_panels(
     columns: int,
     height: float = 2.35,
     dots: bool = True,
-    lines: Mapping[str, float] | None = None,
-) -> str:
-    """Draw panels that share the range of their ordinates.
+    lines: Mapping[str, float] = MappingProxyType({}),
+) -> "Figure":
+    """Draw panels that share the range of their ordinates, inside `figure_style`.
 
     Args:
         panels: at least one.
@@ -75,79 +74,47 @@ def draw_panels(
         columns: maximal number of panels side by side.
         height: of a panel, inches.
         dots: draw single seeds as dots; otherwise as thin lines.
-        lines: horizontal lines by name, drawn where they lie within the range.
+        lines: horizontal lines by name.
     """
     from matplotlib.lines import Line2D
 
     # Arrange the panels in a grid, and hide the cells left over.
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    with figure_style():
-        figure = new_figure(WIDTH, height * rows + 0.5)
-        cells = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
-        for axes in cells[len(panels) :]:
-            axes.set_axis_off()
-        low, high = _range(panels)
-        # Only the first column and the last row have labels of their axes.
-        for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
-            first = place % columns == 0
-            style_axes(axes)
-            axes.xaxis.set_major_formatter(short_number)
-            title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
-            axes.set_title(title, fontsize=9.5)
-            axes.set_ylim(low, high)
-            # Draw the curves, the panel's note and the reference lines.
-            for curve in panel.curves:
-                _draw_curve(axes, curve, styles[curve.name], dots=dots)
-            text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
-            if panel.note:
-                note = "\n".join(textwrap.wrap(panel.note, 30))
-                axes.text(
-                    0.03, 0.04, note, transform=axes.transAxes, fontsize=8, **text
-                )
-            for name, level in (lines or {}).items():
-                if low < level < high:
-                    dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9}
-                    axes.axhline(level, color=FAINT, zorder=1, **dashed)
-                    text |= {"xycoords": ("axes fraction", "data"), "fontsize": 7.5}
-                    axes.annotate(name if first else "", (0.01, level), **text)
-            axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
-            axes.set_ylabel(ylabel if first else "")
-        # All panels share one legend.
-        names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
-        handles = [Line2D([], [], **styles[name]._asdict()) for name in names]
-        legend_below(figure, handles, names)
-        return to_svg(figure)
-
-
-def draw_points(
-    rows: Sequence[tuple[str, Sequence[float], float, float, float]],
-    styles: Mapping[str, LineStyle],
-    xlabel: str,
-) -> str:
-    """Draw a row for each method: every seed, their mean, and its interval.
-
-    Args:
-        rows: name, the number of each seed, their aggregate, and its bounds or NaN.
-        styles: by method's name.
-        xlabel: name of the numbers.
-    """
-    with figure_style():
-        figure = new_figure(WIDTH, 0.8 + 0.36 * len(rows))
-        axes = figure.subplots()
-        style_axes(axes, grid="x")
+    figure = new_figure(WIDTH, height * rows + 0.5)
+    cells = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for axes in cells[len(panels) :]:
+        axes.set_axis_off()
+    low, high = _range(panels, lines)
+    # Only the first column and the last row have labels of their axes.
+    for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
+        first = place % columns == 0
+        style_axes(axes)
         axes.xaxis.set_major_formatter(short_number)
-        # Mean as a bar, seeds as symbols, and the interval as a shade.
-        for y, (name, points, value, low, high) in enumerate(rows):
-            color, marker = styles[name]
-            if not math.isnan(low):
-                axes.plot([low, high], [y, y], color=color, linewidth=5, alpha=0.3)
-            axes.plot(value, y, "|", color=color, markersize=14, markeredgewidth=2.5)
-            dots: dict[str, Any] = {"markersize": 6, "markeredgecolor": "white"}
-            axes.plot(points, [y] * len(points), marker, color=color, **dots)
-        label_rows(axes, [row[0] for row in rows])
-        axes.set_xlabel(xlabel)
-        return to_svg(figure)
+        title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
+        axes.set_title(title, fontsize=9.5)
+        axes.set_ylim(low, high)
+        # Draw the curves, the panel's note and the reference lines.
+        for curve in panel.curves:
+            _draw_curve(axes, curve, styles[curve.name], dots=dots)
+        text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
+        if panel.note:
+            note = "\n".join(textwrap.wrap(panel.note, 30))
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+            where: dict[str, Any] = {"transform": axes.transAxes, "bbox": box}
+            axes.text(0.03, 0.04, note, fontsize=8, **where, **text)
+        for name, level in lines.items():
+            dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9}
+            axes.axhline(level, color=FAINT, zorder=1, **dashed)
+            text |= {"xycoords": ("axes fraction", "data"), "fontsize": 7.5}
+            axes.annotate(name if first else "", (0.01, level), **text)
+        axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
+        axes.set_ylabel(ylabel if first else "")
+    # All panels share one legend.
+    names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
+    handles = [Line2D([], [], **styles[name]._asdict()) for name in names]
+    legend_below(figure, handles, names)
+    return figure
 
 
 def _draw_curve(axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool) -> None:
@@ -169,7 +136,7 @@ def _draw_curve(axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool) -> 
     axes.plot(curve.x, curve.y, **mean)
 
 
-def _range(panels: Sequence[Panel]) -> tuple[float, float]:
+def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, float]:
     """The range of everything drawn, with a margin."""
     drawn = [
         part.ravel()
@@ -177,7 +144,7 @@ def _range(panels: Sequence[Panel]) -> tuple[float, float]:
         for curve in panel.curves
         for part in (curve.y, curve.band, curve.points)
     ]
-    every = np.concatenate([np.empty(0), *drawn])
+    every = np.concatenate([np.array([*lines.values()]), *drawn])
     every = every[np.isfinite(every)]
     if not len(every):
         return 0.0, 1.0
