@@ -1,10 +1,12 @@
-"""Measure marl_pool, with stock RLlib on the same environments as the comparator.
+"""Measure marl_pool, beside torch without the kernel and beside stock RLlib.
 
-    python scripts/benchmark.py [--only NAME…] [--json FILE] [--device cuda] [--tiny]
+    python scripts/benchmark.py [--only NAME…] [--skip NAME…] [--json FILE] [--tiny]
+    python scripts/benchmark.py --table FILE…
 
 Leave the machine idle. Each benchmark runs in its own process, which gives its peak
 memory. Comparators run in the same process, alternating with ours, and a ratio is the
-median over the rounds. A benchmark that fails is reported, and the others are still
+median over the rounds. The first comparator is `kernels=torch` where the compiled
+kernel takes part. A benchmark that fails is reported, and the others are still
 measured and written; the exit status is then 1. `--tiny` checks that everything runs;
 its numbers mean nothing.
 """
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,15 +29,17 @@ from typing import Any
 import torch
 from benchmarks import kernel
 from benchmarks.agents import cloning, generation
-from benchmarks.common import TINY, Row, Size
+from benchmarks.common import TINY, Row, Size, number
 from benchmarks.envs import env_alone, levels
+from benchmarks.install import installation
 from benchmarks.knn import data, training
-from benchmarks.learning import iteration, time_to, two_learners
+from benchmarks.learning import iteration, time_to_goals, two_learners
 from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
-from benchmarks.sampling import sampling, stock, two_runners
+from benchmarks.sampling import sampling, two_runners
 from benchmarks.sets import swarm
 
+from marl_pool.kernels.native import describe_kernels
 from marl_pool.utils.extras import install_hint
 from marl_pool.utils.progress import duration
 
@@ -46,20 +51,18 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "levels/boxworld": levels,
     "attention/width_one": attention,
     **{f"kernel/{name}": kernel.kernel(name) for name in kernel.NETWORKS},
-    "kernels/sample/simple_centroid": kernel.sampling("simple_centroid"),
-    "kernels/sample/boxworld_pixels": kernel.sampling("boxworld_pixels"),
-    "kernels/iteration/simple_centroid": kernel.iteration("simple_centroid", "paper"),
-    "kernels/iteration/simple_centroid/fast": kernel.iteration(
-        "simple_centroid", "fast"
-    ),
-    "kernels/iteration/boxworld_pixels": kernel.iteration("boxworld_pixels", "paper"),
-    "sample/simple_centroid": stock("simple_centroid"),
+    **{
+        f"kernel/{name}/trained": kernel.kernel(name, trained=True)
+        for name in kernel.TRAINED
+    },
+    "sample/simple_centroid": sampling("simple_centroid", with_stock=True),
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),
     "sample/pong": sampling("pong"),
     "sample/simple_tag/two_runners": two_runners("simple_tag"),
     "sample/boxworld_pixels/two_runners": two_runners("boxworld_pixels"),
     "iteration/simple_centroid": iteration("simple_centroid"),
+    "iteration/simple_centroid/fast": iteration("simple_centroid", "fast"),
     "iteration/boxworld_pixels": iteration("boxworld_pixels"),
     "iteration/simple_centroid/two_learners": two_learners("simple_centroid"),
     "iteration/boxworld_pixels/two_learners": two_learners("boxworld_pixels"),
@@ -70,8 +73,8 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "clone/ant": cloning,
     "evaluate/simple_centroid": evaluation,
     "suite/standard": standard_suite,
-    "time_to_return/simple_centroid": time_to("time_to_return"),
-    "time_to_skill/simple_centroid": time_to("time_to_skill"),
+    "install/wheel": installation,
+    "time_to_skill/simple_centroid": time_to_goals,
 }
 NEEDS = {
     "env/pong": ("ale_py",),
@@ -80,6 +83,45 @@ NEEDS = {
     "clone/ant": ("mujoco",),
 }
 """Optional modules of single benchmarks; all of them need ray."""
+AIMS = {
+    **dict.fromkeys(("env/simple_centroid", "env/simple_tag"), "300 000"),
+    "env/boxworld_pixels": "300 000",
+    "levels/boxworld": "20 000",
+    "kernel/simple_centroid/forward": "11.9 ×",
+    "kernel/simple_centroid/both": "7.7 ×",
+    "kernel/simple_tag/forward": "25.5 ×",
+    "kernel/simple_tag/both": "13.6 ×",
+    "kernel/boxworld/forward": "21.3 ×",
+    "kernel/boxworld/both": "10.2 ×",
+    "kernel/boxworld_50/forward": "17.9 ×",
+    "kernel/boxworld_50/both": "14.5 ×",
+    "kernel/width_16/both": "3 ×",
+    "kernel/width_32/both": "2.2 ×",
+    "kernel/width_64/both": "1.4 ×",
+    "kernel/simple_centroid/64_rows/forward": "20.4 ×",
+    "kernel/simple_centroid/float64/forward": "6 to 8.5 ×",
+    "sample/simple_centroid": "3.5 ×",
+    "sample/simple_centroid/stock_batched": "1.4 ×",
+    "sample/boxworld_pixels": "4 ×",
+    "sample/simple_tag/two_runners": "20 000",
+    "sample/boxworld_pixels/two_runners": "8 000",
+    "iteration/simple_centroid": "5 ×, the rest 5 %",
+    "iteration/simple_centroid/fast": "4 ×, the rest 15 %",
+    "iteration/boxworld_pixels": "6 ×, the rest 5 %",
+    "generation/cartpole": "1.2 s, 50 ×",
+    "layer/swarm": "1.5 ×",
+    "clone/ant": "5 ×",
+    "data/knn_centroid": "60 000 samples/s",
+    "train/knn_centroid": "2.5 ×",
+    "evaluate/simple_centroid": "5 s",
+    "suite/standard": "2.5 ×, 2 GiB",
+    "install/time": "+30 s",
+    "install/wheel": "+2 MB",
+    "install/import": "+0 s",
+    "time_to_return/simple_centroid": "30 s",
+    "time_to_skill/simple_centroid": "3.5 ×",
+}
+"""Aims by row, as the table shows them; a factor is one of the column ratio."""
 
 
 class BenchmarkError(Exception):
@@ -102,6 +144,7 @@ def machine(device: str) -> dict[str, Any]:
         "gpu": gpu,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": describe_kernels(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("marl-pool", "torch", "ray")},
         "date": time.strftime("%Y-%m-%d"),
@@ -111,18 +154,43 @@ def machine(device: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Format the rows as a Markdown table."""
-    lines = ["| what | value | beside | ratio | memory |", "|---|---|---|---|---|"]
+    columns = ("what", "value", "beside", "ratio", "aim", "memory")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
-        value = "not reached"
+        cells = [
+            f"`{row['name']}`",
+            "not reached",
+            "; ".join(filter(None, (row["comparator"], row["note"]))),
+            "" if row["ratio"] is None else f"{row['ratio']:.3g}",
+            AIMS.get(row["name"], ""),
+            f"{row['peak_memory_mb']:,.0f} MB",
+        ]
         if row["value"] is not None:
-            number = row["value"]
-            number = f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-            value = f"{number} {row['unit']}"
-        beside = "; ".join(filter(None, (row["comparator"], row["note"])))
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        memory = f"{row['peak_memory_mb']:,.0f} MB"
-        lines.append(f"| `{row['name']}` | {value} | {beside} | {ratio} | {memory} |")
+            cells[1] = f"{number(row['value'])} {row['unit']}"
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def read(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read the rows of files; a row of a later file replaces that of an earlier one."""
+    contents = [json.loads(file.read_text())["rows"] for file in files]
+    return list({row["name"]: row for rows in contents for row in rows}.values())
+
+
+def matching(patterns: Sequence[str]) -> list[str]:
+    """Return the benchmarks that match shell-style patterns, in their order.
+
+    Raises:
+        ValueError: none matches one of the patterns.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        names = [name for name in BENCHMARKS if fnmatchcase(name, pattern)]
+        if not names:
+            known = ", ".join(BENCHMARKS)
+            raise ValueError(f"no benchmark {pattern}; expected some of {known}")
+        found += names
+    return list(dict.fromkeys(found))
 
 
 def missing_extras(names: Sequence[str]) -> list[str]:
@@ -157,13 +225,25 @@ def here(name: str, size: Size) -> list[dict[str, Any]]:
 def main() -> None:
     """Run the chosen benchmarks, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), metavar="NAME")
+    patterns = {"nargs": "+", "metavar": "NAME", "default": []}
+    parser.add_argument("--only", **patterns, help="names or patterns: 'kernel/*'")
+    parser.add_argument("--skip", **patterns, help="names or patterns to leave out")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument(
+        "--table",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing: print the table of files that --json wrote",
+    )
     parser.add_argument("--tiny", action="store_true", help="check that it runs")
     parser.add_argument("--seeds", type=int, help="of the time_to rows")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda on a GPU machine")
     parser.add_argument("--here", choices=list(BENCHMARKS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(read(arguments.table)))
+        return
     if arguments.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {arguments.device}: torch finds no CUDA device")
     size = replace(TINY if arguments.tiny else Size(), device=arguments.device)
@@ -172,7 +252,11 @@ def main() -> None:
     if arguments.here:
         arguments.json.write_text(json.dumps(here(arguments.here, size)))
         return
-    chosen = arguments.only or list(BENCHMARKS)
+    try:
+        skipped = matching(arguments.skip)
+        chosen = [n for n in matching(arguments.only or ["*"]) if n not in skipped]
+    except ValueError as error:
+        parser.error(str(error))
     if missing := missing_extras(chosen):
         parser.error("; ".join(missing))
     about = machine(arguments.device)

@@ -1,8 +1,9 @@
 """Sizes, tasks, timing and construction, shared by all benchmarks."""
 
 import logging
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,14 @@ from torch import Tensor
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.kernels.native import use_kernels
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import TrainConfig
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; ``ratio`` is ours over the comparator's."""
+    """One row of the table; ``ratio`` is our speed over the comparator's."""
 
     name: str
     value: float | None
@@ -34,7 +36,7 @@ class Row:
 class Size:
     """Amount of work to measure, and the device."""
 
-    rounds: int = 5
+    rounds: int = 7
     env_steps: int = 2000
     fragment: int = 128
     iterations: int = 3
@@ -43,6 +45,7 @@ class Size:
     episodes: int = 256
     sets: int = 1024
     level_resets: int = 16
+    trained_iterations: int = 40
     tiny: bool = False
     device: str = "cpu"
 
@@ -57,6 +60,7 @@ TINY = Size(
     episodes=4,
     sets=4,
     level_resets=1,
+    trained_iterations=1,
     tiny=True,
 )
 
@@ -96,13 +100,17 @@ class Task:
         ]
         return compose("train", [*self.overrides, *overrides, *on(size.device)])
 
-    def iteration(self, size: Size, num_learners: int = 0) -> dict[str, Any]:
-        """Return a run's configuration with the paper's batch and epochs."""
-        overrides = [f"ppo={self.paper}", *on(size.device)]
+    def iteration(
+        self, size: Size, ppo: str = "paper", num_learners: int = 0
+    ) -> dict[str, Any]:
+        """Return a run's configuration by the paper's preset, or by ``ppo``."""
+        preset = self.paper if ppo == "paper" else ppo
+        overrides = [f"ppo={preset}", *on(size.device)]
         if num_learners:
             overrides += [f"resources.num_learners={num_learners}", "threads=1"]
         if size.tiny:
             overrides += [f"ppo.batch_size={4 * self.num_envs}", "ppo.num_epochs=1"]
+            overrides += ["ppo.minibatch_size=null"]
         return compose(
             "train", [*self.overrides, *overrides, f"ppo.num_envs={self.num_envs}"]
         )
@@ -166,6 +174,69 @@ def synchronize() -> None:
     """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def taking_turns(
+    contenders: Mapping[str, Callable[[], Any]], rounds: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Time contenders in turn, in seconds, so that a busy machine slows all alike.
+
+    Args:
+        contenders: functions by name.
+        rounds: calls of each that count.
+        warm_up: call each once before, without timing it.
+    """
+    if warm_up:
+        for contender in contenders.values():
+            contender()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            times[name].append(seconds(contender))
+    return times
+
+
+def by_torch(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the same function without the compiled kernel."""
+
+    def torch_alone() -> Any:
+        with use_kernels("torch"):
+            return run()
+
+    return torch_alone
+
+
+def number(value: float) -> str:
+    """Format a number with three digits, or as an integer from 1000 on."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def compare(
+    name: str,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    comparator: str,
+    *,
+    unit: str = "s",
+    work: float | None = None,
+    note: str = "",
+) -> Row:
+    """Describe times of rounds beside those of a comparator.
+
+    Args:
+        name: name of the row.
+        ours: our times.
+        theirs: the comparator's, of the same rounds.
+        comparator: what it is.
+        unit: unit of the value.
+        work: amount of work in a round; the value is then a rate.
+        note: further text.
+    """
+    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+    value, other = statistics.median(ours), statistics.median(theirs)
+    if work is not None:
+        value, other = work / value, work / other
+    return Row(name, value, unit, f"{comparator}: {number(other)} {unit}", ratio, note)
 
 
 def start_ray() -> None:

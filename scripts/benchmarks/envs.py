@@ -10,7 +10,7 @@ from benchmarks.common import TASKS, Row, Size, Task, random_actions, seconds
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.boxworld.levels import MOST_AHEAD
 
-BUDGET = 20_000
+BUDGET = 5_000
 """Maximal number of steps of a slow simulator."""
 
 

@@ -1,21 +1,20 @@
 """Benchmarks of the compiled kernel: whole networks, compared with torch."""
 
-import statistics
+import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+import ray
 import torch
 
-from benchmarks.common import TASKS, Row, Size, build, on, seconds
-from benchmarks.sampling import our_runner
+from benchmarks.common import TASKS, Row, Size, Task, build, compare, random_actions
 from marl_pool.config import compose
 from marl_pool.kernels.native import use_kernels
 from marl_pool.networks import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
-
-ROUNDS = 7
+from marl_pool.utils.types import Kernels
 
 
 @dataclass(frozen=True)
@@ -82,103 +81,114 @@ NETWORKS = {
 }
 
 
-def kernel(name: str) -> Callable[[Size], Iterator[Row]]:
+TRAINED = {
+    "simple_centroid": TASKS["simple_centroid"],
+    "simple_tag": TASKS["simple_tag"],
+    "boxworld_50": TASKS["boxworld_pixels"],
+}
+"""Tasks of the networks that are measured with trained weights too."""
+RANGES = (1, 2, 4, 8)
+"""Ranges of the scores that the kernel has a polynomial for."""
+
+
+def kernel(name: str, *, trained: bool = False) -> Callable[[Size], Iterator[Row]]:
     """Measure microseconds per token of a network, in CPU time of one thread."""
     network = NETWORKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
-        torch.set_num_threads(1)
-        module = network.build()
-        tokens = network.batch(min(network.rows, 16 * size.sets))
-        count = tokens.types.numel()
-        repeat = 1 if size.tiny else max(1, 2**17 // count)
-
-        def forward() -> None:
-            with torch.no_grad():
-                module(tokens)
-
-        def both() -> None:
-            module.zero_grad()
-            module(tokens).sum().backward()
-
-        for what, function in (("forward", forward), ("both", both)):
-            times: dict[str, list[float]] = {"native": [], "torch": []}
-            for _ in range(1 + (1 if size.tiny else ROUNDS)):
-                for kernels, found in times.items():
-                    with use_kernels(kernels):  # type: ignore[arg-type]
-                        began = time.process_time()
-                        for _ in range(repeat):
-                            function()
-                        passed = time.process_time() - began
-                    found.append(passed / repeat / count * 1e6)
-            ours, torchs = (found[1:] for found in times.values())
-            ratios = (b / a for a, b in zip(ours, torchs, strict=True))
-            yield Row(
-                f"kernel/{name}/{what}",
-                statistics.median(ours),
-                "µs a token",
-                f"by torch: {statistics.median(torchs):.3g} µs",
-                statistics.median(ratios),
-                note=f"{len(tokens.types)} rows, one thread",
-            )
+        rows = min(network.rows, 16 * size.sets)
+        if trained:
+            on_cpu = replace(size, device="cpu")
+            module, tokens, about = train(TRAINED[name], rows, on_cpu)
+            yield from passes(f"kernel/{name}/trained", module, tokens, size, about)
+        else:
+            module, tokens = network.build(), network.batch(rows)
+            yield from passes(f"kernel/{name}", module, tokens, size)
 
     return measure
 
 
-def beside_torch(run: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
-    """Time ``run`` with the kernel and with torch in turn, in seconds."""
-    times: dict[str, list[float]] = {"native": [], "torch": []}
-    for round_ in range(1 + rounds):
-        for kernels, found in times.items():
-            with use_kernels(kernels):  # type: ignore[arg-type]
-                passed = seconds(run)
-            if round_:
-                found.append(passed)
-    return times
+def passes(
+    name: str, module: SetNetwork, tokens: Tokens, size: Size, about: str = ""
+) -> Iterator[Row]:
+    """Measure the forward pass alone, and with the backward pass."""
+    torch.set_num_threads(1)
+    count = tokens.types.numel()
+    repeat = 1 if size.tiny else max(1, 2**16 // count)
+
+    def forward() -> None:
+        with torch.no_grad():
+            module(tokens)
+
+    def both() -> None:
+        module.zero_grad()
+        module(tokens).sum().backward()
+
+    def microseconds(kernels: Kernels, function: Callable[[], None]) -> float:
+        with use_kernels(kernels):
+            began = time.process_time()
+            for _ in range(repeat):
+                function()
+            return (time.process_time() - began) / repeat / count * 1e6
+
+    note = "; ".join(filter(None, (f"{len(tokens.types)} rows, one thread", about)))
+    for what, function in (("forward", forward), ("both", both)):
+        ours: list[float] = []
+        torchs: list[float] = []
+        for _ in range(1 + size.rounds):
+            ours.append(microseconds("native", function))
+            torchs.append(microseconds("torch", function))
+        beside = ours[1:], torchs[1:], "kernels=torch"
+        yield compare(f"{name}/{what}", *beside, unit="µs a token", note=note)
 
 
-def row(name: str, times: dict[str, list[float]], note: str) -> Row:
-    """Describe times in seconds, beside those of torch."""
-    pairs = zip(times["native"], times["torch"], strict=True)
-    return Row(
-        name,
-        statistics.median(times["native"]),
-        "s",
-        f"with kernels=torch: {statistics.median(times['torch']):.3g} s",
-        statistics.median(torchs / ours for ours, torchs in pairs),
-        note=note,
-    )
+def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
+    """Train a policy briefly; return its network, observations and a description.
+
+    The weights decide which polynomial attention is computed by: the larger its scores,
+    the higher the degree.
+    """
+    batch = task.num_envs * min(32, task.fragment(size))
+    overrides = ["ppo=fast", f"ppo.num_envs={task.num_envs}", f"ppo.batch_size={batch}"]
+    overrides += ["ppo.minibatch_size=null"] if size.tiny else []
+    algo = build(compose("train", [*task.overrides, *overrides]))
+    for _ in range(size.trained_iterations):
+        algo.train()
+    (module,) = dict(algo.env_runner.module.items()).values()
+    network = copy.deepcopy(module.policy.network)
+    algo.stop()
+    ray.shutdown()  # its threads would be part of the process's CPU time
+    # Observations of as many steps as give the rows.
+    env = task.make_env(size)
+    seen: list[Tokens] = []
+    while sum(len(tokens.types) for tokens in seen) < rows:
+        (tokens,) = env.observe().values()
+        seen.append(tokens.flatten_batch())
+        env.step(random_actions(env))
+    tokens = Tokens(*(torch.cat(parts)[:rows] for parts in zip(*seen, strict=True)))
+    steps = batch * size.trained_iterations
+    return network, tokens, f"after {steps:,} env steps; {describe_ranges(network)}"
 
 
-def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
-    """One fragment of our runner, by the kernel and by torch."""
-    task = TASKS[name]
-
-    def measure(size: Size) -> Iterator[Row]:
-        run, _ = our_runner(task, size)
-        times = beside_torch(run, size.rounds)
-        steps = f"{task.fragment(size)} steps of {task.num_envs} environments"
-        yield row(f"kernels/sample/{name}", times, steps)
-
-    return measure
-
-
-def iteration(name: str, ppo: str) -> Callable[[Size], Iterator[Row]]:
-    """One iteration of training, by the kernel and by torch."""
-    task = TASKS[name]
-
-    def measure(size: Size) -> Iterator[Row]:
-        config = task.iteration(size)
-        if ppo == "fast":
-            few = ["ppo.batch_size=256", "ppo.minibatch_size=null"]
-            tiny = [*few, "ppo.num_epochs=1"] if size.tiny else []
-            overrides = [*task.overrides, "ppo=fast", *tiny, *on(size.device)]
-            config = compose("train", overrides)
-        algo = build(config)
-        times = beside_torch(algo.train, min(size.iterations, 3))
-        algo.stop()
-        settings = config["ppo"]
-        what = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
-        yield row(f"kernels/iteration/{name}/{ppo}", times, what)
-
-    return measure
+def describe_ranges(network: SetNetwork) -> str:
+    """Count the heads of width one by the range of their scores, as the kernel does."""
+    counts: Counter[str] = Counter()
+    for layer in network.encoder.layers:
+        norm, attention = layer.attention_norm, layer.attention
+        query, key = (
+            (part.weight * norm.weight).detach()
+            for part in (attention.to_query, attention.to_key)
+        )
+        # A normalized vector has norm √D at most, and is orthogonal to ones.
+        largest, largest_key = (
+            (part - part.mean(1, keepdim=True)).norm(dim=1) * part.shape[1] ** 0.5
+            for part in (query, key)
+        )
+        largest += (attention.to_query.weight @ norm.bias).detach().abs()
+        bounds = largest * largest_key * attention.scale
+        for bound in bounds.tolist():
+            fitting = [f"{limit}" for limit in RANGES if bound <= limit]
+            counts[fitting[0] if fitting else "more"] += 1
+    ranges = [*map(str, RANGES), "more"]
+    parts = (f"{counts[each]} up to {each}" for each in ranges if counts[each])
+    return f"heads by largest score: {', '.join(parts)}"

@@ -1,16 +1,14 @@
 """Benchmarks of the KNN-centroid task: its data, and training."""
 
-import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import Row, Size, seconds
+from benchmarks.common import Row, Size, by_torch, compare, taking_turns
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.studies.adapool.knn_data import (
     CHUNK,
@@ -62,13 +60,18 @@ def data(size: Size) -> Iterator[Row]:
             one_sample(generator)
 
     chosen = sample_choices(0, CHUNK, VECTORS)
-    rates = _rates(size, {"ours": (ours, chunks * CHUNK), "loop": (loop, samples)})
-    yield _row(
+    times = taking_turns({"ours": ours, "loop": loop}, size.rounds)
+    # The loop measures fewer samples.
+    scaled = [spent * chunks * CHUNK / samples for spent in times["loop"]]
+    yield compare(
         "data/knn_centroid",
-        rates,
+        times["ours"],
+        scaled,
         "a numpy loop over samples",
-        f"sets of {VECTORS} x {DIM} with targets, two threads; published code: 10,000 "
-        "to 15,000 samples/s, measured elsewhere",
+        unit="samples/s",
+        work=chunks * CHUNK,
+        note=f"sets of {VECTORS} x {DIM} with targets, two threads; published code: "
+        "10,000 to 15,000 samples/s, measured elsewhere",
     )
 
 
@@ -121,34 +124,20 @@ def training(size: Size) -> Iterator[Row]:
 
         return run
 
-    networks = {"ours": task.make_network(0), "torch": Plain()}
-    runs = {name: (step(network), count) for name, network in networks.items()}
-    yield _row(
-        "train/knn_centroid",
-        _rates(size, runs),
-        "nn.TransformerEncoderLayer",
-        f"12 layers, width {DIM}, 8 heads, sets of {VECTORS}, batch {count}, "
-        f"{torch.get_num_threads()} threads; published code: 285 samples/s, measured "
-        "elsewhere",
-    )
-
-
-def _rates(
-    size: Size, runs: dict[str, tuple[Callable[[], Any], int]]
-) -> dict[str, list[float]]:
-    """Return samples per second by round, taking turns, after a warm-up round."""
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(1 + size.rounds):
-        for name, (run, samples) in runs.items():
-            rate = samples / seconds(run)
-            if number:
-                rates[name].append(rate)
-    return rates
-
-
-def _row(name: str, rates: dict[str, list[float]], beside: str, note: str) -> Row:
-    ours, others = rates.values()
-    ratio = statistics.median(a / b for a, b in zip(ours, others, strict=True))
-    comparator = f"{beside}: {statistics.median(others):,.0f} samples/s"
-    value = statistics.median(ours)
-    return Row(name, value, "samples/s", comparator, ratio, note)
+    ours = step(task.make_network(0))
+    contenders = {"ours": ours, "torch": by_torch(ours), "plain": step(Plain())}
+    times = taking_turns(contenders, min(size.rounds, 3))
+    comparators = {"torch": "kernels=torch", "plain": "nn.TransformerEncoderLayer"}
+    for key, comparator in comparators.items():
+        suffix = "" if key == "torch" else f"/{key}"
+        yield compare(
+            f"train/knn_centroid{suffix}",
+            times["ours"],
+            times[key],
+            comparator,
+            unit="samples/s",
+            work=count,
+            note=f"12 layers, width {DIM}, 8 heads, sets of {VECTORS}, batch {count}, "
+            f"{torch.get_num_threads()} threads; published code: 285 samples/s, "
+            "measured elsewhere",
+        )

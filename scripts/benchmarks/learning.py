@@ -1,6 +1,5 @@
 """Benchmarks of learning: one iteration, and the time to a goal."""
 
-import functools
 import statistics
 import sys
 import time
@@ -9,9 +8,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import TASKS, Row, Size, build, on, seconds
+from benchmarks.common import (
+    TASKS,
+    Row,
+    Size,
+    Task,
+    build,
+    by_torch,
+    compare,
+    on,
+    seconds,
+    taking_turns,
+)
 from benchmarks.sampling import floor_of
 from marl_pool.config import compose
+from marl_pool.kernels.native import use_kernels
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
@@ -24,45 +36,74 @@ PUBLISHED = {
     "time_to_skill": "published code: not reached",
 }
 
+Climb = dict[str, tuple[float, int] | None]
+"""Seconds and env steps to each goal; None if it was not reached."""
 
-def iteration(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure one iteration with the paper's batch and epochs, and its parts."""
+
+def iteration(name: str, ppo: str = "paper") -> Callable[[Size], Iterator[Row]]:
+    """Measure one iteration of training beside torch, and beside its parts."""
     task = TASKS[name]
+    suffix = "" if ppo == "paper" else f"/{ppo}"
 
     def measure(size: Size) -> Iterator[Row]:
-        config = task.iteration(size)
+        config = task.iteration(size, ppo)
         algo = build(config)
-        algo.train()
-        ((module, spec),) = algo.config.rl_module_spec.rl_module_specs.items()
+        (spec,) = algo.config.rl_module_spec.rl_module_specs.values()
         policy = build_policy(spec.model_config).to(size.device)
-        settings = config["ppo"]
-        episodes = algo.env_runner.sample()
-        learner = algo.learner_group._learner
-        batch = learner._learner_connector(
-            rl_module=learner.module, batch={}, episodes=episodes, shared_data={}
-        )
-        steps = settings["batch_size"] // settings["num_envs"]
-        sample = floor_of(policy, task.make_env(size), steps)
-        times, rests = [], []
-        for _ in range(min(size.iterations, task.iterations)):
-            times.append(seconds(algo.train))
-            torch.set_num_threads(1)
-            pure = seconds(sample)
-            torch.set_num_threads(config["threads"])
-            pure += seconds(lambda: gradients(learner, module, batch, settings))
-            rests.append(1 - pure / times[-1])
+        contenders = {
+            "ours": algo.train,
+            "parts": parts_of(policy, task, size, config),
+            "torch": by_torch(algo.train),
+        }
+        rounds = min(size.iterations, task.iterations)
+        if ppo != "paper":
+            rounds = size.rounds
+        # An iteration by torch is too expensive for a warm-up.
+        algo.train()
+        times = taking_turns(contenders, rounds, warm_up=False)
         algo.stop()
-        what = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
-        rest = 100 * statistics.median(rests)
-        yield Row(
-            f"iteration/{name}",
-            statistics.median(times),
-            "s",
-            task.about("iteration"),
-            note=f"{what}; not env, forward pass or gradient: {rest:.1f} %",
+        ours, parts = times["ours"], times["parts"]
+        rest = statistics.median(1 - b / a for a, b in zip(ours, parts, strict=True))
+        settings = config["ppo"]
+        note = (
+            task.about("iteration") if ppo == "paper" else "",
+            f"{settings['batch_size']} steps, {settings['num_epochs']} epochs",
+            f"not environment or network: {100 * rest:.0f} %",
         )
+        beside = ours, times["torch"], "kernels=torch"
+        text = "; ".join(filter(None, note))
+        yield compare(f"iteration/{name}{suffix}", *beside, note=text)
 
     return measure
+
+
+def parts_of(
+    policy: TokenPolicy, task: Task, size: Size, config: dict[str, Any]
+) -> Callable[[], None]:
+    """Return a function that computes an iteration's environment steps and networks.
+
+    There is one fragment of steps, by one thread as in the runner, and for each
+    minibatch a forward and a backward pass.
+    """
+    settings, env = config["ppo"], task.make_env(size)
+    sample = floor_of(policy, env, settings["batch_size"] // task.num_envs)
+    minibatch = settings["minibatch_size"] or settings["batch_size"]
+    updates = settings["num_epochs"] * (settings["batch_size"] // minibatch)
+    (seen,) = (tokens.flatten_batch() for tokens in env.observe().values())
+    rows = torch.arange(minibatch, device=size.device) % len(seen.types)
+    tokens = seen.map(lambda part: part[rows])
+
+    def run() -> None:
+        policy.eval()
+        torch.set_num_threads(1)
+        sample()
+        policy.train()  # with dropout
+        torch.set_num_threads(config["threads"])
+        for _ in range(updates):
+            logits, values = policy(tokens)
+            (logits.sum() + values.sum()).backward()
+
+    return run
 
 
 def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
@@ -89,45 +130,49 @@ def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
     return measure
 
 
-def gradients(
-    learner: Any, module: str, batch: dict[str, Any], settings: dict[str, Any]
-) -> None:
-    """Compute forward passes, RLlib's losses and gradients of all epochs."""
-    for _ in range(settings["num_epochs"]):
-        for microbatch, weights in learner._microbatches(batch):
-            out = learner.module.forward_train(microbatch)
-            loss = super(type(learner), learner).compute_loss_for_module(
-                module_id=module,
-                config=learner.config,
-                batch=microbatch[module],
-                fwd_out=out[module],
-            )
-            (loss * weights[module]).backward()
+def time_to_goals(size: Size) -> Iterator[Row]:
+    """Measure seconds until the mean return reaches goals, also by torch."""
+    ours: list[Climb] = []
+    torchs: list[Climb] = []
+    for seed in range(size.seeds):
+        ours.append(climb(seed, size.limit, size.device))
+        with use_kernels("torch"):
+            torchs.append(climb(seed, size.limit, size.device))
+    for name, goal in GOALS.items():
+        times, steps = median_of(name, ours)
+        beside, beside_steps = median_of(name, torchs)
+        comparator = "kernels=torch: not reached"
+        if beside is not None:
+            comparator = f"kernels=torch: {beside:.3g} s, {beside_steps:,} env steps"
+        note = f"return >= {goal}; {spread(name, ours, size)}"
+        yield Row(
+            f"{name}/simple_centroid",
+            times,
+            "s",
+            f"{comparator}; {PUBLISHED[name]}",
+            None if times is None or beside is None else beside / times,
+            note if steps is None else f"{note}; {steps:,} env steps at the median",
+        )
 
 
-def time_to(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure seconds until the mean return reaches a goal at two checks in a row."""
-
-    def measure(size: Size) -> Iterator[Row]:
-        seeds = range(size.seeds)
-        results = [climb(seed, size.limit, size.device)[name] for seed in seeds]
-        reached = sorted(result for result in results if result is not None)
-        failed = size.seeds - len(reached)
-        ordered = [*reached, *[(None, None)] * failed]
-        seconds_, steps = ordered[(size.seeds - 1) // 2]
-        note = f"return >= {GOALS[name]}; {size.seeds} seeds"
-        if reached:
-            note += f": {reached[0][0]:.0f} to {reached[-1][0]:.0f} s"
-        if steps is not None:
-            note += f", {steps:,} env steps at the median"
-        note += f"; {failed} failed within {size.limit:.0f} s"
-        yield Row(f"{name}/simple_centroid", seconds_, "s", PUBLISHED[name], note=note)
-
-    return measure
+def median_of(name: str, climbs: list[Climb]) -> tuple[float, int] | tuple[None, None]:
+    """Return the seconds and env steps of the median seed, if it reached the goal."""
+    reached = sorted(found for each in climbs if (found := each[name]) is not None)
+    middle = (len(climbs) - 1) // 2
+    return reached[middle] if middle < len(reached) else (None, None)
 
 
-@functools.cache
-def climb(seed: int, limit: float, device: str) -> dict[str, tuple[float, int] | None]:
+def spread(name: str, climbs: list[Climb], size: Size) -> str:
+    """Describe the fastest and the slowest seed, and those that failed."""
+    reached = sorted(found[0] for each in climbs if (found := each[name]) is not None)
+    text = f"{len(climbs)} seeds"
+    if reached:
+        text += f": {reached[0]:.0f} to {reached[-1]:.0f} s"
+    failed = len(climbs) - len(reached)
+    return f"{text}; {failed} failed within {size.limit:.0f} s"
+
+
+def climb(seed: int, limit: float, device: str) -> Climb:
     """Train with ``ppo=fast`` until every goal is reached or the time is up.
 
     The clock starts before the first iteration; a check is an iteration in which
@@ -135,7 +180,7 @@ def climb(seed: int, limit: float, device: str) -> dict[str, tuple[float, int] |
     """
     algo = build(compose("train", [f"seed={seed}", *on(device)]))
     returns: list[float] = []
-    result: dict[str, tuple[float, int] | None] = dict.fromkeys(GOALS)
+    result: Climb = dict.fromkeys(GOALS)
     streaks = dict.fromkeys(GOALS, 0)
     began = time.perf_counter()
     while None in result.values() and time.perf_counter() - began < limit:

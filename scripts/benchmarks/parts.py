@@ -1,12 +1,11 @@
 """Benchmarks of attention with heads of width one, and of an evaluation."""
 
-import statistics
 from collections.abc import Iterator
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.common import Row, Size, seconds
+from benchmarks.common import Row, Size, by_torch, compare, taking_turns
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.episodes import play
@@ -30,18 +29,21 @@ def attention(size: Size) -> Iterator[Row]:
         "torch": lambda: scaled_dot_product_attention(query, key, value, scale=scale),
     }
     gradient = torch.ones(size.sets, 8, 32, 1, device=size.device)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(1 + size.rounds):
-        for name, contender in contenders.items():
-            passed = seconds(lambda run=contender: run().backward(gradient))
-            times[name].append(passed / (size.sets * 8 * 32 * 32) * 1e9)
-    ours, theirs = times["ours"][1:], times["torch"][1:]
-    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
-    comparator = (
-        f"scaled_dot_product_attention: {statistics.median(theirs):.2f} ns a score"
+    backward = {
+        name: lambda run=run: run().backward(gradient)
+        for name, run in contenders.items()
+    }
+    times = taking_turns(backward, size.rounds)
+    scores = size.sets * 8 * 32 * 32
+    ours, theirs = ([t / scores * 1e9 for t in found] for found in times.values())
+    yield compare(
+        "attention/width_one",
+        ours,
+        theirs,
+        "scaled_dot_product_attention",
+        unit="ns a score",
+        note="torch's path, without the kernel",
     )
-    value_ = statistics.median(ours)
-    yield Row("attention/width_one", value_, "ns a score", comparator, ratio)
 
 
 def evaluation(size: Size) -> Iterator[Row]:
@@ -61,11 +63,11 @@ def evaluation(size: Size) -> Iterator[Row]:
         )
         play({"agent": policy}, env)
 
-    run()
-    times = [seconds(run) for _ in range(size.rounds)]
-    yield Row(
+    times = taking_turns({"ours": run, "torch": by_torch(run)}, size.rounds)
+    yield compare(
         "evaluate/simple_centroid",
-        statistics.median(times),
-        "s",
+        times["ours"],
+        times["torch"],
+        "kernels=torch",
         note=f"{size.episodes} episodes of 128 steps",
     )

@@ -1,10 +1,10 @@
 """Benchmark of the standard suite: every perturbation at five severities."""
 
-import statistics
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import marl_pool
-from benchmarks.common import Row, Size, seconds
+from benchmarks.common import Row, Size, by_torch, compare, taking_turns
 from marl_pool.config import compose
 from marl_pool.envs.description import describe_env
 from marl_pool.policies import make_policy
@@ -13,7 +13,7 @@ THREADS = 2
 
 
 def standard_suite(size: Size) -> Iterator[Row]:
-    """Measure `marl_pool.evaluate` with the standard suite and with clean episodes."""
+    """Measure `marl_pool.evaluate` with the standard suite, beside torch."""
     env = compose("train", ["experiment=simple_centroid"])["env"]
     (group,) = describe_env(env).groups.values()
     policy = make_policy(group.tokens, group.action_space, pooling="ada", seed=0)
@@ -27,22 +27,18 @@ def standard_suite(size: Size) -> Iterator[Row]:
         assert not missing, missing
         played.append(measured.returns.size * env["max_steps"])
 
-    plain = {"perturbations": []}
-    run(plain)
-    clean = []
-    for _ in range(size.rounds):
-        spent = seconds(lambda: run(plain))
-        clean.append(played[-1] / spent)
+    run({"perturbations": []})  # a warm-up by clean episodes
     whole = "quick" if size.tiny else "standard"
-    suite = [seconds(lambda: run(whole)) for _ in range(min(size.rounds, 2))]
-    steps, spent = played[-1], statistics.median(suite)
-    rate, alone = steps / spent, statistics.median(clean)
-    yield Row(
+    once: Callable[[], None] = functools.partial(run, whole)
+    # A suite by torch takes a minute or more, so there is one round.
+    times = taking_turns({"ours": once, "torch": by_torch(once)}, 1, warm_up=False)
+    steps = played[-1]
+    yield compare(
         "suite/standard",
-        spent,
-        "s",
-        f"clean episodes, random and heuristic alone: {alone:,.0f} steps/s",
-        rate / alone,
-        f"{steps:,} env steps, {rate:,.0f} steps/s on {THREADS} threads, bootstrap and "
-        f"all; {size.episodes} episodes of {env['max_steps']} steps a severity",
+        times["ours"],
+        times["torch"],
+        "kernels=torch",
+        note=f"{steps:,} env steps, {steps / times['ours'][0]:,.0f} steps/s on "
+        f"{THREADS} threads, bootstrap and all; {size.episodes} episodes of "
+        f"{env['max_steps']} steps a severity",
     )

@@ -13,8 +13,18 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 from ray.tune.registry import register_env
 
-from benchmarks.common import TASKS, Row, Size, Task, build, seconds, start_ray
-from benchmarks.envs import stepping
+from benchmarks.common import (
+    TASKS,
+    Row,
+    Size,
+    Task,
+    build,
+    by_torch,
+    compare,
+    seconds,
+    start_ray,
+    taking_turns,
+)
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views.gymnasium import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
@@ -22,45 +32,40 @@ from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import TrainConfig
 
-Rates = dict[str, list[float]]
+COMPARATORS = {
+    "torch": "kernels=torch",
+    "floor": "environment step and forward pass alone",
+    "stock_batched": "stock SingleAgentEnvRunner, the same batched environment",
+    "stock_single": "stock SingleAgentEnvRunner, 64 single envs",
+}
+"""Contenders beside our runner; the row of all but torch has the key in its name."""
 
 
-def sampling(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure our runner, and the environment and the forward pass each alone."""
+def sampling(name: str, *, with_stock: bool = False) -> Callable[[Size], Iterator[Row]]:
+    """Measure our runner beside torch, its floor and, on a CPU, RLlib's own runner."""
     task = TASKS[name]
 
     def measure(size: Size) -> Iterator[Row]:
         ours, policy = our_runner(task, size)
         contenders = {
             "ours": ours,
-            "env": stepping(task, task.make_env(size), task.fragment(size)),
-            "forward": forward(policy, task.make_env(size), task.fragment(size)),
+            "torch": by_torch(ours),
+            "floor": floor_of(policy, task.make_env(size), task.fragment(size)),
         }
-        rates = compete(contenders, task, size)
-        value = statistics.median(rates["ours"])
-        columns = zip(rates["ours"], rates["env"], rates["forward"], strict=True)
-        both, alone = [], []
-        for mine, env, pass_ in columns:
-            both.append(mine * (1 / env + 1 / pass_))
-            alone.append(mine / pass_)
-        env, pass_ = (statistics.median(rates[key]) for key in ("env", "forward"))
-        floor = 1 / (1 / env + 1 / pass_)
-        yield Row(
-            f"sample/{name}",
-            value,
-            "env steps/s",
-            f"environment and forward pass, each alone, together: {floor:,.0f}",
-            statistics.median(both),
-            note=task.about("sample"),
-        )
-        yield Row(
-            f"sample/{name}/forward",
-            value,
-            "env steps/s",
-            f"forward pass alone: {pass_:,.0f}",
-            statistics.median(alone),
-            note=f"environment alone: {env:,.0f}",
-        )
+        if with_stock and size.device == "cpu":  # stock RLlib batches in numpy
+            contenders["stock_batched"] = stock_runner(task, size, batched=True)
+            contenders["stock_single"] = stock_runner(task, size, batched=False)
+        # Our runner samples with one thread; compare at equal threads.
+        torch.set_num_threads(1)
+        times = taking_turns(contenders, size.rounds)
+        steps = task.num_envs * task.fragment(size)
+        for key, comparator in COMPARATORS.items():
+            if key not in times:
+                continue
+            suffix = "" if key == "torch" else f"/{key}"
+            row = f"sample/{name}{suffix}"
+            beside = times["ours"], times[key], comparator
+            yield compare(row, *beside, unit="env steps/s", work=steps)
 
     return measure
 
@@ -94,71 +99,11 @@ def two_runners(name: str) -> Callable[[Size], Iterator[Row]]:
     return measure
 
 
-def stock(name: str) -> Callable[[Size], Iterator[Row]]:
-    """Measure our runner, its floor in one loop, and on a CPU RLlib's own runner."""
-    task = TASKS[name]
-    comparators = {
-        "floor": "environment step and forward pass alone",
-        "batched": "stock SingleAgentEnvRunner, the same batched environment",
-        "single": "stock SingleAgentEnvRunner, 64 single envs",
-    }
-
-    def measure(size: Size) -> Iterator[Row]:
-        ours, policy = our_runner(task, size)
-        contenders = {
-            "ours": ours,
-            "floor": floor_of(policy, task.make_env(size), task.fragment(size)),
-        }
-        if size.device == "cpu":  # stock RLlib batches observations in numpy
-            contenders["batched"] = stock_runner(task, size, batched=True)
-            contenders["single"] = stock_runner(task, size, batched=False)
-        rates = compete(contenders, task, size)
-        value = statistics.median(rates["ours"])
-        for key, comparator in comparators.items():
-            if key not in contenders:
-                continue
-            pairs = zip(rates["ours"], rates[key], strict=True)
-            ratio = statistics.median(mine / theirs for mine, theirs in pairs)
-            theirs = f"{comparator}: {statistics.median(rates[key]):,.0f}"
-            suffix = "" if key == "floor" else f"/stock_{key}"
-            yield Row(f"sample/{name}{suffix}", value, "env steps/s", theirs, ratio)
-
-    return measure
-
-
-def compete(contenders: dict[str, Callable[[], Any]], task: Task, size: Size) -> Rates:
-    """Return the env steps per second of contenders that take turns."""
-    steps = task.num_envs * task.fragment(size)
-    rates: Rates = {name: [] for name in contenders}
-    # Our runner samples with one thread; compare at equal threads.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for contender in contenders.values():
-        contender()
-    for _ in range(size.rounds):
-        for name, contender in contenders.items():
-            rates[name].append(steps / seconds(contender))
-    torch.set_num_threads(threads)
-    return rates
-
-
 def our_runner(task: Task, size: Size) -> tuple[Callable[[], Any], TokenPolicy]:
     """Return `BatchedEnvRunner.sample`, and the policy that it runs."""
     config = algorithm_config(TrainConfig.from_plain(task.sampling(size)))
     runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
     return runner.sample, next(iter(dict(runner.module.items()).values())).policy
-
-
-def forward(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], None]:
-    """Return a function that runs the policy on first observations."""
-    tokens = next(iter(env.observe().values()))
-
-    @torch.no_grad()
-    def run() -> None:
-        for _ in range(steps):
-            policy(tokens)
-
-    return run
 
 
 def floor_of(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], None]:

@@ -1,12 +1,11 @@
 """Benchmark of a SWARM layer, compared with a loop of torch's LSTM cells."""
 
-import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import Row, Size, seconds
+from benchmarks.common import Row, Size, compare, taking_turns
 from marl_pool.encoders.swarm import SwarmLayer
 
 UNITS, ITERATIONS, ENTITIES, SETS, DIM = 192, 10, 500, 10, 2
@@ -35,26 +34,24 @@ def swarm(size: Size) -> Iterator[Row]:
     """Measure forward and backward passes of one layer."""
     sets, entities = (1, 5) if size.tiny else (SETS, ENTITIES)
     x = torch.randn(sets, entities, DIM, device=size.device)
-    contenders: dict[str, nn.Module] = {
+    layers = {
         "ours": SwarmLayer(DIM, UNITS, DIM, ITERATIONS, "mean"),
         "cells": CellLoop(),
     }
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, layer in contenders.items():
-        contenders[name] = layer.to(size.device)
-    for _ in range(1 + size.rounds):
-        for name, layer in contenders.items():
-            times[name].append(
-                seconds(lambda layer=layer: layer(x).square().sum().backward())
-            )
-    ours, cells = times["ours"][1:], times["cells"][1:]
-    ratio = statistics.median(b / a for a, b in zip(ours, cells, strict=True))
-    yield Row(
+
+    def passes(layer: nn.Module) -> Callable[[], None]:
+        layer = layer.to(size.device)
+        return lambda: layer(x).square().sum().backward()
+
+    contenders = {name: passes(layer) for name, layer in layers.items()}
+    times = taking_turns(contenders, size.rounds)
+    ours, cells = ([1e3 * spent for spent in found] for found in times.values())
+    yield compare(
         "layer/swarm",
-        statistics.median(ours) * 1e3,
-        "ms",
-        f"a loop of nn.LSTMCell: {statistics.median(cells) * 1e3:.0f} ms",
-        ratio,
-        f"forward and backward, {sets} sets of {entities} entities, {UNITS} units, "
-        f"{ITERATIONS} iterations, {torch.get_num_threads()} threads",
+        ours,
+        cells,
+        "a loop of nn.LSTMCell",
+        unit="ms",
+        note=f"forward and backward, {sets} sets of {entities} entities, {UNITS} "
+        f"units, {ITERATIONS} iterations, {torch.get_num_threads()} threads",
     )

@@ -24,26 +24,33 @@ NAMES = {
     "levels/boxworld",
     "attention/width_one",
     "sample/simple_centroid",
+    "sample/simple_centroid/floor",
     "sample/simple_centroid/stock_batched",
     "sample/simple_centroid/stock_single",
     "sample/simple_tag",
-    "sample/simple_tag/forward",
+    "sample/simple_tag/floor",
     "sample/boxworld_pixels",
-    "sample/boxworld_pixels/forward",
+    "sample/boxworld_pixels/floor",
     "sample/simple_tag/two_runners",
     "sample/boxworld_pixels/two_runners",
     "sample/pong",
-    "sample/pong/forward",
+    "sample/pong/floor",
     "iteration/simple_centroid",
+    "iteration/simple_centroid/fast",
     "iteration/boxworld_pixels",
     "iteration/simple_centroid/two_learners",
     "iteration/boxworld_pixels/two_learners",
+    "install/time",
+    "install/wheel",
+    "install/import",
+    "install/first_call",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",
     "generation/cartpole",
     "clone/ant",
     "data/knn_centroid",
     "train/knn_centroid",
+    "train/knn_centroid/plain",
     "evaluate/simple_centroid",
     "suite/standard",
     "layer/swarm",
@@ -54,15 +61,9 @@ NAMES |= {
         *("simple_centroid", "simple_tag", "boxworld", "boxworld_50"),
         *("width_16", "width_32", "width_64"),
         *(f"simple_centroid/{kind}" for kind in ("64_rows", "float64", "padded")),
+        *("simple_centroid/trained", "simple_tag/trained", "boxworld_50/trained"),
     )
     for what in ("forward", "both")
-}
-NAMES |= {
-    "kernels/sample/simple_centroid",
-    "kernels/sample/boxworld_pixels",
-    "kernels/iteration/simple_centroid/paper",
-    "kernels/iteration/simple_centroid/fast",
-    "kernels/iteration/boxworld_pixels/paper",
 }
 EVERY_ROW = """
 import json, ray
@@ -122,7 +123,7 @@ def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
     content = json.loads(file.read_text())
     assert content["machine"]["torch"]
     names = [row["name"] for row in content["rows"]]
-    assert names == [*chosen, "sample/simple_tag/forward"]
+    assert names == [*chosen, "sample/simple_tag/floor"]
     assert all(f"`{name}`" in printed for name in names)
     # torch alone takes more than 100 MB.
     assert all(100 < row["peak_memory_mb"] < 20_000 for row in content["rows"])
@@ -154,6 +155,33 @@ def test_a_failing_benchmark_loses_no_rows(benchmark, monkeypatch, tmp_path, cap
     assert [row["name"] for row in content["rows"]] == [names[0], names[2]]
     assert content["failed"] == {"layer/swarm": "exit status 3"}
     assert "| `env/simple_centroid` |" in capsys.readouterr().out
+
+
+def test_patterns_choose_benchmarks_in_their_order(benchmark):
+    chosen = benchmark.matching(["layer/swarm", "env/simple_*", "env/*"])
+    names = "simple_centroid", "simple_tag", "boxworld_pixels", "pong"
+    assert chosen == ["layer/swarm", *(f"env/{name}" for name in names)]
+    with pytest.raises(ValueError, match=r"no benchmark env/wing; .* env/pong"):
+        benchmark.matching(["env/*", "env/wing"])
+
+
+def test_a_table_takes_each_row_from_the_last_file(
+    benchmark, monkeypatch, tmp_path, capsys
+):
+    files = tmp_path / "first.json", tmp_path / "last.json"
+    for file, values in zip(files, ({"a": 1.0, "b": 2.0}, {"b": 4567.8}), strict=True):
+        rows = [
+            {**asdict(benchmark.Row(name, value, "s")), "peak_memory_mb": 9.0}
+            for name, value in values.items()
+        ]
+        file.write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--table", *map(str, files)])
+    benchmark.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[2:] == [
+        "| `a` | 1 s |  |  |  | 9 MB |",
+        "| `b` | 4,568 s |  |  |  | 9 MB |",
+    ]
 
 
 def test_a_process_that_fails_is_an_error(benchmark):
