@@ -5,13 +5,14 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from helpers.paths import ROOT
+from marl_pool.kernels.native import chosen_kernels
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +114,27 @@ def test_every_row_is_measured():
 
 def test_a_goal_that_anything_reaches_is_reached():
     assert "None" not in python("-c", CLIMB, cwd=SCRIPTS).splitlines()[-1]
+
+
+def test_times_to_a_goal_are_medians_over_seeds_beside_those_of_torch(
+    benchmark, monkeypatch
+):
+    def climb(seed: int, limit: float, device: str) -> dict[str, object]:
+        slower = 3 if chosen_kernels() == "torch" else 1
+        reached = (slower * (seed + 1.0), 1000 * seed)
+        return {
+            "time_to_return": reached,
+            "time_to_skill": reached if seed == 2 else None,
+        }
+
+    learning = importlib.import_module("benchmarks.learning")
+    monkeypatch.setattr(learning, "climb", climb)
+    returned, skilled = learning.time_to_goals(replace(benchmark.TINY, seeds=3))
+    assert (returned.value, returned.ratio) == (2.0, 3.0)
+    assert "kernels=torch: 6 s, 1,000 env steps" in returned.comparator
+    assert "3 seeds: 1 to 3 s; 0 failed" in returned.note
+    assert (skilled.value, skilled.ratio) == (None, None)
+    assert "2 failed" in skilled.note
 
 
 def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
