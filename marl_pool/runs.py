@@ -106,7 +106,8 @@ class Run:
         path = Path(path)
         if path.is_dir() and any(path.iterdir()):
             raise InputError(
-                f"{path} exists; choose another --run-dir or `marl-pool resume {path}`"
+                f"{path}: expected a new or empty folder for the run, got one with "
+                f"files; to continue a run: `marl-pool resume {path}`"
             )
         with explain_os_errors(f"{path} cannot be made"):
             atomic.make_folder(path)

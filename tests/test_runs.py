@@ -47,9 +47,8 @@ def test_a_run_reads_back_its_config_and_version(run):
 
 def test_an_existing_run_is_not_clobbered(run):
     before = (run.path / "config.yaml").read_bytes()
-    with pytest.raises(
-        InputError, match="exists; choose another --run-dir or `marl-po"
-    ):
+    expected = "run: expected a new or empty folder .*`marl-pool resume .*run`"
+    with pytest.raises(InputError, match=expected):
         Run.create(run.path, {"seed": 9})
     assert (run.path / "config.yaml").read_bytes() == before
 

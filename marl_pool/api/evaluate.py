@@ -15,6 +15,7 @@ from marl_pool.policies.base import Policy
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import texts_in, trust, unknown
+from marl_pool.utils.signatures import check_argument
 
 SUITE_KEYS = ("perturbations", "transfer")
 """Keys of a suite that is given as a mapping."""
@@ -67,6 +68,8 @@ def evaluate(
         InputError: unknown names, wrong options, a policy that does not fit the env,
             or a function that returns no actions of its space.
     """
+    check_argument("config_dir", config_dir, str | Path | None)
+    check_argument("out", out, str | Path | None)
     # A suite from a file may name only classes that the user allows.
     from_file = isinstance(suite, str)
     with trust(plugins, f"the suite {suite!r}") if from_file else nullcontext():

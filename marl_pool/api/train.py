@@ -57,6 +57,11 @@ def train(
             not empty, or a missing extra.
         StoppedError: training failed; the newest checkpoint remains in the run.
     """
+    from marl_pool.utils.signatures import check_argument  # loads pydantic
+
+    check_argument("overrides", overrides, tuple[str, ...])
+    check_argument("run_dir", run_dir, str | Path | None)
+    check_argument("config_dir", config_dir, str | Path | None)
     with explain_missing_modules():
         texts = [*overrides, *as_overrides(options)]
         config, _ = compose_run("train", texts, config_dir)

@@ -1,10 +1,12 @@
 """Base class of encoders, which map a set of vectors to a set of vectors."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
 
 from marl_pool.tokens import Mask
+from marl_pool.utils.construction import check_constructor
 
 
 class Encoder(nn.Module, ABC):
@@ -26,6 +28,10 @@ class Encoder(nn.Module, ABC):
     dim: int | None
     permutation_equivariant: bool = True
     keeps_initial_weights: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls, "encoder")
 
     @abstractmethod
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:

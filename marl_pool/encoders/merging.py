@@ -10,9 +10,8 @@ from typing_extensions import override
 from marl_pool.encoders.base import Encoder
 from marl_pool.encoders.pairs import Pairs, choose_pairs, gather_tokens, pair_log_prob
 from marl_pool.encoders.transformer import TransformerLayer
-from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.kernels.attention import MultiHeadAttention, validate_heads
 from marl_pool.tokens import Mask
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
@@ -221,11 +220,8 @@ class LearnedMergingEncoder(Encoder):
         residual: bool = True,
     ) -> None:
         super().__init__()
-        if dim % policy_heads:
-            raise InputError(
-                f"encoder.policy_heads: expected a divisor of dim = {dim}, "
-                f"got {policy_heads}"
-            )
+        validate_heads("encoder.num_heads", num_heads, dim)
+        validate_heads("encoder.policy_heads", policy_heads, dim)
         self.dim, self.num_layers = dim, num_layers
         self.proportion, self.residual = proportion, residual
         # All depths share one layer.

@@ -6,7 +6,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
+from marl_pool.kernels.attention import (
+    AttentionScale,
+    MultiHeadAttention,
+    validate_heads,
+)
 from marl_pool.tokens import Mask
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
@@ -100,6 +104,7 @@ class SetTransformerEncoder(Encoder):
         initial: Literal["network", "swarm"] = "network",
     ) -> None:
         super().__init__()
+        validate_heads("encoder.num_heads", num_heads, dim)
         self.dim = dim
 
         def block() -> AttentionBlock:

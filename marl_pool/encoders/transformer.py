@@ -5,7 +5,11 @@ from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.activations import Activation, make_activation
-from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
+from marl_pool.kernels.attention import (
+    AttentionScale,
+    MultiHeadAttention,
+    validate_heads,
+)
 from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt, Probability
 
@@ -89,6 +93,7 @@ class TransformerEncoder(Encoder):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
+        validate_heads("encoder.num_heads", num_heads, dim)
         self.dim = dim
         scale, sizes = attention_scale, (dim, num_heads, dim_ff)
         self.layers = nn.ModuleList(

@@ -17,6 +17,12 @@ AttentionScale = Literal["model", "head"]
 """Divide scores by √dim, as the AdaPool paper does, or by √(dim / heads)."""
 
 
+def validate_heads(key: str, num_heads: int, dim: int) -> None:
+    """Raise `InputError` if the heads of ``key`` cannot share the width ``dim``."""
+    if num_heads < 1 or dim % num_heads:
+        raise InputError(f"{key}: expected a divisor of dim = {dim}, got {num_heads}")
+
+
 class MultiHeadAttention(nn.Module):
     r"""Multi-head attention.
 
@@ -59,10 +65,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise InputError(
-                f"num_heads: expected a divisor of dim = {dim}, got {num_heads}"
-            )
+        validate_heads("num_heads", num_heads, dim)
         if scale not in ("model", "head"):
             raise InputError(
                 f"attention_scale: expected 'model' or 'head', got {scale!r}"

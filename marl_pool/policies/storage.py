@@ -29,7 +29,7 @@ from marl_pool.utils.limits import check_sizes
 from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.names import UntrustedError, name_of, trust
 from marl_pool.utils.reading import read_json
-from marl_pool.utils.signatures import check_options, options_of
+from marl_pool.utils.signatures import check_argument, check_options, options_of
 from marl_pool.version import __version__
 
 FORMAT = 1
@@ -140,6 +140,7 @@ def load_modules(
     Returns:
         The policies by module name, and for each group the name of its module.
     """
+    check_argument("path", path, str | Path)
     folder = Path(path)
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)

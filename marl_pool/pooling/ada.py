@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.attention import AttentionScale, MultiHeadAttention
+from marl_pool.kernels.attention import (
+    AttentionScale,
+    MultiHeadAttention,
+    validate_heads,
+)
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -75,6 +79,7 @@ class AdaPooling(Pooling):
         attention_dropout: Probability = 0.0,
     ) -> None:
         super().__init__(dim)
+        validate_heads("pooling.num_heads", num_heads, dim)
         if query is None:
             # By default, the query is the observer's own token.
             query = "self" if has_self else "mean"
@@ -84,12 +89,10 @@ class AdaPooling(Pooling):
                 "pooling.query: these tokens include no self token; "
                 "choose mean, learned or a list of positions"
             )
-        if self.query not in ("self", "mean", "learned") and not _are_positions(
-            self.query
-        ):
+        if not self.query:
             raise InputError(
                 "pooling.query: expected self, mean, learned or a list of positions "
-                f">= 0, got {query!r}"
+                ">= 0, got []"
             )
         # A residual connection makes sense if the query is a token.
         is_token = self.query == "self" or len(self.query) == 1
@@ -154,7 +157,3 @@ def _mean(x: Tensor, chosen: Tensor) -> Tensor:
     """Return the mean of the chosen vectors, zero where none is."""
     mask = chosen.to(x.dtype)
     return (mask[:, None] @ x)[:, 0] / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-def _are_positions(query: str | list[int]) -> bool:
-    return bool(query) and all(type(i) is int and i >= 0 for i in query)

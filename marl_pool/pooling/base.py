@@ -7,7 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.tokens import Mask, Types
+from marl_pool.utils.construction import check_constructor
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import check_argument
+from marl_pool.utils.types import PositiveInt
 
 NO_TYPE = -1
 """The type of a head's extra tokens: they are neither the observer nor an entity."""
@@ -49,10 +52,13 @@ class Pooling(nn.Module, ABC):
     keeps_initial_weights: bool = False
     extra_tokens: int = 0
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls, "pooling")
+
     def __init__(self, dim: int) -> None:
         super().__init__()
-        if dim < 1:
-            raise InputError(f"pooling.dim: expected at least 1, got {dim}")
+        check_argument("pooling.dim", dim, PositiveInt)
         self.dim = self.dim_out = dim
         if self.extra_tokens:
             self.tokens = nn.Parameter(torch.randn(self.extra_tokens, dim))

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.kernels.attention import validate_heads
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -49,10 +49,7 @@ class HopfieldPooling(Pooling):
         beta: PositiveFloat | None = None,
     ) -> None:
         super().__init__(dim)
-        if dim % num_heads:
-            raise InputError(
-                f"pooling.num_heads: expected a divisor of dim = {dim}, got {num_heads}"
-            )
+        validate_heads("pooling.num_heads", num_heads, dim)
         # The inverse temperature of the retrieval, and the number of its updates.
         self.num_heads, self.num_updates = num_heads, num_updates
         self.beta = (dim // num_heads) ** -0.5 if beta is None else beta

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.encoders.set_transformer import AttentionBlock
-from marl_pool.kernels.attention import AttentionScale
+from marl_pool.kernels.attention import AttentionScale, validate_heads
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import PositiveInt
@@ -54,6 +54,7 @@ class PMAPooling(Pooling):
         attention_scale: AttentionScale = "model",
     ) -> None:
         super().__init__(dim)
+        validate_heads("pooling.num_heads", num_heads, dim)
         self.dim_out = num_seeds * dim
         self.learned_query = nn.Parameter(torch.randn(num_seeds, dim))
         self.feedforward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())

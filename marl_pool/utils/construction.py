@@ -1,12 +1,15 @@
 """From a name and options to an object: the place where options are checked."""
 
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.limits import check_sizes
 from marl_pool.utils.names import resolve, unknown
 from marl_pool.utils.signatures import ANY_OTHER, check_argument, describe, options_of
+
+PACKAGE = __name__.partition(".")[0]
 
 
 def build(
@@ -59,3 +62,30 @@ def build(
         raise InputError(
             f"{kind} {name!r}: expected options of other types: {reason}"
         ) from error
+
+
+def check_constructor(cls: type[Any], kind: str) -> None:
+    """Make the constructor of a class of the package check its arguments.
+
+    So ``AdaPooling(dim="8")`` is explained as well as ``make_pooling("ada", dim="8")``.
+    Call it in ``__init_subclass__``. A user's class is left as it is: its annotations
+    need not be more than hints.
+
+    Args:
+        cls: a class; nothing is done unless it has a constructor of its own.
+        kind: the config group, for messages.
+    """
+    if "__init__" not in vars(cls) or cls.__module__.partition(".")[0] != PACKAGE:
+        return
+    construct = cls.__init__
+
+    @wraps(construct)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Python itself reports too many arguments, and unknown ones.
+        options = options_of(cls)
+        for key, value in {**dict(zip(options, args, strict=False)), **kwargs}.items():
+            if key in options:
+                check_argument(f"{kind}.{key}", value, options[key].annotation)
+        construct(self, *args, **kwargs)
+
+    cls.__init__ = checked

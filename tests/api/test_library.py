@@ -198,6 +198,8 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ),
         (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
         (still, {"stochastic": "no"}, "stochastic: expected true or false"),
+        (still, {"out": 3}, "out: expected text, Path or null, got 3"),
+        (still, {"config_dir": 3}, "config_dir: expected text, Path or null, got 3"),
         (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
         (still, {"device": "cuda:77"}, "device: expected one that is available"),
         (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),

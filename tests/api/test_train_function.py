@@ -113,11 +113,14 @@ def test_without_a_folder_it_chooses_one(trained):
         ((), {"pooling": {"name": "multi", "heads": [{1: "avg"}]}}, ["heads", "1"]),
         (("--run-dir",), {}, ["--run-dir"]),
         (("grid={seed: [1]}",), {}, ["grid", "marl-pool sweep"]),
+        ((3,), {}, ["overrides", "text", "3"]),
+        ((), {"run_dir": 5}, ["run_dir", "text, Path or null", "5"]),
+        ((), {"config_dir": ["mine"]}, ["config_dir", "Path", "['mine']"]),
     ],
 )
 def test_it_refuses_what_the_command_refuses(trained, overrides, options, named):
     with pytest.raises(InputError) as refused:
-        marl_pool.train(*overrides, run_dir="run", **options)
+        marl_pool.train(*overrides, **{"run_dir": "run", **options})
     assert all(word in str(refused.value) for word in named)
     assert trained == []
     assert not Path("run").exists()
@@ -126,7 +129,8 @@ def test_it_refuses_what_the_command_refuses(trained, overrides, options, named)
 def test_it_leaves_an_earlier_run_alone(trained):
     marl_pool.train(run_dir="run")
     before = Path("run/config.yaml").read_bytes()
-    with pytest.raises(InputError, match="run exists"):
+    message = r"run: expected a new or empty folder .*, got one with files"
+    with pytest.raises(InputError, match=message):
         marl_pool.train(run_dir="run", seed=1)
     assert Path("run/config.yaml").read_bytes() == before
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marl_pool.encoders.merging import MergingPolicy
+from marl_pool.kernels.attention import validate_heads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeFloat, PositiveInt, Probability
 
@@ -46,11 +47,7 @@ class Hierarchy:
     def __post_init__(self) -> None:
         # Attention splits the width among its heads.
         for name in ("num_heads", "policy_heads"):
-            heads = getattr(self, name)
-            if self.dim % heads:
-                raise InputError(
-                    f"task.{name}: expected a divisor of dim = {self.dim}, got {heads}"
-                )
+            validate_heads(f"task.{name}", getattr(self, name), self.dim)
         # These policies read the keys of the attention.
         if not self.attention and self.policy in ("shared_keys", "heuristic"):
             raise InputError(

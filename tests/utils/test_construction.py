@@ -1,0 +1,75 @@
+"""Arguments of heads and encoders that are constructed directly."""
+
+import inspect
+
+import pytest
+
+from marl_pool import load_policy
+from marl_pool.encoders import ENCODERS, TransformerEncoder
+from marl_pool.encoders.base import Encoder
+from marl_pool.pooling import POOLING, AdaPooling, MaxPooling, Pooling
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import resolve
+
+pytestmark = pytest.mark.fast
+
+CLASSES = {
+    **{f"pooling {name}": resolve(name, POOLING, "", Pooling) for name in POOLING},
+    **{f"encoder {name}": resolve(name, ENCODERS, "", Encoder) for name in ENCODERS},
+}
+
+
+@pytest.mark.parametrize("where", CLASSES)
+def test_every_constructor_names_key_expected_and_got(where):
+    key = f"{where.split()[0]}.dim"
+    with pytest.raises(InputError, match=rf"{key}: expected an integer.*, got '8'"):
+        CLASSES[where](dim="8")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaxPooling("8"), "pooling.dim: expected an integer >= 1, got '8'"),
+        (lambda: MaxPooling(0), "pooling.dim: expected an integer >= 1, got 0"),
+        (
+            lambda: AdaPooling(8, residual="x"),
+            "pooling.residual: expected true or false or null, got 'x'",
+        ),
+        (
+            lambda: TransformerEncoder(dim=63),
+            "encoder.num_heads: expected a divisor of dim = 63, got 8",
+        ),
+        (
+            lambda: AdaPooling(8, num_heads=3),
+            "pooling.num_heads: expected a divisor of dim = 8, got 3",
+        ),
+        (lambda: load_policy(3), "path: expected text or Path, got 3"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_named(make, message):
+    with pytest.raises(InputError) as refusal:
+        make()
+    assert str(refusal.value) == message
+
+
+def test_python_reports_arguments_that_do_not_exist():
+    with pytest.raises(TypeError, match="num_haeds"):
+        AdaPooling(8, num_haeds=2)
+    with pytest.raises(TypeError, match="positional"):
+        AdaPooling(8, 2)
+
+
+def test_signatures_stay():
+    parameters = inspect.signature(AdaPooling).parameters
+    assert list(parameters)[:2] == ["dim", "num_heads"]
+
+
+def test_a_class_of_a_user_may_have_loose_annotations():
+    class Wide(AdaPooling):
+        def __init__(self, dim: int, width: int = 2) -> None:
+            super().__init__(dim, num_heads=2)
+            self.width = width
+
+    assert Wide(8, width=2.5).width == 2.5
+    with pytest.raises(InputError, match="pooling.dim: .*, got '8'"):
+        Wide("8")
