@@ -9,6 +9,7 @@ from marl_pool.envs import ENVS, make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.drawing.patches import PatchGrid
 from marl_pool.utils.names import allowed, is_restricted, resolve
+from marl_pool.utils.options import Options
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     """
     # Import rules apply to every call: the class is resolved again, and modules that
     # its options name were allowed if they were allowed for this key.
-    cls = resolve(env_config["name"], ENVS, "env", BatchedEnv)
+    cls = resolve(Options(env_config).name, ENVS, "env", BatchedEnv)
     trusted = allowed() if is_restricted() else None
     try:
         key: object = cls, trusted, json.dumps(env_config, sort_keys=True)

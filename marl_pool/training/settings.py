@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self, get_type_hints
 from pydantic import Field
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     Device,
     Kernels,
@@ -20,30 +21,6 @@ from marl_pool.utils.types import (
 )
 
 PlugIn = Annotated[str, Field(pattern=":", description="package.module:Class")]
-
-
-class Options(dict[str, Any]):
-    """Section ``{"name": …, **options}``, whose name chooses a registered class.
-
-    It is passed whole to a function such as `make_batched_env`, which checks it against
-    the signature of that class.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the class."""
-        name: str = self["name"]
-        return name
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Options without the name."""
-        return {key: value for key, value in self.items() if key != "name"}
-
-    @property
-    def or_none(self) -> "Options | None":
-        """The section; None if its name is ``none``."""
-        return None if self.name == "none" else self
 
 
 @dataclass(frozen=True)

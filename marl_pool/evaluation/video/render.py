@@ -22,6 +22,7 @@ from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.options import Options
 from marl_pool.utils.progress import Progress
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def load_target(
 def video_name(perturbation: Mapping[str, Any] | None) -> str:
     """Return the perturbation's name without its module, or "clean"."""
     options = _without_none(perturbation)
-    return CLEAN if options is None else options["name"].rpartition(":")[2]
+    return CLEAN if options is None else options.name.rpartition(":")[2]
 
 
 def write_video(
@@ -250,7 +251,7 @@ def write_video(
     """
     options, rows = _without_none(perturbation), settings.rows
     # Columns are targets times conditions.
-    conditions = [options]
+    conditions: list[Options | None] = [options]
     if settings.beside_clean and options is not None:
         conditions.insert(0, None)
     longest = max(target.describe().max_steps for target in targets.values())
@@ -284,7 +285,7 @@ def _episode(
     target: EvaluationTarget,
     settings: RenderSettings,
     episode: int,
-    perturbation: Mapping[str, Any] | None,
+    perturbation: Options | None,
     name: str,
 ) -> Iterator[np.ndarray]:
     # The caption has the target's name, the number of the episode and the perturbation.
@@ -304,18 +305,18 @@ def _episode(
     )
 
 
-def _without_none(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _without_none(options: Mapping[str, Any] | None) -> Options | None:
     """Replace the configuration ``perturbation=none`` by None."""
-    return None if options is None or options["name"] == "none" else options
+    return None if options is None else Options(options).or_none
 
 
-def _condition(options: Mapping[str, Any] | None) -> str:
+def _condition(options: Options | None) -> str:
     if options is None:
         return CLEAN
-    rest = {key: value for key, value in options.items() if key != "name"}
+    rest = options.arguments
     severity = rest.pop("severity", None)
     at = "" if severity is None else f"   severity {severity:g}"
-    return label(options["name"], rest) + at
+    return label(options.name, rest) + at
 
 
 def _first(env: BatchedEnv) -> BatchedEnv:

@@ -17,7 +17,7 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.trajectories import Trajectories
-from marl_pool.training.settings import Options
+from marl_pool.utils.options import Options
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
 ORDER, PREV_ACTION, SEVERITY, PERTURB, VALIDATE, PLAY = range(6)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.training.settings import (
-    Options,
     PlugIn,
     RunConfig,
 )
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     NonNegativeFloat,
     NonNegativeInt,

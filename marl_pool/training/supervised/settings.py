@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from marl_pool.training.settings import (
     CheckpointSettings,
-    Options,
     RunConfig,
     SweepSettings,
 )
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     NonNegativeFloat,
     PositiveFloat,
