@@ -55,7 +55,7 @@ class Level:
     boxes: frozenset[Box] = field(default_factory=frozenset)
 
     def act(self, action: int) -> tuple["Level", float, bool]:
-        """What comes of a move: the level, the reward, and whether that was the end."""
+        """Move: return the level, the reward, and whether that was the end."""
         down, right = STEPS[action]
         to = (self.agent[0] + down, self.agent[1] + right)
         if not (1 <= to[0] <= self.n and 1 <= to[1] <= self.n):
@@ -75,7 +75,7 @@ class Level:
         return replace(self, agent=to), 0.0, False
 
     def entities(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
-        """What there is: type, color, cell."""
+        """List each entity: type, color, cell."""
         seen = [("self", GREY, self.agent)]
         if self.loose is not None:
             seen.append(("key", rgb(self.loose[1]), self.loose[0]))

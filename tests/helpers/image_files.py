@@ -74,7 +74,7 @@ def write_cifar(file: Path, kind: str, contents: dict[str, object]) -> Path:
 
 
 def cifar_contents(kind: str) -> dict[str, object]:
-    """What an archive holds, three images in each file."""
+    """Return the contents of an archive, three images in each file."""
     random = np.random.default_rng(1)
     archive = ARCHIVES[kind]
     return {

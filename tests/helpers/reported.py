@@ -217,7 +217,7 @@ def cells(html: str, section: str) -> list[tuple[str, str, str]]:
 
 
 def texts(html: str) -> str:
-    """What a reader sees, in one line."""
+    """Return the visible text, in one line."""
     return " ".join(
         re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", html, flags=re.S).split()
     )
