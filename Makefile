@@ -25,6 +25,7 @@ help:  ## Show this help
 
 # torch first and alone: its index may differ from that of the rest.
 $(BIN)/.torch: constraints.txt
+	@echo "Installing torch and the rest into $(VENV), without output: minutes, 3 GB or more."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)

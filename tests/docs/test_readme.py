@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 
@@ -161,6 +162,18 @@ def test_its_make_verbs_and_variables_exist(words):
         name, is_variable, _ = word.partition("=")
         pattern = rf"^{name} \?=" if is_variable else rf"^{name}:"
         assert re.search(pattern, makefile, re.M), word
+
+
+def test_make_demo_says_that_it_installs_before_it_does(tmp_path):
+    plan = subprocess.run(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'new'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert "minutes" in plan[0]
+    assert next(i for i, line in enumerate(plan) if "pip install" in line) > 0
 
 
 def test_its_extras_exist():
