@@ -15,6 +15,7 @@ from torch import Tensor
 from helpers.env_cases import CASES
 from marl_pool.envs import env_names, make_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.registration import VERSIONS, registered_id
 from marl_pool.envs.views.gymnasium import OneAgentView
@@ -207,7 +208,7 @@ def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
     assert ends == [both, {**both, "agent_0": True}, {"agent_1": False}]
 
 
-@pytest.mark.parametrize("size", [64, 512])
+@pytest.mark.parametrize("size", [128, 512])
 def test_render_draws_the_env_and_its_colors(size: int) -> None:
     env = SimpleCentroid(2, num_noise=5)
     env.reset()
@@ -223,6 +224,28 @@ def test_render_draws_the_env_and_its_colors(size: int) -> None:
         assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
     assert np.array_equal(image, env.frame(1, size=size))
     assert not np.array_equal(image, env.frame(0, size=size))
+
+
+def test_a_frame_shows_no_step_which_the_caption_of_a_video_does() -> None:
+    env = SimpleCentroid(1)
+    env.reset()
+    before = env.frame()
+    env.steps += 1
+    assert np.array_equal(env.frame(), before)
+
+
+def test_the_legend_names_the_crosses() -> None:
+    looks = [Disc("agent", (44, 160, 44), 0.1)]
+    frames = [Frame(Projection(1.0, 512)) for _ in range(2)]
+    blank = frames[0].image.copy()
+    frames[0].legend(looks)
+    frames[1].legend(looks, "goal")
+    rows = [(frame.image != blank).any((1, 2)).nonzero()[0] for frame in frames]
+    # The names are written upwards from the lower edge, a line each.
+    assert rows[1].min() < rows[0].min() - 12
+    cross = frames[1].image[rows[0].min() :, :24].astype(int)
+    assert (cross.max(-1) < 100).any()  # dark, where a disc has a color
+    assert not (frames[0].image[rows[0].min() :, :24].max(-1) < 100).any()
 
 
 def test_render_draws_attention_where_it_goes() -> None:

@@ -113,7 +113,6 @@ class AntEnv(SimulatedEnv):
     ) -> np.ndarray:
         return draw(
             self.parts[index].double().cpu().numpy(),
-            text=f"step {int(self.steps[index])}",
             weights=weights,
             size=size,
         )

@@ -10,7 +10,6 @@ from marl_pool.envs.drawing.canvas import (
     PAPER,
     Color,
     opencv,
-    write_title,
 )
 
 NUM_PARTS = 13
@@ -111,14 +110,11 @@ class _AntCanvas:
         self.image[uniform, 4:-4] = INK
 
 
-def draw(
-    parts: np.ndarray, *, text: str, weights: np.ndarray | None, size: int
-) -> np.ndarray:
+def draw(parts: np.ndarray, *, weights: np.ndarray | None, size: int) -> np.ndarray:
     """Draw an ant on the ground.
 
     Args:
         parts: ``(13, 3)`` centers of the torso and of each leg's parts, in meters.
-        text: a line in the upper left.
         weights: ``(N,)`` attention weights; None draws no bars. The line across the
             bars is the uniform weight 1/N; the strip is `FOCUS` times as high.
         size: height and width in pixels.
@@ -137,5 +133,4 @@ def draw(
     # Draw the attention weights as bars.
     if weights is not None:
         canvas.bars(weights)
-    write_title(canvas.image, text)
     return canvas.image

@@ -9,18 +9,16 @@ from marl_pool.envs.drawing.canvas import (
     Color,
     attention_strengths,
     blend,
-    write,
 )
 
 WALL: Color = (25, 25, 25)
 LINE: Color = (200, 200, 200)
-TEXT: Color = (200, 200, 200)
 GAP = 0.03  # fraction of a cell's side left free, so that equal neighbors are distinct
 MAX_RIM = 0.2  # fraction of a cell's side at the strongest attention
 
 
 def draw_grid(
-    colors: np.ndarray, n: int, attention: np.ndarray | None, *, text: str, size: int
+    colors: np.ndarray, n: int, attention: np.ndarray | None, *, size: int
 ) -> np.ndarray:
     """Draw the room within its wall, and the held key in the corner of the wall.
 
@@ -31,7 +29,6 @@ def draw_grid(
             the cells row by row.
         n: cells along a side.
         attention: ``(n² + 1,)`` attention weights, at least 0; None draws no rims.
-        text: text in the lower wall.
         size: height and width in pixels.
     """
     # The grid has a wall of one cell on each side.
@@ -53,9 +50,6 @@ def draw_grid(
             _square(image, (row + 1, column + 1), side, (GAP, 1 - GAP), rim)
         inset = GAP + MAX_RIM * strength
         _square(image, (row + 1, column + 1), side, (inset, 1 - inset), color)
-    # Write the text into the bottom wall.
-    at = (round(0.3 * side), round(size - 0.3 * side))
-    write(image, text, at, 0.6 * side, TEXT)
     return image
 
 

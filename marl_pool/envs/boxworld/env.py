@@ -214,10 +214,8 @@ class BoxWorld(BatchedEnv):
         if weights is not None:
             places = self.token_places(index).cpu().numpy()
             by_place = np.bincount(places, weights, self.n**2 + 2)[:-1]
-        text = f"step {int(self.steps[index])}"
-        return draw_grid(
-            colors.round().byte().cpu().numpy(), self.n, by_place, text=text, size=size
-        )
+        cells = colors.round().byte().cpu().numpy()
+        return draw_grid(cells, self.n, by_place, size=size)
 
     @override
     def _place(self, rows: Tensor, keys: Tensor) -> None:

@@ -95,7 +95,6 @@ def draw(
     position: float,
     angle: float,
     *,
-    text: str,
     names: Sequence[str],
     weights: np.ndarray | None,
     size: int,
@@ -105,7 +104,6 @@ def draw(
     Args:
         position: position of the cart in meters.
         angle: angle of the pole in radians from upright, growing to the left.
-        text: text in the upper left.
         names: channel of each token.
         weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
@@ -114,5 +112,4 @@ def draw(
     frame.cart(position, angle)
     if weights is not None:
         frame.bars(names, weights)
-    frame.legend((), text)
     return frame.image

@@ -156,7 +156,6 @@ class CartPole(BatchedEnv):
         return draw(
             float(self._position[index]),
             float(self._angle[index]),
-            text=f"step {int(self.steps[index])}",
             names=self.channel_names(),
             weights=weights,
             size=size,

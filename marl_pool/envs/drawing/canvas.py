@@ -87,12 +87,6 @@ def write(
     cv2.putText(image, text, at, font, line / 36, color, 1, cv2.LINE_AA)
 
 
-def write_title(image: np.ndarray, text: str) -> None:
-    """Write a line in the upper left."""
-    line = max(12, len(image) // 28)
-    write(image, text, (round(0.5 * line), line), line)
-
-
 class Frame:
     """An image to draw on: lines first, then discs, then the legend."""
 
@@ -134,10 +128,8 @@ class Frame:
 
     def crosses(self, points: np.ndarray) -> None:
         """Mark the points ``(n, 2)`` with crosses."""
-        arms = np.array([[MIN_RADIUS, 0.0], [0.0, MIN_RADIUS]])
         for center in self.projection.project(points):
-            for arm in 2 * arms:
-                self._line(np.stack((center - arm, center + arm)), INK, 1)
+            self._cross(center, 2 * MIN_RADIUS)
 
     def discs(
         self, looks: Sequence[Disc], points: np.ndarray, tails: np.ndarray
@@ -152,16 +144,25 @@ class Frame:
             self._disc(centers[entity], radius + 1, PAPER)
             self._disc(centers[entity], radius, look.color)
 
-    def legend(self, looks: Iterable[Disc], text: str) -> None:
-        """Name the kinds of discs in the lower left, and write ``text`` above."""
+    def legend(self, looks: Iterable[Disc], cross: str | None = None) -> None:
+        """Name the kinds of discs, and the crosses if any, in the lower left."""
         line = max(12, self.projection.size // 28)
-        looks = list(looks)
-        for row, look in enumerate(looks):
-            y = self.projection.size - line * (len(looks) - row) + line / 4
-            self._disc(np.array([0.8 * line, y]), line / 4, look.color)
-            at = (round(1.4 * line), round(y + line / 4))
-            write(self.image, look.name, at, line)
-        write_title(self.image, text)
+        colors: dict[str, Color | None] = {look.name: look.color for look in looks}
+        if cross is not None:
+            colors[cross] = None
+        for row, (name, color) in enumerate(colors.items()):
+            center = np.array([0.8, row - len(colors) + 0.25]) * line
+            center[1] += self.projection.size
+            if color is None:
+                self._cross(center, line / 4)
+            else:
+                self._disc(center, line / 4, color)
+            at = (round(1.4 * line), round(center[1] + line / 4))
+            write(self.image, name, at, line)
+
+    def _cross(self, center: np.ndarray, reach: float) -> None:
+        for arm in reach * np.eye(2):
+            self._line(np.stack((center - arm, center + arm)), INK, 1)
 
     def _fixed(self, point: np.ndarray) -> tuple[int, int]:
         # OpenCV's coordinates are 32-bit, so clip positions far outside the image.

@@ -202,9 +202,10 @@ class ParticleEnv(BatchedEnv):
             by_entity = np.bincount(shown, weights=weights, minlength=len(state))
             frame.attention(state[:, :2], int(shown[0]), by_entity)
         discs = [Disc(kind.kind, kind.color, kind.size) for kind in self.entities]
-        frame.crosses(self.goals()[index].double().cpu().numpy())
+        goals = self.goals()[index].double().cpu().numpy()
+        frame.crosses(goals)
         frame.discs(discs, state[:, :2], state[:, :2] - TAIL_SECONDS * state[:, 2:])
-        frame.legend(dict.fromkeys(discs), f"step {int(self.steps[index])}")
+        frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
         return frame.image
 
     def _token_order(self, kind: str) -> Tensor:
