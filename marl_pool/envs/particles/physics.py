@@ -25,6 +25,8 @@ CONTACT_MARGIN = 1e-3
 """Softness of the contact: the force sets in at this distance before two touch."""
 SOFTPLUS_THRESHOLD = 40.0
 """Penetration in margins above which softness is below float64's resolution."""
+SOFTPLUS_BLOCK = 32
+"""Numbers that torch's softplus computes at a time, or a multiple of it."""
 
 TAIL_SECONDS = 0.3
 """Length of a drawn tail in seconds of the present velocity."""
@@ -175,9 +177,7 @@ class ParticleEnv(BatchedEnv):
         places = self.state[..., :2].movedim(-1, 0)
         delta = places[:, :, pushed, None] - places[:, :, None, pushing]
         distance = torch.hypot(delta[0], delta[1])
-        penetration = torch.nn.functional.softplus(
-            reach - distance, beta=1 / CONTACT_MARGIN, threshold=SOFTPLUS_THRESHOLD
-        )
+        penetration = soft_penetration(reach - distance)
         # Each entity is paired with itself too, at delta 0: the floor avoids 0 / 0.
         floor = torch.finfo(self.dtype).eps
         strength = penetration.div_(distance.clamp_(min=floor)).mul_(CONTACT_FORCE)
@@ -271,3 +271,20 @@ class ParticleEnv(BatchedEnv):
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._bind(tensors["state"])
+
+
+def soft_penetration(overlap: Tensor) -> Tensor:
+    """Smooth the depths, of any shape, to which entities penetrate; negative if apart.
+
+    The numbers that do not fill a block at the end of a tensor are computed by another
+    function, with other last bits. Padding to whole blocks gives an environment the
+    same trajectory in batches of every size.
+    """
+    count = overlap.numel()
+    missing = -count % SOFTPLUS_BLOCK
+    if missing:
+        padded = torch.nn.functional.pad(overlap.flatten(), (0, missing))
+        return soft_penetration(padded)[:count].view(overlap.shape)
+    return torch.nn.functional.softplus(
+        overlap, beta=1 / CONTACT_MARGIN, threshold=SOFTPLUS_THRESHOLD
+    )

@@ -645,6 +645,24 @@ def test_render_draws_attention_of_either_group() -> None:
         assert (columns > 262).any() != left
 
 
+@pytest.mark.parametrize("prey", ["random", "flee"])
+def test_a_trajectory_does_not_depend_on_the_batch(prey: Any) -> None:
+    def forces(num_envs: int) -> torch.Tensor:
+        env = SimpleTag(num_envs, counts="2-3-4", prey=prey)
+        env.reset()
+        generator, found = torch.Generator().manual_seed(3), []
+        for _ in range(40):
+            actions = torch.randint(0, 5, (64, 2), generator=generator)[:num_envs]
+            env.step({"predator": actions})
+            found += [env.contact_forces().flatten(1), env.state.flatten(1)]
+        return torch.cat(found, 1)
+
+    whole = forces(64)
+    assert (whole != 0).any()
+    for num_envs in (1, 2, 3, 5, 7, 33):
+        assert torch.equal(forces(num_envs), whole[:num_envs]), num_envs
+
+
 # Golden
 
 
