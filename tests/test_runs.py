@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from marl_pool import InputError, __version__, runs
 from marl_pool.runs import Best, Run, default_path, iteration_of
 from marl_pool.training.errors import checkpoint_to_resume, trim_log
-from marl_pool.utils import atomic
+from marl_pool.utils import atomic, metrics
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.progress import Progress, duration
 
@@ -70,7 +70,7 @@ def test_an_empty_folder_becomes_a_run_and_a_file_does_not(tmp_path):
         (b"", "is truncated, or not written by marl_pool"),
         (b"seed: 3\n", "is truncated, or not written by marl_pool"),
         (b"- 3\n", "is truncated, or not written by marl_pool"),
-        (b"seed: [3\n", "cannot be read: while parsing"),
+        (b"seed: [3\n", "cannot be read: line 2, column 1: expected"),
         (b"\xff\xfe\x00", "cannot be read: "),
     ],
 )
@@ -184,6 +184,16 @@ def test_rows_are_on_disk_at_once_and_a_cut_row_is_ignored(run):
         out.write("2,0.1")
     assert Run.open(run.path).rows() == [{"iteration": 1, "loss": 0.5}]
     assert Run.create(run.path.parent / "new", CONFIG).rows() == []
+
+
+def test_a_log_beyond_reason_is_not_read(run, monkeypatch):
+    run.log({"iteration": 1, "loss": 0.5})
+    monkeypatch.setattr(metrics, "MOST_BYTES", 10)
+    with pytest.raises(InputError) as refused:
+        run.rows()
+    assert str(refused.value) == (
+        f"{run.metrics_path} cannot be read: expected at most 10 bytes, got more"
+    )
 
 
 def test_resuming_drops_later_rows_and_goes_on(run):

@@ -1,4 +1,4 @@
-"""Upper bounds of sizes, checked before anything of that size is allocated.
+"""Upper bounds of sizes and durations, checked before memory or hours are spent.
 
 A configuration may come from somebody else. The bounds are far above what any study
 needs: they reject mistakes and malice, not experiments.
@@ -31,7 +31,7 @@ REPEATS = (
 LIMITS: dict[str, int] = {
     **dict.fromkeys(SIZES, 16_384),
     **dict.fromkeys(REPEATS, 1024),
-    **dict.fromkeys(("num_envs", "population", "episodes"), 1 << 20),
+    **dict.fromkeys(("num_envs", "population", "episodes", "max_steps"), 1 << 20),
     **dict.fromkeys(("num_samples", "num_test"), 100_000_000),
 }
 """By option: the largest number that it may be, or that a list in it may hold."""

@@ -11,9 +11,13 @@ from typing import Any, TextIO
 from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import fingerprint
+from marl_pool.utils.reading import read_bytes
 from marl_pool.utils.text import cell, uncell
 
 ITERATION = "iteration"
+LONGEST_HEADER = 1 << 20
+MOST_BYTES = 1 << 28
+"""Bytes of a log that are read: about 500,000 iterations."""
 Row = dict[str, float]
 
 
@@ -102,7 +106,8 @@ class Metrics:
         """Read all rows; omitted values are NaN.
 
         Raises:
-            InputError: bytes that are no text or cells that are no numbers.
+            InputError: more than `MOST_BYTES`, bytes that are no text, or cells that
+                are no numbers.
         """
         try:
             header, lines = self._parsed()
@@ -140,7 +145,7 @@ class Metrics:
         if not self.path.is_file():
             return None
         with self.path.open(newline="", encoding="utf-8") as lines:
-            first = lines.readline()
+            first = lines.readline(LONGEST_HEADER)
         if not first.endswith("\n"):
             return None
         return list(map(uncell, next(csv.reader([first]))))
@@ -151,7 +156,10 @@ class Metrics:
         """Parse the header, and each complete line: its cells and its row."""
         if not self.path.is_file():
             return columns or [], []
-        content = self.path.read_bytes()
+        try:
+            content = read_bytes(self.path, MOST_BYTES)
+        except InputError as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from error
         # A crash may have cut off the last line.
         text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors)
         lines = text.split("\n")[:-1]

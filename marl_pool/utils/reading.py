@@ -46,10 +46,16 @@ def read_json(file: Path) -> Any:
         ValueError: it is too large, or no JSON.
         RecursionError: nested too deeply.
     """
-    return json.loads(_content(file, JSON_BYTES))
+    return json.loads(read_bytes(file, JSON_BYTES))
 
 
-def _content(file: Path, most: int) -> bytes:
+def read_bytes(file: Path, most: int) -> bytes:
+    """Read a file of at most ``most`` bytes.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no plain file.
+        InputError: it is larger.
+    """
     # A pipe or a device might never end.
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(file))
@@ -69,7 +75,7 @@ def read_yaml(file: Path) -> Any:
             or nested too deeply, with all its aliases written out.
     """
     try:
-        return parse_yaml(_content(file, YAML_BYTES).decode("utf-8"))
+        return parse_yaml(read_bytes(file, YAML_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise
     except RecursionError:
@@ -77,8 +83,14 @@ def read_yaml(file: Path) -> Any:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError) as error:  # InputError is a ValueError
-        reason = " ".join(str(error).split())
-        raise InputError(f"{file} cannot be read: {reason}") from error
+        raise InputError(f"{file} cannot be read: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and mark:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def parse_yaml(text: str) -> Any:
