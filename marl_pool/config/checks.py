@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from marl_pool.config.sections import GROUPS, SECTIONS, VERBS, AnySection, Group, load
+from marl_pool.config.sections import (
+    GROUPS,
+    NONE,
+    SECTIONS,
+    VERBS,
+    AnySection,
+    Group,
+    load,
+)
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
@@ -145,26 +153,19 @@ def check_group(
 ) -> dict[str, Any]:
     """Check ``{"name": …, **options}``; messages name the key and the config group."""
     kind = kind or where
-    registry = group.names()
-    # An option of a group has a name.
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise InputError(
-            f"{where}: expected one of {', '.join(sorted(registry))} or "
-            f"package.module:Class, got {show(given)}"
-        )
+    name = _name_of(where, given, group, kind)
+    rest = {key: value for key, value in given.items() if key != "name"}
     # The class determines the options; "none" has no class.
-    rest = dict(given)
-    name = rest.pop("name")
-    options = {}
-    if names.target(name, registry, kind):
-        cls = names.resolve(name, registry, kind, load(group.base))
+    cls, options = None, {}
+    if name != NONE:
+        cls = names.resolve(name, group.names(), kind, load(group.base))
         options = options_of(cls, group.context)
     elif rest:
         raise InputError(
             f"{join(where, min(rest))}: expected no options with {where}={name}"
         )
     # Check the options that are groups themselves.
-    checked = check_options(where, rest, options)
+    checked = check_options(where, rest, options, cls)
     for part, own in group.parts.items():
         if checked.get(part) is not None:  # some classes do without, by null
             checked[part] = check_group(
@@ -173,9 +174,23 @@ def check_group(
     return {"name": name, **checked}
 
 
+def _name_of(where: str, given: Any, group: Group, kind: str) -> str:
+    """Return the ``name`` of a section, which must be registered or a plug-in's."""
+    registry = group.names()
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise InputError(
+            f"{where}: expected one of {', '.join(sorted(registry))} or "
+            f"package.module:Class, got {show(given)}"
+        )
+    name: str = given["name"]
+    names.target(name, registry, kind)
+    return name
+
+
 def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Check a perturbation with a list of ``severities`` in place of one."""
-    rest = dict(entry)
+    rest, group = dict(entry), GROUPS["perturbation"]
+    _name_of(where, rest, group, "perturbation")
     if "severity" in rest:
         raise InputError(
             f"{where}.severity: expected severities, a list, in a suite; got "
@@ -191,7 +206,7 @@ def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     for severity in severities:
         check_value(f"{where}.severity", severity, UnitInterval)
         given = {**rest, "severity": severity}
-        each.append(check_group(where, given, GROUPS["perturbation"], "perturbation"))
+        each.append(check_group(where, given, group, "perturbation"))
     if each[0].get("ramp") is not None:
         raise InputError(
             f"{where}.ramp: expected null: a ramp belongs to training, "

@@ -41,6 +41,8 @@ from marl_pool.utils.signatures import options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""
+PACKAGE = "@package"
+"""Directive in a file's first comment that tells Hydra where its keys belong."""
 SOURCE = f"'{SignatureSource.scheme()}://marl_pool'"
 """Search path of the options without a YAML file."""
 
@@ -259,8 +261,29 @@ def _folder(config_dir: str | Path | None) -> Path | None:
         known = own.stem in built_in(own.parent.as_posix())
         if known or (CONFIGS / own).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
-        read_yaml(file)  # checks the bounds, which Hydra's own reader lacks
+        _validate_file(file, own.parent.as_posix())
     return folder
+
+
+def _validate_file(file: Path, group: str) -> None:
+    """Check what Hydra's reader would not, or explain without the file's name."""
+    content = read_yaml(file) or {}  # checks its size too
+    if not isinstance(content, dict):
+        raise InputError(
+            f"--config-dir: {file}: expected a mapping of keys, got {show(content):.80}"
+        )
+    if not isinstance(content.get("defaults", []), list):
+        raise InputError(
+            f"--config-dir: {file}: defaults: expected a list, got "
+            f"{show(content['defaults']):.80}"
+        )
+    # Without this line Hydra would put the keys into a section of the group's name.
+    presets = {each for kind in VERBS.values() for each in kind.presets}
+    if group in presets and PACKAGE not in file.read_text(encoding="utf-8"):
+        raise InputError(
+            f"--config-dir: {file}: expected the first line '# {PACKAGE} _global_', "
+            "got none"
+        )
 
 
 def _one_line(error: Exception) -> str:

@@ -259,7 +259,7 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     files = files_of(group, config_dir)
     options = sorted({*built_in(group), *files})
     if group in VERBS[verb].presets:
-        return [o for o in options if _preset_suits(verb, o, files, config_dir)]
+        return [o for o in options if not _preset_misfit(verb, o, files, config_dir)]
     return [o for o in options if _option_suits(verb, group, o, files)]
 
 
@@ -275,6 +275,10 @@ def unsuited(
         if group in kind.config_groups
         and option in options_for(other, group, config_dir)
     ]
+    files = files_of(group, config_dir)
+    if not suited and group in VERBS[verb].presets and option in files:
+        reason = _preset_misfit(verb, option, files, config_dir)
+        return InputError(f"{group}={option}: {files[option]}: {reason}")
     if not suited:
         return names.unknown(group, option, choices)
     # Suggest what suits this verb.
@@ -291,9 +295,10 @@ def typed(verb: str) -> str:
     return f"{made} --verb {ran}" if ran else verb
 
 
-def _preset_suits(
+def _preset_misfit(
     verb: str, option: str, files: Mapping[str, Path], config_dir: Path | None
-) -> bool:
+) -> str:
+    """Return the reason why a preset does not suit a verb, or an empty string."""
     kind = VERBS[verb]
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
     foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
@@ -307,10 +312,14 @@ def _preset_suits(
         for key, value in default.items()
     ]
     # The preset suits if the verb has all its keys and choices.
-    return all(foreign.isdisjoint(content) for content in contents) and all(
-        group in kind.config_groups and value in options_for(verb, group, config_dir)
-        for group, value in choices
-    )
+    for key in sorted({key for content in contents for key in content} & foreign):
+        return f"expected keys of {typed(verb)}, got {key!r}, a key of other verbs"
+    for group, value in choices:
+        if group not in kind.config_groups:
+            return f"expected groups of {typed(verb)}, got {group}={value}"
+        if value not in (known := options_for(verb, group, config_dir)):
+            return f"{group}: expected one of {', '.join(known)}, got {value}"
+    return ""
 
 
 def _option_suits(

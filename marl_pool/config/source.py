@@ -81,7 +81,7 @@ def _content(group: str, option: str) -> dict[str, Any]:
 
 def _defaults(options: dict[str, Option]) -> dict[str, Any]:
     return {
-        key: "???" if option.required else to_jsonable_python(option.default)
+        key: to_jsonable_python(option.default)
         for key, option in options.items()
-        if key != ANY_OTHER
+        if key != ANY_OTHER and not option.required  # the check reports a missing one
     }

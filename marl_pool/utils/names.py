@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -165,6 +166,16 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InputError(f"{kind} {name!r} cannot be imported: {error}") from error
+    except Exception as error:
+        # The command line shows no traceback, so name the line that raised. The
+        # message of a SyntaxError names it already.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f" ({last.filename}:{last.lineno})"
+        raise InputError(
+            f"{kind} {name!r} cannot be imported: {reason:.200}"
+            f"{'' if isinstance(error, SyntaxError) else place}"
+        ) from error
     if not hasattr(module, attribute):
         raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
     found = getattr(module, attribute)

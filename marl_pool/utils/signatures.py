@@ -108,7 +108,7 @@ def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
 
 
 def check_options(
-    where: str, given: Any, options: Mapping[str, Option]
+    where: str, given: Any, options: Mapping[str, Option], cls: type | None = None
 ) -> dict[str, Any]:
     """Check a mapping of keys to values; return it complete, in the options' order.
 
@@ -116,6 +116,7 @@ def check_options(
         where: the section's key, for messages; empty at the top level.
         given: the composed section; None counts as an empty mapping.
         options: the allowed keys.
+        cls: the class whose docstring explains a missing key.
 
     Raises:
         InputError: an unknown or missing key, a wrong type or range.
@@ -142,6 +143,7 @@ def check_options(
         elif option.required:
             raise InputError(
                 f"{full}: expected {describe(option.annotation)}; it has no default"
+                f"{_meaning(cls, key)}"
             )
         else:
             checked[key] = to_jsonable_python(option.default)
@@ -343,6 +345,12 @@ def meanings(cls: type) -> dict[str, str]:
         for name, text in [*entries, *texts.items()]:
             found.setdefault(name, " ".join(text.split()))
     return found
+
+
+def _meaning(cls: type | None, key: str) -> str:
+    """Return a colon and the first sentence on an option, for a message."""
+    text = "" if cls is None else meanings(cls).get(key, "")
+    return text and f": {text.partition('. ')[0].replace('``', '').rstrip('.')}"
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:

@@ -19,7 +19,15 @@ from omegaconf import OmegaConf
 from pydantic_core import to_jsonable_python
 
 from marl_pool import InputError
-from marl_pool.config import VERBS, assign, check, commented, compose, compose_only
+from marl_pool.config import (
+    VERBS,
+    assign,
+    check,
+    commented,
+    compose,
+    compose_only,
+    plan_sweep,
+)
 from marl_pool.config.describe import KEY
 from marl_pool.config.sections import (
     GROUPS,
@@ -175,9 +183,9 @@ def test_an_option_without_a_file_holds_the_defaults_of_its_signature(group, opt
     content = OmegaConf.to_container(source.load_config(f"{group}/{option}").config)
     assert content.pop("name", option) == option
     options = section_options(section, option)
-    assert list(content) == list(options)
-    for key, each in options.items():
-        default = "???" if each.required else to_jsonable_python(each.default)
+    assert list(content) == [key for key in options if not options[key].required]
+    for key, each in ((key, options[key]) for key in content):
+        default = to_jsonable_python(each.default)
         if (group, key) == ("pooling", "num_heads"):
             default = "${oc.select:encoder.num_heads,1}"
         assert content[key] == default, key
@@ -395,6 +403,7 @@ def test_options_left_over_from_another_head_are_refused():
         ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
         ("{severities: [1]}", "perturbations[0]: expected one of bias, confuse"),
         ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
+        ("{name: occlud}", "Did you mean 'occlude'?"),
         ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
         ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
         ("{name: occlude, severities: []}", "perturbations[0].severities: expected a"),
@@ -578,9 +587,43 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
     with pytest.raises(InputError, match="bad.yaml cannot be read: ") as caught:
         compose("train", ["pooling=bad"], tmp_path)
     assert "\n" not in str(caught.value)
+    (tmp_path / "pooling" / "bad.yaml").unlink()
     (tmp_path / "pooling" / "ada.yaml").write_text("name: max\n")
     with pytest.raises(InputError, match="is the package's name; rename it"):
         compose("train", [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- 3\n", "mine.yaml: expected a mapping of keys, got [3]"),
+        ("defaults: quick\n", "mine.yaml: defaults: expected a list, got 'quick'"),
+        ("threads: 3\n", "mine.yaml: expected the first line '# @package _global_'"),
+        ("a: [1\nb: 2\n", "mine.yaml cannot be read: line 2, column 2: expected"),
+        (
+            "# @package _global_\ntotal_steps: 3\n",
+            "mine.yaml: expected keys of evaluate, got 'total_steps', a key of other",
+        ),
+        (
+            "# @package _global_\ndefaults: [{override /env: cartpol}]\n",
+            "mine.yaml: env: expected one of ant, ",
+        ),
+        ("# @package _global_\nthreds: 3\n", "threds: unknown key 'threds'"),
+    ],
+)
+def test_a_wrong_file_of_ones_own_is_named(tmp_path, content, message):
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "mine.yaml").write_text(content)
+    with pytest.raises(InputError) as refused:
+        compose("evaluate", ["suite=mine"], tmp_path)
+    assert message in str(refused.value)
+
+
+def test_a_required_option_may_be_swept():
+    swept = ["env=pettingzoo", "env.module=mpe2.simple_v3,mpe2.simple_spread_v3"]
+    plan = plan_sweep(swept)
+    modules = [trial.config["env"]["module"] for trial in plan.trials]
+    assert modules == ["mpe2.simple_v3", "mpe2.simple_spread_v3"]
 
 
 # Printing and changing

@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -106,6 +107,27 @@ def test_a_path_that_leads_nowhere_says_why(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as refusal:
         resolve(name, REGISTRY, "dict", dict)
     assert repr(name) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            'x = 1\nraise ValueError("two\\nlines")\n',
+            r"ValueError: two lines \(.*py:2\)$",
+        ),
+        ("class Head(:\n", r"SyntaxError: .*py, line 1"),
+    ],
+)
+def test_a_module_that_raises_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    (tmp_path / "zz_raising.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=message) as refusal:
+        resolve("zz_raising:Head", REGISTRY, "dict", dict)
+    assert "dict 'zz_raising:Head' cannot be imported: " in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
