@@ -233,8 +233,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         rest = [*(word for word in words if not _is_path(word)), *left, *flags]
     # All other arguments have to be overrides.
     for text in rest:
-        if text.startswith("-") or "=" not in text:
-            raise _not_understood(text, verbs.get(known.verb, parser))
+        key, given, value = text.partition("=")
+        if text.startswith("-") or not given:
+            raise _not_understood(text, known.verb, verbs.get(known.verb, parser))
+        # A flag is easily taken for a key.
+        flag = f"--{key.lstrip('+').replace('_', '-')}"
+        if flag in verbs[known.verb]._option_string_actions:
+            raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
     return known, rest
 
 
@@ -364,10 +369,22 @@ def _is_path(text: str) -> bool:
     return there or ("=" not in text and text[-1:] not in "]}")
 
 
-def _not_understood(text: str, parser: argparse.ArgumentParser) -> InputError:
+def _not_understood(
+    text: str, verb: str, parser: argparse.ArgumentParser
+) -> InputError:
     if not text.startswith("-"):
         hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
         return InputError(f"{text!r}: expected a flag or key=value{hint}")
+    # A key is easily taken for a flag.
+    from marl_pool.config.sections import VERBS as COMPOSED
+
+    flag, _, value = text.partition("=")
+    key = flag.lstrip("-").replace("-", "_")
+    if verb in COMPOSED and key.partition(".")[0] in COMPOSED[verb].keys:
+        return InputError(
+            f"{text!r}: expected key=value, got a flag. Did you mean "
+            f"{key}={value or 'VALUE'}?"
+        )
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
