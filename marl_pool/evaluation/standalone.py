@@ -43,7 +43,9 @@ class StandalonePolicy:
     ) -> "Iterator[Run]":
         """Yield a new run of this policy, which holds its results.
 
-        The run is removed on exit if no results were written to it.
+        As a run, the folder can be reported, rendered and evaluated again later. From
+        Python, `marl_pool.evaluate` measures a policy without a run. The new run is
+        removed on exit if no results were written to it.
 
         Args:
             env: options of the environment, complete.
