@@ -19,6 +19,7 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.construction import build
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
 
 Part = Mapping[str, Any]
@@ -188,9 +189,10 @@ class SetNetwork(nn.Module):
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
         # Without padding drop the mask: attention is faster without one. A function
-        # transform does not allow the test.
+        # transform does not allow the test, and on a GPU it costs more than the mask.
         padding: Tensor | None = tokens.padding
-        if not is_transformed() and not tokens.padding.any():
+        may_test = not is_transformed() and may_read(tokens.padding)
+        if may_test and not tokens.padding.any():
             padding = None
         native = self._native_encoder
         if native is not None and self._may_use(native, tokens):

@@ -1,6 +1,7 @@
 """The loop observe → perturb → act → step of training, evaluation and rendering."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
+from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
@@ -92,6 +94,26 @@ class Episodes(NamedTuple):
     """``(episodes,)`` int64, steps."""
 
 
+class _Ending(NamedTuple):
+    """All environments in a step that ended an episode in some, before the reset."""
+
+    time: int
+    """Step of the fragment, from 0."""
+    ended: Tensor
+    """``(num_envs,)`` bool."""
+    tokens: dict[str, Tokens]
+    states: dict[str, State]
+    returns: dict[str, Tensor]
+    lengths: Tensor
+
+    def at(self, rows: Tensor) -> tuple[FinalObservation, Episodes]:
+        """Return the final observations and the episodes of the environments."""
+        parts = (self.tokens, self.states, self.returns, self.lengths)
+        tokens, states, returns, lengths = _index(parts, rows)
+        final = FinalObservation(self.time, rows, tokens, states)
+        return final, Episodes(returns, lengths)
+
+
 class Rollout:
     """Policies acting in a batch of environments.
 
@@ -105,6 +127,10 @@ class Rollout:
 
     All random numbers come from streams keyed by (seed, environment, episode), so that
     a trajectory does not depend on the size of the batch.
+
+    On a GPU `steps` and `advance` read no values until the fragment is over, since each
+    read would wait for the device: see `marl_pool.utils.devices.may_read`. Every step
+    then resets all environments, and keeps the result where an episode ended.
 
     Example:
         ::
@@ -120,11 +146,15 @@ class Rollout:
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
+        sync_free: step without reading values; None: unless the environments are on a
+            CPU. The trajectories are the same.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
         states: for each group, the state of its policy.
         perturbation_states: for each group, the state of the perturbation.
+        sync_free: True if `steps` and `advance` read no values in between. Simulators
+            run on the host, so it is False for them.
 
     Raises:
         InputError: a group without a policy, or a policy without a group.
@@ -138,6 +168,7 @@ class Rollout:
         perturbation: Perturbation | None = None,
         explore: bool = False,
         played: int = 0,
+        sync_free: bool | None = None,
     ) -> None:
         if set(policies) != set(env.groups):
             raise InputError(
@@ -148,6 +179,9 @@ class Rollout:
         self.env = env
         self.policies = {name: policies[name] for name in env.groups}
         self.perturbation, self.explore = perturbation, explore
+        if sync_free is None:
+            sync_free = env.device.type != "cpu"
+        self.sync_free = sync_free and not env.simulated
         # Give each group a random stream of its own.
         self.noise = {
             name: Stream(
@@ -191,8 +225,22 @@ class Rollout:
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
+        with self._reading():
+            fragment, endings = self._play(count)
+            finals, episodes = _collect(endings)
+            self._finished += episodes
+            # The fragment ends here for every environment, in mid-episode or not.
+            rows = torch.arange(self.env.num_envs, device=self.env.device)
+            last = FinalObservation(count - 1, rows, self.tokens, self.states)
+            return {
+                name: self._join(name, [step[name] for step in fragment], finals, last)
+                for name in self.policies
+            }
+
+    def _play(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+        """Take ``count`` steps; return them and the ends of episodes in between."""
         fragment: list[dict[str, Trajectory]] = []
-        finals: list[FinalObservation] = []
+        endings: list[_Ending] = []
         for t in range(count):
             # Act on the current observations, and step all environments.
             active = self.env.active
@@ -201,16 +249,10 @@ class Rollout:
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
-            if ended.any():
-                finals.append(self._final(t, ended.nonzero()[:, 0]))
+            if self.sync_free or ended.any():
+                endings.append(self._ending(t, ended))
                 self._restart(ended)
-        # The fragment ends here for every environment, in mid-episode or not.
-        rows = torch.arange(self.env.num_envs, device=self.env.device)
-        finals.append(self._final(count - 1, rows))
-        return {
-            name: self._join(name, [step[name] for step in fragment], finals)
-            for name in self.policies
-        }
+        return fragment, endings
 
     @torch.no_grad()
     def advance(self, count: int) -> dict[str, Tensor]:
@@ -220,15 +262,15 @@ class Rollout:
             For each group ``(num_envs, agents)`` float64.
         """
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
-        for _ in range(count):
-            step = self._step().step
-            for name, rewards in step.rewards.items():
-                totals[name] = totals[name] + rewards
-            self._observe()
-            ended = step.terminated | step.truncated
-            if ended.any():
-                self._restart(ended)
-                self._finished.clear()
+        with self._reading():
+            for _ in range(count):
+                step = self._step().step
+                for name, rewards in step.rewards.items():
+                    totals[name] = totals[name] + rewards
+                self._observe()
+                ended = step.terminated | step.truncated
+                if self.sync_free or ended.any():
+                    self._restart(ended)
         return totals
 
     @torch.no_grad()
@@ -367,9 +409,17 @@ class Rollout:
                 )
         self.tokens = tokens
 
+    def _reading(self) -> AbstractContextManager[None]:
+        return without_reads() if self.sync_free else nullcontext()
+
+    def _ending(self, time: int, ended: Tensor) -> _Ending:
+        # Copy the dictionaries, whose entries the reset replaces.
+        states, returns = dict(self.states), dict(self._returns)
+        return _Ending(time, ended, self.tokens, states, returns, self._lengths)
+
     def _restart(self, ended: Tensor) -> None:
-        """Record the episodes that ended, ``(num_envs,)`` bool, and start new ones."""
-        self._finish(ended)
+        """Start new episodes where ``ended``, ``(num_envs,)`` bool."""
+        self._played = self._played + ended
         self._lengths = self._lengths.masked_fill(ended, 0)
         self._returns = {
             name: total.masked_fill(ended[:, None], 0.0)
@@ -379,6 +429,7 @@ class Rollout:
         self._start_episodes(ended)
 
     def _finish(self, ended: Tensor) -> None:
+        """Record the episodes that ended, ``(num_envs,)`` bool."""
         self._played = self._played + ended
         returns = {name: total[ended] for name, total in self._returns.items()}
         self._finished.append(Episodes(returns, self._lengths[ended]))
@@ -422,7 +473,7 @@ class Rollout:
         """Give agents that were born in mid-episode an initial state."""
         for name, active in self.env.active.items():
             newborn = active & ~was_active[name]
-            if self.states[name] and newborn.any():
+            if self.states[name] and (self.sync_free or newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 
@@ -441,10 +492,6 @@ class Rollout:
         self.perturbation_states = _index(self.perturbation_states, rows)
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
-
-    def _final(self, time: int, rows: Tensor) -> FinalObservation:
-        tokens = {name: tokens.at(rows) for name, tokens in self.tokens.items()}
-        return FinalObservation(time, rows, tokens, _index(self.states, rows))
 
     def _record(
         self, transition: Transition, active: Mapping[str, Tensor]
@@ -470,7 +517,11 @@ class Rollout:
         }
 
     def _join(
-        self, name: str, steps: list[Trajectory], finals: list[FinalObservation]
+        self,
+        name: str,
+        steps: list[Trajectory],
+        finals: list[FinalObservation],
+        last: FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
         stacked = tree_map(
@@ -481,12 +532,12 @@ class Rollout:
         # At its end, and at the fragment's, it is that of the final observation. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
-        tokens = _concatenate([final.tokens[name] for final in finals])
-        states = _concatenate([final.states[name] for final in finals])
-        final_values = self.policies[name].value(tokens, states)
-        *ends, last = final_values.split([len(final.rows) for final in finals])
-        next_values[-1] = last
-        for final, value in zip(finals, ends, strict=False):
+        ends = [*finals, last]
+        tokens = _concatenate([end.tokens[name] for end in ends])
+        states = _concatenate([end.states[name] for end in ends])
+        values = self.policies[name].value(tokens, states)
+        *final_values, next_values[-1] = values.split([len(end.rows) for end in ends])
+        for final, value in zip(finals, final_values, strict=True):
             next_values[final.time, final.rows] = value
         return Trajectory(**{**stacked, "next_values": next_values})
 
@@ -505,6 +556,24 @@ def collect(
     """
     rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
+
+
+def _collect(
+    endings: list[_Ending],
+) -> tuple[list[FinalObservation], list[Episodes]]:
+    """Return the final observations and the episodes that ended, by step."""
+    if not endings:
+        return [], []
+    # The only read of a fragment: which environments ended in which step.
+    ended = torch.stack([ending.ended for ending in endings]).cpu()
+    rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
+    counts = ended.sum(1).tolist()
+    parts = [
+        ending.at(own)
+        for ending, own in zip(endings, rows.split(counts), strict=True)
+        if len(own)
+    ]
+    return [final for final, _ in parts], [episodes for _, episodes in parts]
 
 
 def _choose(where: Tensor | None, new: Any, old: Any) -> Any:

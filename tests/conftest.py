@@ -32,7 +32,7 @@ every_module inject lstm_sequence merging names narrow_attention networks partic
 perturbation_sensors perturbation_severity perturbations perturbed_env policies pooling
 pooling_corollaries ppo_parts published_findings randomness results rollout runs scores
 set_pooling shuffle_scope simple_centroid simple_tag statistics swarm_published_findings
-text theory tokens vision_neuron
+sync_free text theory tokens vision_neuron
 """
 """Modules that neither train, nor run a command or a simulator: `make fast`."""
 

@@ -354,6 +354,23 @@ def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
         assert_same(part, further[1][name], exactly=True)
 
 
+@pytest.mark.parametrize("policies", [counting_policies, random_policies])
+@pytest.mark.parametrize("kind", PERTURBATIONS)
+def test_without_reads_nothing_changes(policies: Any, kind: str) -> None:
+    one, other = (
+        rollout(policies, perturbation=PERTURBATIONS[kind](), sync_free=sync_free)
+        for sync_free in (False, True)
+    )
+    for count in (STEPS, 3):
+        parts = other.steps(count)
+        for name, part in one.steps(count).items():
+            assert_same(part, parts[name], exactly=True)
+    for a, b in zip(
+        tree_leaves(one.state_dict()), tree_leaves(other.state_dict()), strict=True
+    ):
+        assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
 def test_the_pond_has_all_that_the_tests_want() -> None:
     parts = rollout().steps(STEPS)
     terminated, truncated = parts["heron"].terminated, parts["heron"].truncated

@@ -53,7 +53,7 @@ class SetLinear(nn.Module):
             return self.on_own(x) + (total - each)
         # The mean is over the other tokens that are present.
         if padding is None:
-            count = torch.tensor(x.shape[1], dtype=x.dtype, device=x.device)
+            count = x.new_full((), x.shape[1])
         else:
             count = (~padding).sum(1)[:, None, None].to(x.dtype)
         return self.on_own(x) + (total - each) / (count - 1).clamp(min=1)

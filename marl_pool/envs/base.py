@@ -12,6 +12,7 @@ from torch import Tensor
 
 from marl_pool.envs.drawing.patches import PatchGrid
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -195,16 +196,26 @@ class BatchedEnv(ABC):
 
     def reset(self, where: Tensor | None = None) -> None:
         """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
-        # An episode has a number, which counts the resets of its environment.
-        if where is None:
-            rows = torch.arange(self.num_envs, device=self.device)
-            self.episodes = self.episodes + 1
-        else:
-            rows = where.nonzero()[:, 0]
-            self.episodes = self.episodes + where
-        self.steps[rows] = 0
-        # The new episode numbers key the random streams of its start and its steps.
+        # An episode has a number, which counts the resets of its environment. The
+        # number keys the random streams of the episode's start and of its steps.
+        self.episodes = self.episodes + (1 if where is None else where)
         self.dynamics.restart(self.episodes, where)
+        if where is None:
+            self.steps.zero_()
+            self._place_rows(torch.arange(self.num_envs, device=self.device))
+            return
+        self.steps.masked_fill_(where, 0)
+        if self.simulated or may_read(where):
+            self._place_rows(where.nonzero()[:, 0])
+            return
+        # Without the indices on the host, place all and restore the running ones.
+        running = {name: part.clone() for name, part in self._tensors().items()}
+        self._place_rows(torch.arange(self.num_envs, device=self.device))
+        for name, placed in self._tensors().items():
+            mask = where.view(-1, *[1] * (placed.dim() - 1))
+            placed.copy_(torch.where(mask, placed, running[name]))
+
+    def _place_rows(self, rows: Tensor) -> None:
         self._place(rows, self._reset_keys(rows))
 
     def renumber(self, env_ids: Tensor, episode: int) -> None:
@@ -273,7 +284,9 @@ class BatchedEnv(ABC):
     def _place(self, rows: Tensor, keys: Tensor) -> None:
         """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
-        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`.
+        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`. On a
+        GPU the rows are all environments, unless they are `simulated`, and `reset`
+        restores the state of those whose episode continues.
         """
 
     @abstractmethod

@@ -12,6 +12,7 @@ from typing_extensions import override
 from marl_pool.perturbations.sampling import sample_severities, uniform_like
 from marl_pool.perturbations.selection import lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveInt, Severity
 
@@ -183,7 +184,12 @@ class SampledPerturbation(Perturbation):
     def _resample_rows(
         self, where: Tensor, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
-        """Resample only the environments in ``where``; sampling is expensive."""
+        """Resample the environments in ``where``.
+
+        On a CPU no others are sampled, since that is expensive.
+        """
+        if not may_read(where):
+            return choose(where, self._resample(tokens, state), state)
         rows = where.nonzero()[:, 0]
         if len(rows) in (0, len(where)):
             return self._resample(tokens, state) if len(rows) else state
@@ -251,7 +257,7 @@ class TokenShare(ProtectingPerturbation):
         random numbers select among the tokens present now.
         """
         eligible = self.eligible(tokens)
-        if eligible.equal(state["eligible"]):
+        if may_read(eligible) and eligible.equal(state["eligible"]):
             return state["chosen"]
         return self._choose(eligible, state)
 

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.types import PositiveInt, Severity
 
 
@@ -50,7 +51,7 @@ class Delay(ProtectingPerturbation):
         newest = tokens.features[:, None]
         readings = torch.cat([newest, state["readings"][:, :-1]], 1)
         new = state["absent"] & ~tokens.padding
-        if new.any():
+        if not may_read(new) or new.any():
             readings = torch.where(new[:, None, ..., None], newest, readings)
         history = {"readings": readings, "absent": tokens.padding.clone()}
         return super().__call__(tokens, {**state, **history})

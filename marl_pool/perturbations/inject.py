@@ -13,6 +13,7 @@ from marl_pool.perturbations.readings import validate_indices
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
 from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -132,7 +133,7 @@ class Inject(SampledPerturbation):
         # Copy the anchors' features and move them; slots without one are padded below.
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)
-        places = torch.tensor(self.shifted, device=anchor.device)
+        places = constant(tuple(self.shifted), anchor.device)
         # Several times faster than an assignment to a list of features.
         features.index_add_(-1, places, state["offset"].to(features.dtype))
         types = torch.full_like(anchor, self.type_index)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import unknown
 from marl_pool.utils.types import Severity
@@ -53,7 +54,7 @@ class Occlude(TokenShare):
         eligible = super().eligible(tokens)
         if self.kinds is None:
             return eligible
-        kinds = torch.tensor(self.kinds, device=tokens.types.device)
+        kinds = constant(tuple(self.kinds), tokens.types.device)
         return eligible & torch.isin(tokens.types, kinds)
 
     @override

@@ -11,6 +11,7 @@ from typing_extensions import override
 from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
 from marl_pool.perturbations.sampling import normal_like
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     NonNegativeFloat,
@@ -81,9 +82,9 @@ class DisturbedReadings(ProtectingPerturbation):
             seen = seen.round_().clamp_(0, WHITE).to(features.dtype)
         # Restore what is not to be disturbed.
         if self.features is not None:
-            untouched = torch.ones(features.shape[-1], device=features.device).bool()
-            untouched[self.features] = False
-            seen = torch.where(untouched, features, seen)
+            disturbed = [i in self.features for i in range(features.shape[-1])]
+            mask = constant(tuple(disturbed), features.device)
+            seen = torch.where(mask, seen, features)
         if self.protects:
             seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)
         return tokens._replace(features=seen)

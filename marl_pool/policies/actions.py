@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from marl_pool.utils.errors import InputError
 
@@ -78,7 +77,8 @@ class ActionSpec:
         order of the tokens, and would enter the memory.
         """
         if self.discrete:
-            return one_hot(actions, self.n)
+            choices = torch.arange(self.n, device=actions.device)
+            return (actions[..., None] == choices).long()
         return actions.clamp(-1, 1).float()
 
     @property

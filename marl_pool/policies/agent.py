@@ -15,6 +15,7 @@ from marl_pool.policies.actions import ActionSpec, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.randomness import Stream
 
 Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
@@ -140,7 +141,9 @@ class Agent(SpecifiedPolicy):
     ) -> tuple[Tensor, Mask, Tensor, Memory]:
         """Return the arguments of `unroll` for one step of a batch of tokens."""
         sequences, prev_action, memory = self.single_step(tokens, state)
-        padding = sequences.padding if sequences.padding.any() else None
+        padding: Mask = sequences.padding
+        if may_read(sequences.padding) and not sequences.padding.any():
+            padding = None
         return sequences.features, padding, prev_action, memory
 
     def scale_features(

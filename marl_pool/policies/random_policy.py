@@ -1,5 +1,7 @@
 """RandomPolicy: uniformly random actions, the lower reference of comparisons."""
 
+from typing import Any
+
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -9,6 +11,8 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
+
+_FLOAT32: Any = {"dtype": torch.float32, "device": "cpu"}
 
 
 class RandomPolicy(Policy):
@@ -20,10 +24,21 @@ class RandomPolicy(Policy):
         action_space: Discrete, or a bounded Box of one dimension.
     """
 
+    low: Tensor
+    high: Tensor
+
     def __init__(self, action_space: spaces.Space | ActionSpec) -> None:
         super().__init__()
         self.actions = ActionSpec.of(action_space)
         self.noise_size = self.actions.noise_size
+        for name in ("low", "high"):
+            bounds = torch.tensor(getattr(self.actions, name), **_FLOAT32)
+            self.register_buffer(name, bounds, persistent=False)
+        # Every action has the same log-probability.
+        volume = (self.high - self.low).prod()
+        if self.actions.discrete:
+            volume = torch.tensor(float(self.actions.n), **_FLOAT32)
+        self.log_prob = -volume.log().item()
 
     @override
     def act(
@@ -37,13 +52,10 @@ class RandomPolicy(Policy):
         logits = noise.new_zeros(*tokens.batch_shape, self.actions.num_logits)
         if self.actions.discrete:
             action = (noise[..., 0] * self.actions.n).long()
-            volume = torch.tensor(float(self.actions.n))
         else:
-            low = noise.new_tensor(self.actions.low)
-            high = noise.new_tensor(self.actions.high)
+            low, high = self.low.to(noise), self.high.to(noise)
             action = low + noise * (high - low)
-            volume = (high - low).prod()
-        log_probs = -volume.log().expand(tokens.batch_shape).to(noise)
+        log_probs = noise.new_full(tokens.batch_shape, self.log_prob)
         return Decision(action, log_probs, torch.zeros_like(log_probs), logits, state)
 
     @override

@@ -266,7 +266,8 @@ def _fold_cell(cell: Mapping[str, Tensor]) -> Layer:
     weight = torch.cat([cell["weight_ih"], cell["weight_hh"]], dim=-1)
     bias = cell["bias_ih"] + cell["bias_hh"]
     units = bias.shape[-1] // 4
-    factor = bias.new_tensor([1.0, 1.0, 2.0, 1.0]).repeat_interleave(units)
+    factor = bias.new_ones(4 * units)
+    factor[2 * units : 3 * units] = 2
     return (weight * factor[:, None]).mT, bias * factor
 
 

@@ -7,6 +7,7 @@ from typing_extensions import override
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
+from marl_pool.utils.devices import may_read
 
 
 class MergePooling(Pooling):
@@ -69,8 +70,9 @@ def lexicographic_order(x: Tensor) -> Tensor:
     """
     x = x.detach()
     order = x[..., 0].argsort(dim=1)
-    if not is_transformed():
-        # One feature mostly suffices. A function transform does not allow the test.
+    if not is_transformed() and may_read(x):
+        # One feature mostly suffices. A function transform does not allow the test, and
+        # on a GPU it costs more than the sorts.
         first = x[..., 0].gather(1, order)
         if not (first[:, 1:] == first[:, :-1]).any():
             return order

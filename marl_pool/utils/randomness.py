@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
 
 
@@ -100,8 +101,10 @@ def uniform(keys: Tensor, count: int, start: int | Tensor = 0) -> Tensor:
 class Stream:
     """Uniform numbers for one purpose, ``size`` of them a step for each environment.
 
-    Hashing step by step would cost more than the environments themselves, so a block of
-    steps is sampled ahead; the numbers do not depend on its length.
+    On a CPU, hashing step by step would cost more than the environments themselves, so
+    a block of steps is sampled ahead; the numbers do not depend on its length. On a GPU
+    every step is hashed, since replacing the blocks of restarted episodes would require
+    their indices on the host.
 
     Args:
         seed: integer in [0, 2**63).
@@ -149,19 +152,25 @@ class Stream:
             self._buffer, self._next = None, 0
             return
         self.keys = torch.where(where, keys, self.keys)
+        if not may_read(where):
+            # Drop the block, instead of replacing the rest of it where episodes start.
+            self.steps = (self.steps + self._next).masked_fill(where, 0)
+            self._buffer, self._next = None, 0
+            return
         # A restarted environment's step 0 is served next, so its block began earlier.
         self.steps = torch.where(where, -self._next, self.steps)
         # Replace the rest of the block of the restarted environments.
         if self._buffer is not None and self._next < self._buffer.shape[0]:
             rows = where.nonzero()[:, 0]
-            self._buffer[:, rows] = self._sample(rows)
+            self._buffer[:, rows] = self._sample(rows, self._buffer.shape[0])
 
     def next(self) -> Tensor:
         """Return the next step's numbers, ``(num_envs, size)`` in (0, 1)."""
         if self._buffer is None or self._next == self._buffer.shape[0]:
             # `_next` is 0 without a buffer.
             self.steps = self.steps + self._next
-            self._buffer, self._next = self._sample(slice(None)), 0
+            block = self.block if may_read(self.keys) else 1
+            self._buffer, self._next = self._sample(slice(None), block), 0
         self._next += 1
         return self._buffer[self._next - 1]
 
@@ -185,9 +194,9 @@ class Stream:
     def _keys(self, episodes: Tensor) -> Tensor:
         return stream_keys(self.seed, self.env_ids, episodes, self.purpose, self.part)
 
-    def _sample(self, rows: Tensor | slice) -> Tensor:
+    def _sample(self, rows: Tensor | slice, block: int) -> Tensor:
         keys, first = self.keys[rows], self.steps[rows]
-        flat = uniform(keys, self.block * self.size, first[:, None] * self.size)
+        flat = uniform(keys, block * self.size, first[:, None] * self.size)
         # A float32 rounds the largest float64 below 1 up to 1; keep it below.
         flat = flat.to(self.dtype).clamp(max=1 - torch.finfo(self.dtype).eps)
-        return flat.view(len(keys), self.block, self.size).transpose(0, 1).contiguous()
+        return flat.view(len(keys), block, self.size).transpose(0, 1).contiguous()

@@ -18,6 +18,7 @@ from marl_pool.envs.boxworld.codes import (
     NOTHING,
     TRAP,
 )
+from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -59,7 +60,7 @@ class LevelGenerator:
 
     With many boxes, the last ones may have no legal place. Such a level is sampled
     again from the next numbers of its own stream, so other levels do not change. It
-    cannot happen with default options.
+    cannot happen with default options, nor wherever `has_room` is True.
 
     The arguments are options of `BoxWorld`.
 
@@ -91,6 +92,11 @@ class LevelGenerator:
         ]
         self.numbers = sum(self._sizes)
         """Number of uniform numbers of one attempt."""
+        # A box excludes 3 × 5 places of other boxes, and 3 × 4 of the key.
+        self.has_room = (
+            15 * (self.num_boxes - 1) < n * (n - 1) and 12 * self.num_boxes < n * n
+        )
+        """True if every attempt succeeds, whatever its numbers."""
         self._build_tables(torch.device(device))
 
     def __call__(self, sample: Callable[[Tensor, int], Tensor], count: int) -> Levels:
@@ -101,6 +107,8 @@ class LevelGenerator:
         """
         rows = torch.arange(count, device=self._starts.device)
         levels, stuck = self._attempt(sample(rows, 0))
+        if self.has_room:
+            return levels
         attempts = 1
         # Resample only the levels in which a box or the key had no legal place.
         while stuck.any():
@@ -235,17 +243,36 @@ class LevelStock:
         self.generator, self.sample = generator, sample
         self.seed, self.env_ids = seed, env_ids
         self._ahead = 0
+        # Selections for which the levels last, whichever episodes end before them.
+        self._lasts = 0
         self._first = torch.zeros_like(env_ids)
         self._levels: Levels | None = None
 
     def select(self, rows: Tensor, episodes: Tensor) -> Levels:
         """Return the levels of the environments ``rows`` ``(k,)`` in their episodes."""
+        if not may_read(episodes):
+            return self._select_unread(rows, episodes)
+        self._lasts = 0
         place = episodes[rows] - self._first[rows]
         if self._levels is None or bool(((place < 0) | (place >= self._ahead)).any()):
             self._levels = self._sample_ahead(rows, episodes)
             place = torch.zeros_like(rows)
-        place = place + rows * self._ahead
-        return Levels(*(part.index_select(0, place) for part in self._levels))
+        return self._at(place + rows * self._ahead)
+
+    def _select_unread(self, rows: Tensor, episodes: Tensor) -> Levels:
+        """Select without a look at the episodes; ``rows`` are all environments.
+
+        An environment begins one episode at most between two selections.
+        """
+        if self._lasts == 0:
+            self._levels = self._sample_ahead(rows, episodes)
+            self._lasts = self._ahead
+        self._lasts -= 1
+        return self._at(episodes - self._first + rows * self._ahead)
+
+    def _at(self, places: Tensor) -> Levels:
+        assert self._levels is not None
+        return Levels(*(part.index_select(0, places) for part in self._levels))
 
     def _sample_ahead(self, rows: Tensor, episodes: Tensor) -> Levels:
         # Double the number each time, so that a single episode costs a single level.
@@ -253,7 +280,7 @@ class LevelStock:
         self._first = (episodes + 1).index_copy(0, rows, episodes[rows])
         later = torch.arange(self._ahead, device=rows.device)
         numbers = (self._first[:, None] + later).flatten()
-        env_ids = self.env_ids.repeat_interleave(self._ahead)
+        env_ids = self.env_ids[:, None].expand(-1, self._ahead).flatten()
         keys = stream_keys(self.seed, env_ids, numbers, Purpose.RESET)
 
         def sample(levels: Tensor, start: int) -> Tensor:

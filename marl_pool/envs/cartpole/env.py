@@ -102,6 +102,7 @@ class CartPole(BatchedEnv):
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
         # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]
+        self._token_channels = order
         self._order = torch.tensor(order, device=self.device)
         self._types = self._order * channel_ids
         # Initial states are sampled within this scale.
@@ -131,7 +132,7 @@ class CartPole(BatchedEnv):
     def channel_names(self) -> list[str]:
         """Return the channel of each token: one of `CHANNELS`, or ``noise_0``, …."""
         names = [*CHANNELS, *(f"noise_{i}" for i in range(self.noise_channels))]
-        return [names[i] for i in self._order.tolist()]
+        return [names[i] for i in self._token_channels]
 
     @override
     def signal(self) -> dict[str, Tensor]:

@@ -126,8 +126,18 @@ class ParticleEnv(BatchedEnv):
             for kind in entities
         }
         # Sizes and order of the tokens do not change, so compute them once.
-        self._order = {kind: self._token_order(kind) for kind in learners}
-        self._types = {kind: self._token_types(kind) for kind in learners}
+        orders = {kind: self._token_order(kind) for kind in learners}
+        self._order = {
+            kind: torch.tensor(rows, device=self.device)
+            for kind, rows in orders.items()
+        }
+        self._types = {
+            kind: self._token_types(rows[0][1:]) for kind, rows in orders.items()
+        }
+        # The learners of a kind are contiguous in the state.
+        self._learners = {
+            kind: slice(rows[0][0], rows[-1][0] + 1) for kind, rows in orders.items()
+        }
         self._groups = {kind: self._describe(kind, entities) for kind in learners}
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
 
@@ -208,20 +218,20 @@ class ParticleEnv(BatchedEnv):
         frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
         return frame.image
 
-    def _token_order(self, kind: str) -> Tensor:
+    def _token_order(self, kind: str) -> list[list[int]]:
+        """Return the entity of each token of each agent of a kind."""
         moving = range(self.num_movable)
         still = range(self.num_movable, len(self.entities))
-        rows = [
+        return [
             [i, *still, *(j for j in moving if j != i)]
             for i in moving
             if self.entities[i].kind == kind
         ]
-        return torch.tensor(rows, device=self.device)
 
-    def _token_types(self, kind: str) -> Tensor:
-        """Return the types ``(N,)``, which all agents of a kind share."""
-        others = [self.entities[i].kind for i in self._order[kind][0, 1:].tolist()]
-        types = [0, *map(self.type_names.index, others)]
+    def _token_types(self, others: list[int]) -> Tensor:
+        """Return the types ``(N,)`` of self and of the other entities."""
+        kinds = (self.entities[i].kind for i in others)
+        types = [0, *map(self.type_names.index, kinds)]
         return torch.tensor(types, device=self.device)
 
     def _describe(self, kind: str, entities: Sequence[Entities]) -> AgentGroup:
@@ -265,7 +275,7 @@ class ParticleEnv(BatchedEnv):
         self._views = {}
         for kind, order in self._order.items():
             types = self._types[kind].expand(len(state), len(order), -1).contiguous()
-            own = state[:, int(order[0, 0]) : int(order[-1, 0]) + 1, None]
+            own = state[:, self._learners[kind], None]
             self._views[kind] = own, types, torch.zeros_like(types, dtype=torch.bool)
 
     @override

@@ -120,6 +120,9 @@ class SimpleCentroid(ParticleEnv):
             **common,
             dynamics_size=self.num_signal,
         )
+        # Half sides of the squares of initial positions and velocities.
+        scale = (self.spread, self.spread, START_SPEED, START_SPEED)
+        self._start_scale = self._constant(scale)
         # Phases of (sin, cos), because cos(x) = sin(x + π / 2).
         self._phases = self._constant([0.0, math.pi / 2])
 
@@ -138,8 +141,8 @@ class SimpleCentroid(ParticleEnv):
         uniform = self.sample_uniform(keys, sum(parts))
         start, offset, noise = torch.split(uniform, parts, 1)
         # Agents and signal: positions and velocities in their squares.
-        scale = self._constant([self.spread, self.spread, START_SPEED, START_SPEED])
-        self.state[rows, :moving] = (2 * start.view(len(rows), moving, 4) - 1) * scale
+        start = 2 * start.view(len(rows), moving, 4) - 1
+        self.state[rows, :moving] = start * self._start_scale
         # Noise: a square with one offset for all, in polar coordinates.
         angle = 2 * math.pi * offset[:, :1]
         direction = torch.cat((torch.cos(angle), torch.sin(angle)), 1)

@@ -1,0 +1,41 @@
+"""Transfers between the host and a GPU, which stall the GPU, and how to avoid them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
+
+
+def may_read(tensor: Tensor) -> bool:
+    """Return True if reading values of the tensor does not stall a device.
+
+    On a GPU operations are queued. ``.item()``, ``bool(…)``, ``nonzero()`` and an index
+    by a mask wait until the queue is empty, and the GPU is idle until it is filled
+    again. So code that can save work by reading values asks first; where it may not
+    read, it computes all rows, and selects by masks.
+    """
+    return tensor.is_cpu and not _forbidden.get()
+
+
+@contextmanager
+def without_reads() -> Iterator[None]:
+    """Make `may_read` return False on a CPU too, as on a GPU."""
+    token = _forbidden.set(True)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
+@lru_cache(maxsize=256)
+def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a tensor of integers or bools that is copied to the device only once.
+
+    It is shared, so do not write into it.
+    """
+    return torch.tensor(values, device=device)
