@@ -224,6 +224,16 @@ def test_ppo_paper_is_table_11():
     assert {key: ppo[key] for key in table} == table
 
 
+def test_ppo_gpu_divides_its_batch():
+    ppo = compose("train", ["ppo=gpu"])["ppo"]
+    assert ppo["num_envs"] >= 4096
+    assert ppo["batch_size"] % ppo["num_envs"] == 0
+    assert ppo["batch_size"] % ppo["minibatch_size"] == 0
+    fast = compose("train", ["ppo=fast"])["ppo"]
+    sizes = ("num_envs", "batch_size", "minibatch_size")
+    assert ppo == {**fast, **{key: ppo[key] for key in sizes}}
+
+
 def test_experiment_simple_centroid_is_table_10():
     config = compose("train", ["experiment=simple_centroid"])
     encoder = {"dim": 8, "num_layers": 3, "num_heads": 8, "dim_ff": 32}
