@@ -8,7 +8,8 @@ memory. Comparators run in the same process, alternating with ours, and a ratio 
 median over the rounds. The first comparator is `kernels=torch` where the compiled
 kernel takes part. A benchmark that fails is reported, and the others are still
 measured and written; the exit status is then 1. `--tiny` checks that everything runs;
-its numbers mean nothing.
+its numbers mean nothing. With `--device cuda`, rows that measure code for a CPU are
+left out.
 """
 
 import argparse
@@ -123,6 +124,8 @@ AIMS = {
 }
 """Aims by row, as the table shows them; a factor is one of the column ratio. Trained
 weights have the aims of initial ones."""
+CPU_ONLY = ("attention/", "data/", "install/", "kernel/")
+"""Beginnings of the names of rows that measure code for a CPU."""
 
 
 class BenchmarkError(Exception):
@@ -194,6 +197,18 @@ def matching(patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def uses(name: str, device: str) -> bool:
+    """Return True if the benchmark measures something on the device."""
+    if device == "cpu":
+        return True
+    # Processes of runners have no GPU, and each learner needs one of its own.
+    if name.endswith("/two_runners"):
+        return False
+    if name.endswith("/two_learners"):
+        return torch.cuda.device_count() >= 2
+    return not name.startswith(CPU_ONLY)
+
+
 def missing_extras(names: Sequence[str]) -> list[str]:
     """Return one line for each optional module that the benchmarks lack."""
     modules = dict.fromkeys(["ray", *(m for n in names for m in NEEDS.get(n, ()))])
@@ -253,11 +268,17 @@ def main() -> None:
     if arguments.here:
         arguments.json.write_text(json.dumps(here(arguments.here, size)))
         return
+    useful = [name for name in BENCHMARKS if uses(name, arguments.device)]
     try:
         skipped = matching(arguments.skip)
-        chosen = [n for n in matching(arguments.only or ["*"]) if n not in skipped]
+        chosen = [n for n in matching(arguments.only or useful) if n not in skipped]
     except ValueError as error:
         parser.error(str(error))
+    if useless := sorted({*chosen} - {*useful}):
+        parser.error(
+            f"--device {arguments.device}: expected rows that use it, got "
+            f"{', '.join(useless)}"
+        )
     if missing := missing_extras(chosen):
         parser.error("; ".join(missing))
     about = machine(arguments.device)

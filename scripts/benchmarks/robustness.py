@@ -21,7 +21,12 @@ def standard_suite(size: Size) -> Iterator[Row]:
 
     def run(suite: object) -> None:
         measured = marl_pool.evaluate(
-            policy, env, suite=suite, episodes=size.episodes, threads=THREADS
+            policy,
+            env,
+            suite=suite,
+            episodes=size.episodes,
+            device=size.device,
+            threads=THREADS,
         )
         missing = [row.label for row in measured.results if row.missing]
         assert not missing, missing

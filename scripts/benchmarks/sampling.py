@@ -31,6 +31,7 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.devices import may_read
 
 COMPARATORS = {
     "torch": "kernels=torch",
@@ -120,7 +121,7 @@ def floor_of(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], N
                 action = logits.argmax(-1)
             step = env.step({group: policy.scale(action)})
             ended = step.terminated | step.truncated
-            if ended.any():
+            if not may_read(ended) or ended.any():
                 env.reset(ended)
             tokens = env.observe()[group]
 

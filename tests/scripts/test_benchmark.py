@@ -206,6 +206,14 @@ def test_a_table_takes_each_row_from_the_last_file(
     ]
 
 
+def test_a_gpu_measures_only_what_uses_it(benchmark, monkeypatch):
+    monkeypatch.setattr(benchmark.torch.cuda, "device_count", lambda: 1)
+    names = {name for name in benchmark.BENCHMARKS if benchmark.uses(name, "cuda")}
+    assert {"env/simple_centroid", "sample/simple_centroid", "suite/standard"} <= names
+    assert not any("kernel" in name or "/two_" in name for name in names)
+    assert all(benchmark.uses(name, "cpu") for name in benchmark.BENCHMARKS)
+
+
 def test_a_process_that_fails_is_an_error(benchmark):
     with pytest.raises(benchmark.BenchmarkError, match="exit status"):
         benchmark.apart("env/simple_tag", ["--no-such-flag"])

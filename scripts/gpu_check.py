@@ -1,0 +1,368 @@
+"""Check marl_pool on a GPU against the CPU, then measure it.
+
+    python scripts/gpu_check.py [--json FILE] [--only correct|speed]
+
+Correctness: environments, perturbations, heads and encoders give the numbers of a CPU;
+no step of a rollout waits for the device; a short training, its resume and its
+evaluation work. Speed: sampling and training on simple_centroid, beside the aims. The
+exit status is 1 if a check fails. `--device cpu --tiny` tries the script itself where
+there is no GPU: its checks compare the branch-free code with the other.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.common import build, on, synchronize
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import marl_pool
+from marl_pool.cli.main import main as run_command
+from marl_pool.config import compose
+from marl_pool.encoders import encoder_names
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.perturbations import make_perturbation, perturbation_names
+from marl_pool.policies import make_policy
+from marl_pool.policies.base import Policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.storage import load_policy
+from marl_pool.pooling import pooling_names
+from marl_pool.rollout import Rollout
+from marl_pool.training.ppo.runner import EPISODE_RETURNS
+from marl_pool.utils.devices import without_reads
+from marl_pool.utils.errors import UnfitTokensError
+
+NUM_ENVS, STEPS = 16, 24
+ENVS: dict[str, dict[str, Any]] = {
+    "simple_centroid": {"counts": "2-3-8"},
+    "simple_tag": {"counts": "2-2-4", "prey": "learned", "obstacles_collide": True},
+    "boxworld": {"random_distractors": True},
+    "cartpole": {"noise_channels": 2, "num_frames": 2},
+}
+"""Environments of this package that are no simulators."""
+SKILL = -0.72
+"""Mean return on simple_centroid: 0.8 of the way from random actions to a controller
+that knows the centroid."""
+WINDOW = 100
+"""Episodes of which the mean return is taken."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check; ``reason`` is empty where it passed."""
+
+    name: str
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of the table of speeds."""
+
+    name: str
+    value: float | None
+    unit: str
+    aim: float
+
+
+# Checks
+
+
+def played(
+    name: str, device: str, *, sync_free: bool, kind: str | None = None
+) -> list[Tensor]:
+    """Play random actions, the same on every device; return all that is recorded."""
+    options = {"max_steps": 9, "seed": 1, "device": device, **ENVS[name]}
+    env = make_batched_env(name, NUM_ENVS, **options)
+    specs = [group.tokens for group in env.groups.values()]
+    perturbation = make_perturbation(kind, specs=specs) if kind else None
+    policies: dict[str, Policy] = {
+        role: RandomPolicy(group.action_space).to(device)
+        for role, group in env.groups.items()
+    }
+    rollout = Rollout(env, policies, perturbation=perturbation, sync_free=sync_free)
+    fields = [vars(part) for part in rollout.steps(STEPS).values()]
+    leaves = tree_leaves((fields, rollout.pop_finished()))
+    return [leaf.cpu() for leaf in leaves]
+
+
+def check_env(name: str, device: str, kind: str | None = None) -> None:
+    """Compare trajectories and finished episodes with those of a CPU."""
+    ours = played(name, device, sync_free=True, kind=kind)
+    compare(ours, played(name, "cpu", sync_free=False, kind=kind), 1e-3)
+
+
+def compare(ours: list[Tensor], theirs: list[Tensor], tolerance: float) -> None:
+    """Raise AssertionError where numbers differ by more than the tolerance."""
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=tolerance, atol=tolerance, equal_nan=True
+        )
+
+
+def some_tokens() -> tuple[BatchedEnv, Any]:
+    """Return an environment and tokens, some of them padded."""
+    env = make_batched_env("simple_centroid", NUM_ENVS, counts="2-3-8", seed=2)
+    env.reset()
+    tokens = env.observe()["agent"]
+    padding = torch.rand(tokens.types.shape) < 0.3
+    padding[..., 0] = False
+    return env, tokens._replace(padding=padding)
+
+
+def check_network(device: str, options: Mapping[str, Any]) -> None:
+    """Compare outputs and gradients in float64 with those of a CPU."""
+    torch.manual_seed(0)
+    env, tokens = some_tokens()
+    group = env.groups["agent"]
+    results = []
+    for where in ("cpu", device):
+        policy = make_policy(group.tokens, group.action_space, seed=0, **options)
+        policy = policy.double().to(where)
+        logits, values = policy(tokens.map(lambda part, where=where: part.to(where)))
+        (logits.square().sum() + values.sum()).backward()
+        gradients = [
+            torch.zeros_like(p) if p.grad is None else p.grad
+            for p in policy.parameters()
+        ]
+        results.append([part.detach().cpu() for part in (logits, values, *gradients)])
+    compare(results[1], results[0], 1e-6)
+
+
+@contextmanager
+def errors_at_reads(device: str) -> Iterator[None]:
+    """Let CUDA raise an error where the host would wait for it."""
+    if device == "cpu":
+        with without_reads():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_reads(name: str, device: str) -> None:
+    """Step without waiting for the device, once constants have been copied."""
+    env = make_batched_env(name, NUM_ENVS, max_steps=4, device=device, **ENVS[name])
+    policies = {
+        role: make_policy(group.tokens, group.action_space, seed=0).to(device)
+        for role, group in env.groups.items()
+    }
+    rollout = Rollout(env, policies, explore=True, sync_free=True)
+    rollout.steps(2)
+    with torch.no_grad(), errors_at_reads(device):
+        rollout._play(6)
+
+
+class Trained:
+    """Short trainings: one run, and one that was stopped and resumed."""
+
+    def __init__(self, device: str, folder: Path) -> None:
+        self.device, self.folder = device, folder
+
+    def overrides(self, steps: int) -> list[str]:
+        """Return the settings of a training of some iterations of 256 steps."""
+        small = ["ppo.num_envs=16", "ppo.batch_size=256", "ppo.minibatch_size=128"]
+        more = ["env.max_steps=8", "checkpoint.every=1", f"total_steps={steps}"]
+        return ["experiment=simple_centroid", "ppo=fast", *small, *more]
+
+    def train(self) -> None:
+        """Train, and check that the weights are finite."""
+        run = self.folder / "whole"
+        marl_pool.train(*self.overrides(1024), *on(self.device), run_dir=run)
+        weights = load_policy(run / "policy").state_dict().values()
+        assert all(bool(part.isfinite().all()) for part in weights)
+
+    def resume(self) -> None:
+        """Compare a resumed run with the uninterrupted one."""
+        run = self.folder / "resumed"
+        marl_pool.train(*self.overrides(512), *on(self.device), run_dir=run)
+        assert run_command(["resume", str(run), "total_steps=1024"]) == 0
+        one, other = (
+            list(load_policy(self.folder / name / "policy").state_dict().values())
+            for name in ("resumed", "whole")
+        )
+        # A GPU sums gradients in any order.
+        compare(one, other, 0.0 if self.device == "cpu" else 1e-3)
+
+    def evaluate(self) -> None:
+        """Compare the returns of an evaluation with those on a CPU."""
+        policy = load_policy(self.folder / "whole" / "policy")
+        env, suite = {"name": "simple_centroid", "max_steps": 8}, {"perturbations": []}
+        ours, theirs = (
+            marl_pool.evaluate(policy, env, suite=suite, episodes=16, device=device)
+            for device in (self.device, "cpu")
+        )
+        compare([torch.tensor(ours.returns)], [torch.tensor(theirs.returns)], 1e-6)
+
+
+def checks(device: str, folder: Path, *, tiny: bool) -> dict[str, Callable[[], None]]:
+    """Return the checks by name."""
+    heads, encoders = pooling_names(), encoder_names()
+    kinds = perturbation_names()
+    if tiny:
+        heads, encoders, kinds = heads[:2], encoders[:2], kinds[:3]
+    # Bind the loop's variables now: the checks run later.
+    found: dict[str, Callable[[], None]] = {}
+    for name in ENVS:
+        found[f"env/{name}"] = lambda name=name: check_env(name, device)
+        found[f"no_waiting/{name}"] = lambda name=name: check_reads(name, device)
+    for kind in kinds:
+        found[f"perturbation/{kind}"] = lambda kind=kind: check_env(
+            "simple_centroid", device, kind
+        )
+    for head in heads:
+        found[f"head/{head}"] = lambda head=head: check_network(
+            device, {"pooling": head}
+        )
+    for encoder in encoders:
+        found[f"encoder/{encoder}"] = lambda encoder=encoder: check_network(
+            device, {"encoder": encoder, "pooling": "avg"}
+        )
+    trained = Trained(device, folder)
+    return {
+        **found,
+        "training": trained.train,
+        "resume": trained.resume,
+        "evaluation": trained.evaluate,
+    }
+
+
+def perform(name: str, check: Callable[[], None]) -> Check:
+    """Run one check; an exception of any kind is a failure."""
+    began = time.perf_counter()
+    reason = ""
+    try:
+        check()
+    except UnfitTokensError as error:
+        print(f"{name}: left out, {error}", file=sys.stderr)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    done = Check(name, time.perf_counter() - began, reason)
+    print(f"{'failed' if reason else 'passed'}  {name}", file=sys.stderr, flush=True)
+    return done
+
+
+# Measurements
+
+
+def sampling(device: str, *, tiny: bool) -> Measurement:
+    """Measure sampling alone: 8192 environments of simple_centroid."""
+    num_envs, steps = (8, 2) if tiny else (8192, 64)
+    settings = compose("train", ["experiment=simple_centroid"])
+    env = make_batched_env(num_envs=num_envs, device=device, **settings["env"])
+    parts = {key: settings[key] for key in ("encoder", "pooling")}
+    policies = {
+        role: make_policy(group.tokens, group.action_space, seed=0, **parts).to(device)
+        for role, group in env.groups.items()
+    }
+    rollout = Rollout(env, policies, explore=True)
+    rates = []
+    for _ in range(4):
+        synchronize()
+        began = time.perf_counter()
+        rollout.steps(steps)
+        synchronize()
+        rates.append(num_envs * steps / (time.perf_counter() - began))
+        rollout.pop_finished()
+    return Measurement("sampled", sorted(rates[1:])[1], "env steps/s", 1e6)
+
+
+def training(device: str, *, tiny: bool) -> Iterator[Measurement]:
+    """Measure training with ``ppo=gpu``: its rate, and the times to steps and skill."""
+    goal, small = 4_000_000, list[str]()
+    if tiny:
+        goal = 512
+        small = ["ppo.num_envs=16", "ppo.batch_size=256", "ppo.minibatch_size=128"]
+        small += ["env.max_steps=8"]
+    config = compose(
+        "train", ["experiment=simple_centroid", "ppo=gpu", *small, *on(device)]
+    )
+    algo = build(config)
+    algo.train()  # the first iteration chooses kernels
+    returns: list[float] = []
+    skill: float | None = None
+    batch, began, steps = config["ppo"]["batch_size"], time.perf_counter(), 0
+    while steps < goal:
+        sampled = algo.train()["env_runners"]
+        steps += batch
+        finished = sampled.get(EPISODE_RETURNS, {}).get("agent")
+        if isinstance(finished, list):  # NaN without episodes
+            returns = [*returns, *finished][-WINDOW:]
+        reached = len(returns) == WINDOW and sum(returns) / WINDOW >= SKILL
+        if skill is None and reached:
+            skill = time.perf_counter() - began
+    synchronize()
+    spent = time.perf_counter() - began
+    algo.stop()
+    yield Measurement("trained", steps / spent, "env steps/s", 3e5)
+    yield Measurement(f"{goal:,} steps of training", spent, "s", 30.0)
+    yield Measurement("time to skill", skill, "s", 15.0)
+
+
+def table(rows: list[Measurement]) -> str:
+    """Format the measurements as a Markdown table."""
+    lines = ["| what | value | aim |", "|---|---|---|"]
+    for row in rows:
+        value = "not reached" if row.value is None else f"{row.value:,.4g} {row.unit}"
+        lines.append(f"| {row.name} | {value} | {row.aim:,.4g} {row.unit} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the checks and the measurements; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try it")
+    parser.add_argument("--only", choices=["correct", "speed"])
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--tiny", action="store_true", help="few checks, no real sizes")
+    given = parser.parse_args(arguments)
+    if given.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {given.device}: torch finds no CUDA device")
+    done: list[Check] = []
+    rows: list[Measurement] = []
+    if given.only != "speed":
+        with tempfile.TemporaryDirectory() as folder:
+            found = checks(given.device, Path(folder), tiny=given.tiny)
+            done = [perform(name, check) for name, check in found.items()]
+    if given.only != "correct":
+        rows = [sampling(given.device, tiny=given.tiny)]
+        rows += training(given.device, tiny=given.tiny)
+        print(table(rows))
+    failed = [check for check in done if check.reason]
+    for check in failed:
+        print(f"{check.name}: {check.reason}")
+    print(f"{len(done) - len(failed)} of {len(done)} checks passed")
+    if given.json:
+        content = {
+            "device": describe(given.device),
+            "checks": [asdict(check) for check in done],
+            "speed": [asdict(row) for row in rows],
+        }
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
+    return 1 if failed else 0
+
+
+def describe(device: str) -> str:
+    """Return the name of the device and torch's version."""
+    name = device if device == "cpu" else torch.cuda.get_device_name(device)
+    return f"{name}, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

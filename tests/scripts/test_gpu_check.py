@@ -1,0 +1,58 @@
+"""The check of a GPU, tried on a CPU: that it runs, and that it finds a fault."""
+
+import importlib
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.training import RAY_WARNINGS
+
+pytestmark = [pytest.mark.slow, *RAY_WARNINGS]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("gpu_check")
+
+
+def test_all_checks_pass_and_all_is_measured(script, tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    assert script.main(["--device", "cpu", "--tiny", "--json", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert not any(check["reason"] for check in content["checks"])
+    names = [check["name"] for check in content["checks"]]
+    assert {"env/boxworld", "no_waiting/cartpole", "training", "resume"} <= set(names)
+    assert [row["name"] for row in content["speed"]] == [
+        "sampled",
+        "trained",
+        "512 steps of training",
+        "time to skill",
+    ]
+    assert all(row["value"] for row in content["speed"][:3])
+    assert "| sampled |" in capsys.readouterr().out
+
+
+def test_a_failed_check_is_reported(script, monkeypatch, capsys):
+    def wrong() -> None:
+        raise AssertionError("numbers differ")
+
+    def only(device: str, folder: object, *, tiny: bool) -> dict[str, object]:
+        return {"wrong": wrong, "right": lambda: None}
+
+    monkeypatch.setattr(script, "checks", only)
+    assert script.main(["--device", "cpu", "--only", "correct"]) == 1
+    printed = capsys.readouterr().out
+    assert "wrong: AssertionError: numbers differ" in printed
+    assert "1 of 2 checks passed" in printed
+
+
+def test_a_missing_gpu_is_said(script, monkeypatch, capsys):
+    monkeypatch.setattr(script.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "torch finds no CUDA device" in capsys.readouterr().err
