@@ -146,8 +146,8 @@ class Rollout:
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
-        sync_free: step without reading values; None: unless the environments are on a
-            CPU. The trajectories are the same.
+        sync_free: step without reading values, to the same trajectories; None: only
+            where the environments are on a GPU.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
