@@ -208,11 +208,6 @@ class EvolveSettings(RunConfig):
     fitness_env: dict[str, Any] = field(default_factory=dict)
     """Options of the environment that differ where fitness is measured, such as another
     reward. Validation, which selects the best solution, uses the unchanged ``env``."""
-    curriculum: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Option of the environment → its values in training at the start of the curriculum
-    and from its end on; linear in between."""
-    curriculum_generations: PositiveInt = 300
-    """Length of the curriculum, in generations."""
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     """Validation, which selects the best solution."""
     max_envs: PositiveInt | None = None

@@ -17,7 +17,6 @@ from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
-from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
 from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
@@ -69,7 +68,9 @@ class EvolutionMethod(TrainingMethod):
         super().__init__(run, config.total_generations)
         self.config = config
         self.evaluator = Evaluator(config)
-        self._check_training_env()
+        self.fitness_env = {**config.env, **config.fitness_env}
+        if config.fitness_env:
+            self.evaluator.check(self.fitness_env, "fitness_env")
         # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else OWN
         start = start_vector(init, self.evaluator.agent, config.plugins)
@@ -85,16 +86,6 @@ class EvolutionMethod(TrainingMethod):
         self.generation = self.steps = self.episodes = 0
         self.seconds = 0.0
         self.best: Tensor = start.double().cpu()
-
-    def _check_training_env(self) -> None:
-        config = self.config
-        if config.fitness_env:
-            self.evaluator.check({**config.env, **config.fitness_env}, "fitness_env")
-        if not config.curriculum:
-            return
-        check_options(config.env, config.curriculum, config.fitness_env)
-        for progress in (0.0, 1.0):
-            self.evaluator.check(self._env_config(progress), "curriculum")
 
     @override
     @contextmanager
@@ -119,10 +110,9 @@ class EvolutionMethod(TrainingMethod):
         config, began = self.config, time.monotonic()
         # Sample members and measure each one's fitness in the same environments.
         vectors = self.strategy.ask(iteration)
-        progress = (iteration - 1) / config.curriculum_generations
         env_ids = torch.arange(config.repetitions)
         played = self.runner.play(
-            vectors, PopulationTask(env_ids, iteration, self._env_config(progress))
+            vectors, PopulationTask(env_ids, iteration, self.fitness_env)
         )
         fitness = played.returns.mean(1)
         if not fitness.isfinite().all():
@@ -157,11 +147,6 @@ class EvolutionMethod(TrainingMethod):
             "rollouts_per_second": row["rollouts_per_second"],
         }
         return Iteration(row, shown)
-
-    def _env_config(self, progress: float) -> dict[str, Any]:
-        """Return the training environment at a fraction of the curriculum."""
-        env = {**self.config.env, **self.config.fitness_env}
-        return env_at(env, self.config.curriculum, progress)
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
         """Return the mean returns of the favourite and of the fittest member."""

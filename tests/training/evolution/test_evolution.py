@@ -28,7 +28,6 @@ from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.studies.attention_neuron.published import published_for
-from marl_pool.training.evolution.curriculum import check_options, env_at
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
@@ -403,52 +402,6 @@ def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
     assert evaluator(*TINY, "max_envs=7").max_envs == 7
 
 
-# Curricula
-
-
-def test_a_curriculum_is_linear_and_ends_exactly():
-    env = {"name": "cartpole", "start_speed": 10.0, "duplicates": 1, "max_steps": 9}
-    curriculum = {"start_speed": (0.1, 0.7), "max_steps": (10, 100)}
-    assert env_at(env, {}, 0.5) == env
-    assert env_at(env, curriculum, 0.0)["start_speed"] == 0.1
-    half = env_at(env, curriculum, 0.5)
-    assert half["start_speed"] == pytest.approx(0.4)
-    assert (half["max_steps"], half["duplicates"]) == (55, 1)
-    for share in (1.0, 1.1, 50.0):
-        done = env_at(env, curriculum, share)
-        assert (done["start_speed"], done["max_steps"]) == (0.7, 100)
-    assert isinstance(done["max_steps"], int)
-    with pytest.raises(InputError, match="'spead'.*choose from duplicates, max_steps"):
-        check_options(env, {"spead": (0, 1)})
-    with pytest.raises(InputError, match="unknown key of curriculum 'name'"):
-        check_options(env, {"name": (0, 1)})
-
-
-def test_training_follows_the_curriculum_and_validation_does_not(tmp_path, monkeypatch):
-    played, play = [], Evaluator.play
-
-    def record(self, vectors, task):
-        played.append((task.episode, int(task.env_ids[0]), task.env_config["width"]))
-        return play(self, vectors, task)
-
-    monkeypatch.setattr(Evaluator, "play", record)
-    finished(
-        tmp_path / "run",
-        "env.width=3",
-        "curriculum={width: [1, 2]}",
-        "curriculum_generations=4",
-        "total_generations=7",
-        "validation.every=5",
-    )
-    training = [entry for entry in played if entry[1] == 0]
-    assert training == [
-        (generation, 0, width)
-        for generation, width in enumerate((1, 1.25, 1.5, 1.75, 2, 2, 2), 1)
-    ]
-    validation = [entry for entry in played if entry[1]]
-    assert validation == [(0, VALIDATION_ENVS, 3)] * 2
-
-
 # Another env for fitness than for validation
 
 
@@ -466,16 +419,15 @@ def recorded(monkeypatch, *options):
 
 
 def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
-    played = recorded(monkeypatch, "width", "max_steps")
+    played = recorded(monkeypatch, "width")
     run = finished(
         tmp_path / "run",
         *("env.width=3", "fitness_env={width: 2}"),
-        *("env.max_steps=8", "curriculum={max_steps: [4, 8]}"),
-        *("curriculum_generations=2", "total_generations=3", "validation.every=5"),
+        *("total_generations=3", "validation.every=5"),
     )
     training = [entry[1:] for entry in played if not entry[0]]
-    assert training == [(2, 4), (2, 6), (2, 8)]
-    assert [entry[1:] for entry in played if entry[0]] == [(3, 8)]
+    assert training == [(2,)] * 3
+    assert [entry[1:] for entry in played if entry[0]] == [(3,)]
     assert run.config["env"]["width"] == 3
 
 
@@ -542,10 +494,7 @@ def _racer(config):
 
 @pytest.mark.parametrize("strategy", ["cma", "pgpe"])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
-    choice = (
-        *(f"evolution={strategy}", "curriculum={width: [1, 2]}"),
-        "fitness_env={max_steps: 7}",
-    )
+    choice = (f"evolution={strategy}", "fitness_env={max_steps: 7}")
     whole = finished(tmp_path / "whole", *choice)
     part = finished(tmp_path / "part", *choice, "total_generations=3")
     part = Run.open(part.path)
@@ -793,20 +742,6 @@ def refused(tmp_path, monkeypatch, capsys):
         (
             ["fitness_env={num_frames: 2}"],
             "fitness_env: the policy does not fit the env: expected num_features =",
-        ),
-        (
-            ["fitness_env={max_steps: 9}", "curriculum={max_steps: [1, 5]}"],
-            "curriculum.max_steps: expected an option that fitness_env leaves alone",
-        ),
-        (["curriculum={speed: [0, 1]}"], "unknown key of curriculum 'speed': choose"),
-        (["curriculum={start_speed: 3}"], "curriculum: expected a mapping (each a lis"),
-        (
-            ["curriculum={start_speed: [-1, 1]}"],
-            "env.start_speed: expected a number >= 0, got -1.0",
-        ),
-        (
-            ["curriculum={num_frames: [2, 1]}"],
-            "curriculum: the policy does not fit the env: expected num_features = 2",
         ),
         (
             ["env=simple_tag", "env.prey=learned"],
