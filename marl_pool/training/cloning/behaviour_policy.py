@@ -35,25 +35,18 @@ class Roles:
 
 
 class BehaviourPolicy(SpecifiedPolicy):
-    r"""Mixture of teacher, student and random actions; the teacher labels every step.
+    """The teacher or a student at play; the teacher labels every step.
 
-    Each agent's action is the teacher's with probability :math:`\beta` and the
-    student's otherwise, and is then replaced by a uniformly random one with probability
-    ``noise``. The teacher sees the unperturbed observation, the student the perturbed
-    one. Recurrent policies are stepped even when another policy acts, and receive the
-    executed action.
-
-    Source: the mixture policy of DAgger, Ross et al. (2011),
-    https://arxiv.org/abs/1011.0686.
+    The teacher sees the unperturbed observation, the student the perturbed one. A
+    recurrent teacher is stepped even when the student acts, and receives the executed
+    action.
 
     Args:
         roles: the cloned group, its teacher, and the policies of the other groups.
         env: environments to play in.
         rows: table of distinct features, extended here; for uint8 features only.
-        student: acts where the teacher does not; None: the teacher always acts.
+        student: policy that acts; None: the teacher acts.
         perturbation: perturbation of the student's observations.
-        beta: probability of the teacher's action, in [0, 1].
-        noise: probability of a random action, in [0, 1].
     """
 
     def __init__(
@@ -63,21 +56,14 @@ class BehaviourPolicy(SpecifiedPolicy):
         rows: RowTable | None,
         student: Policy | None = None,
         perturbation: Perturbation | None = None,
-        *,
-        beta: float = 0.0,
-        noise: float = 0.0,
     ) -> None:
         assert roles.teacher is not None
         group = env.groups[roles.group]
         super().__init__(group.tokens, group.action_space)
         self.to(env.device)
         self.teacher, self.student, self.group = roles.teacher, student, roles.group
-        self.beta, self.noise_probability = beta, noise
         self.recorder = StepRecorder(self.actions.discrete, rows)
-        # Random numbers of a step: teacher or student, random or not, a random action,
-        # then the teacher's own.
-        self._own = 2 + self.actions.noise_size
-        self.noise_size = self._own + self.teacher.noise_size
+        self.noise_size = self.teacher.noise_size
         self.env_ids = env.env_ids
         # This policy acts for the cloned group of a rollout of its own.
         policies = {**roles.others, roles.group: self}
@@ -118,24 +104,14 @@ class BehaviourPolicy(SpecifiedPolicy):
         env = self.rollout.env
         perturbed = self.rollout.perturbation is not None
         observed = env.observe()[self.group] if perturbed else tokens
-        # Use a fixed count of random numbers a step, whatever beta and noise are.
-        numbers = self.noise(tokens, generator)
-        own, others = numbers.split([self._own, self.teacher.noise_size], dim=-1)
         # Label the unperturbed observation.
-        answer = self.teacher.label(
-            env, observed, state["teacher"], _SampledNumbers(others.flatten(1))
-        )
+        answer = self.teacher.label(env, observed, state["teacher"], generator)
         answer = answer._replace(action=self._to_unit(answer.action))
-        # Choose the teacher's or the student's action.
+        # The student acts, if there is one.
         action, student = answer.action, ()
         if self.student is not None:
             decision = self.student.act(tokens, state["student"])
-            by_teacher = own[..., 0] < self.beta
-            action = _where(by_teacher, action, decision.action)
-            student = decision.state
-        # Replace some actions by random ones.
-        random = own[..., 1] < self.noise_probability
-        action = _where(random, self._random(own[..., 2:]), action)
+            action, student = decision.action, decision.state
         active, before = env.active[self.group], state["prev_action"]
         self.recorder.add(env, active, observed, before, state["begins"], answer)
         # Pass the executed action to both memories.
@@ -155,25 +131,6 @@ class BehaviourPolicy(SpecifiedPolicy):
         if self.actions.discrete:
             return action
         return ((action - self.low) * (2 / (self.high - self.low)) - 1).clamp(-1, 1)
-
-    def _random(self, numbers: Tensor) -> Tensor:
-        if self.actions.discrete:
-            return (numbers[..., 0] * self.actions.n).long()
-        return 2 * numbers - 1
-
-
-class _SampledNumbers(Stream):
-    """Stream that returns the same, already sampled numbers at each call."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers
-
-    def next(self) -> Tensor:
-        return self._numbers
-
-
-def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(rows.view(*rows.shape, *[1] * (one.dim() - 2)), one, other)
 
 
 def _with_executed(state: Any, prev_action: Tensor) -> Any:

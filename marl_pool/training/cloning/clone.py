@@ -75,15 +75,14 @@ def clone(
 class CloningMethod(TrainingMethod):
     r"""Dataset aggregation (DAgger): imitate a teacher on the student's own states.
 
-    Round 0 is behaviour cloning of the teacher's trajectories. In round i the teacher
-    takes a step with probability :math:`\beta^i` and the student otherwise, and the
-    teacher labels every step. The student is trained on the trajectories of all rounds
-    so far; see `losses` for the objective. The default :math:`\beta = 0` lets the
-    student take all steps.
+    Round 0 is behaviour cloning of the teacher's trajectories. In the later rounds the
+    student plays, and the teacher labels every step. The student is trained on the
+    trajectories of all rounds so far; see `losses` for the objective.
 
     Source: Ross, Gordon and Bagnell, A reduction of imitation learning and structured
-    prediction to no-regret online learning (2011), https://arxiv.org/abs/1011.0686.
-    Here training continues from the last weights, in place of a new fit each round.
+    prediction to no-regret online learning (2011), https://arxiv.org/abs/1011.0686,
+    in its version without a parameter, :math:`\beta_i = I(i = 0)`. Here training
+    continues from the last weights, in place of a new fit each round.
     """
 
     unit = "batches"

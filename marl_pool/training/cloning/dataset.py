@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env
@@ -237,9 +235,9 @@ class CloneDataset:
             "played": {"validation": len(validation), "train": len(train)},
             "mean_return": float(train.returns.mean()),
         }
-        # Keep good trajectories of the teacher, and all of the student.
+        # Drop the teacher's short trajectories, but none of the student's.
         if not number:
-            validation, train = self._good(validation), self._good(train)
+            validation, train = self._long(validation), self._long(train)
         # Drop duplicates, so that no trajectory is on both sides.
         validation = validation.without_duplicates()
         earlier = (validation, self.validation, self.train)
@@ -264,7 +262,6 @@ class CloneDataset:
     ) -> Trajectories:
         # From round 1 on, the student plays with a perturbation and the teacher labels.
         settings, by_student = self.settings, number > 0
-        beta = settings.beta**number
 
         def build(start: int, count: int) -> BehaviourPolicy:
             return BehaviourPolicy(
@@ -273,8 +270,6 @@ class CloneDataset:
                 self.rows,
                 student if by_student else None,
                 self.augmentation.at(start, PLAY) if by_student else None,
-                beta=beta,
-                noise=0.0 if by_student else settings.noise,
             )
 
         # Collect whole episodes, unless rounds have a number of steps.
@@ -284,28 +279,18 @@ class CloneDataset:
         # Continue the games of the last round.
         if name not in self._games:
             self._games[name] = build(first, episodes)
-        self._games[name].beta = beta
         return self._games[name].advance(settings.round_steps)
 
-    def _good(self, played: Trajectories) -> Trajectories:
-        """Keep trajectories with ``min_length`` steps and ``min_return``."""
-        settings = self.settings
-        # Drop short trajectories.
-        long = played.lengths >= settings.min_length
+    def _long(self, played: Trajectories) -> Trajectories:
+        """Keep trajectories with at least ``min_length`` steps."""
+        least = self.settings.min_length
+        long = played.lengths >= least
         if not long.any():
             raise InputError(
-                f"clone.min_length: none of {len(played)} trajectories has "
-                f"{settings.min_length} steps; the longest has {played.lengths.max()}"
+                f"clone.min_length: none of {len(played)} trajectories has {least} "
+                f"steps; the longest has {played.lengths.max()}"
             )
-        # Drop trajectories with a low return.
-        least = -torch.inf if settings.min_return is None else settings.min_return
-        good = long & (played.returns >= least)
-        if not good.any():
-            raise InputError(
-                f"clone.min_return: none of {int(long.sum())} trajectories returns "
-                f"{least}; the best returns {float(played.returns[long].max()):g}"
-            )
-        return played.keep(good)
+        return played.keep(long)
 
 
 def _flat(about: Mapping[str, Any]) -> dict[str, Any]:

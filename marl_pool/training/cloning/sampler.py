@@ -71,7 +71,7 @@ class Augmentation:
     perturbation: Options
     """``{"name": …, **options}``; ``none`` leaves tokens as they are."""
     settings: CloneSettings
-    """Bounds of the severity, noise and dropout of previous actions."""
+    """Bounds of the severity, and noise on previous actions."""
     seed: int = 0
 
     def at(self, turn: int, part: int = PERTURB) -> Perturbation | None:
@@ -108,26 +108,24 @@ class Augmentation:
     def perturb_prev_actions(
         self, actions: ActionSpec, prev_action: Tensor, turn: int
     ) -> Tensor:
-        """Add noise to previous actions ``(B, T, A)``, and zero some of them."""
+        """Add noise to previous actions ``(B, T, A)``."""
         noise = self.settings.prev_action_noise
-        dropout = self.settings.prev_action_dropout
-        if not (noise or dropout):
+        if not noise:
             return prev_action
         batch, steps, width = prev_action.shape
         # Derive the random numbers from the turn, so that a resumed run repeats them.
+        # A step has more of them than it uses: their count belongs to the stream.
         keys = self.keys(batch, turn, PREV_ACTION)
         numbers = uniform(keys, steps * (width + 2)).view(batch, steps, -1)
-        if actions.discrete:
-            # An episode's start, with all zeros, stays one.
-            present = prev_action.any(-1, keepdim=True)
-            other = (numbers[..., 0] * actions.n).long()
-            random = one_hot(other, actions.n).to(prev_action)
-            chosen = (numbers[..., 1:2] < noise) & present
-            prev_action = torch.where(chosen, random, prev_action)
-        else:
+        if not actions.discrete:
             gauss = torch.special.ndtri(numbers[..., :width]).to(prev_action)
-            prev_action = prev_action + noise * gauss
-        return prev_action.masked_fill(numbers[..., -1:] < dropout, 0.0)
+            return prev_action + noise * gauss
+        # An episode's start, with all zeros, stays one.
+        present = prev_action.any(-1, keepdim=True)
+        other = (numbers[..., 0] * actions.n).long()
+        random = one_hot(other, actions.n).to(prev_action)
+        chosen = (numbers[..., 1:2] < noise) & present
+        return torch.where(chosen, random, prev_action)
 
 
 def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) -> Tokens:

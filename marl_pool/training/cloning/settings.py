@@ -16,7 +16,6 @@ from marl_pool.utils.types import (
     PositiveFloat,
     PositiveInt,
     Probability,
-    UnitInterval,
 )
 
 
@@ -32,10 +31,6 @@ class CloneSettings:
     """Environments stepped together."""
     min_length: NonNegativeInt = 0
     """Minimum steps of a teacher's trajectory; shorter ones are discarded."""
-    min_return: float | None = None
-    """Minimum return of a teacher's trajectory, like ``min_length``; None: no limit."""
-    noise: UnitInterval = 0.0
-    """Probability of a random action while the teacher plays; labels stay its own."""
     rounds: NonNegativeInt = 0
     """DAgger rounds: the student plays, the teacher labels, and training continues."""
     round_episodes: PositiveInt = 16
@@ -46,11 +41,6 @@ class CloneSettings:
     games. None: whole episodes, new ones in each round."""
     rollout_env: dict[str, Any] = field(default_factory=dict)
     """Options of the environment to override while the student plays."""
-    beta: UnitInterval = 0.0
-    """The teacher takes ``beta ** round`` of the steps in a round.
-
-    Values near 1 harm a student that observes its previous action: that is then the
-    teacher's, and the student learns to repeat it."""
     first_round: PositiveInt = 2000
     """Batches before the first round in which the student plays."""
     round_every: PositiveInt = 500
@@ -81,7 +71,7 @@ class CloneSettings:
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch."""
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Literal["cosine", "constant"] = "cosine"
     """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: ``lr``."""
     grad_clip: PositiveFloat | None = 1.0
     """Maximum global norm of the gradient; None: no limit."""
@@ -93,8 +83,6 @@ class CloneSettings:
     """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
     the zeros at an episode's start. Discrete: probability of replacement by a random
     action, except at an episode's start, where there is no previous action."""
-    prev_action_dropout: UnitInterval = 0.0
-    """Probability that a previous action is zeroed, as at an episode's start."""
     iteration_batches: PositiveInt = 100
     """Batches of an iteration: one row of metrics, one validation."""
     validation_steps: PositiveInt = 4096
@@ -149,8 +137,7 @@ class CloneSettings:
         if self.decay == "constant":
             return self.lr
         left = 1 - min(batch / max(total - 1, 1), 1.0)
-        if self.decay == "cosine":
-            left = (1 - math.cos(math.pi * left)) / 2
+        left = (1 - math.cos(math.pi * left)) / 2
         return self.lr_end + (self.lr - self.lr_end) * left
 
 

@@ -148,7 +148,7 @@ def each_of(trajectories: Trajectories, *names: str):
 @pytest.mark.parametrize("student", [None, sensory(seed=3)])
 def test_labels_are_the_teachers_own_answers_in_every_state(student):
     teacher = sensory(seed=7)
-    played, _ = collected(teacher, CARTPOLE, student=student, noise=0.3)
+    played, _ = collected(teacher, CARTPOLE, student=student)
     parts = each_of(played, "features", "prev_action", "label")
     for features, before, label in parts:
         memory = teacher.initial_memory(1, 5)
@@ -180,26 +180,6 @@ def test_features_are_what_the_env_shows_and_not_what_the_student_sees():
             if t + 1 < len(before):
                 scaled = student.scale(before[t + 1]).view(1, 1, 1)
                 env.step({"agent": scaled})
-
-
-def test_a_student_with_beta_1_only_watches():
-    teacher = sensory(seed=7)
-    alone, _ = collected(teacher, CARTPOLE)
-    watched, _ = collected(teacher, CARTPOLE, student=sensory(seed=3), beta=1.0)
-    played, _ = collected(teacher, CARTPOLE, student=sensory(seed=3), beta=0.0)
-    assert watched.digests == alone.digests
-    assert set(played.digests).isdisjoint(alone.digests)
-
-
-def test_noise_is_the_share_of_random_actions():
-    env = {"name": f"{__name__}:Walk", "max_steps": 200}
-    calm, _ = collected(Left(), env, episodes=4)
-    wild, _ = collected(Left(), env, episodes=4, noise=0.4)
-    assert (calm.steps["label"] == 0).all()
-    assert (wild.steps["label"] == 0).all()
-    # A random choice of two is the other one half of the time.
-    share = (wild.steps["prev_action"] == 1).float().mean()
-    assert 0.14 < share < 0.26
 
 
 class Walk(FoxAndHens):
@@ -238,6 +218,12 @@ class Left(Policy):
         none = torch.zeros(tokens.batch_shape)
         logits = torch.zeros(*tokens.batch_shape, 2)
         return Decision(none.long(), none, none, logits, state)
+
+
+def wanderer() -> Policy:
+    """It takes both choices at random."""
+    torch.manual_seed(0)
+    return RandomPolicy(spaces.Discrete(2))
 
 
 def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys):
@@ -357,7 +343,7 @@ def with_targets(teacher: Policy) -> TeacherWithTargets:
     ],
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
-    played, rows = collected(teacher, env, noise=0.5)
+    played, rows = collected(teacher, env)
     before = Round(played, played.without_duplicates(), {"a": [1]})
     save_round(tmp_path / "r", before, rows)
     other = None
@@ -457,8 +443,8 @@ def test_validation_takes_steps_evenly_spread():
 @pytest.mark.parametrize("whole", [False, True])
 def test_validation_leaves_previous_actions_alone_and_repeats_itself(whole: bool):
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    noise = {"prev_action_noise": 0.5, "prev_action_dropout": 0.5}
-    batches = sampler(played, whole=whole, perturbation={"name": "occlude"}, **noise)
+    occlude = {"name": "occlude"}
+    batches = sampler(played, whole=whole, perturbation=occlude, prev_action_noise=0.5)
     first, again = (list(batches.all(10**6)) for _ in range(2))
     before = torch.cat([batch.prev_action[batch.valid] for batch in first])
     assert torch.equal(before, played.steps["prev_action"])
@@ -533,7 +519,7 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
 
 
 def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
-    played, rows = collected(Left(), BYTES, noise=0.5)
+    played, rows = collected(Left(), BYTES, student=wanderer())
     batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
     first, later = batch.prev_action[:, 0], batch.prev_action[:, 1:]
     assert (first == 0).all()
@@ -553,7 +539,7 @@ def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
     ],
 )
 def test_rows_are_perturbed_as_their_bytes_are(perturbation):
-    played, rows = collected(Left(), BYTES, noise=0.5)
+    played, rows = collected(Left(), BYTES, student=wanderer())
     batches = sampler(played, rows, whole=True, perturbation=perturbation)
     batch = batches.select(torch.arange(3), 4)
     table = rows.table()
@@ -591,7 +577,7 @@ def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
     assert not torch.equal(first, later)
 
 
-def test_previous_actions_are_blurred_and_dropped():
+def test_previous_actions_are_blurred():
     box = ActionSpec.of(FORCE)
     before = torch.full((200, 5, 1), 0.3)
     noisy = augmentation(prev_action_noise=0.1).perturb_prev_actions(box, before, 0)
@@ -604,19 +590,14 @@ def test_previous_actions_are_blurred_and_dropped():
     none = torch.zeros(3, 5, 4)  # an episode's start stays one
     certain = augmentation(prev_action_noise=1.0)
     assert (certain.perturb_prev_actions(choice, none, 0) == 0).all()
-    gone = augmentation(prev_action_dropout=0.25).perturb_prev_actions(choice, taken, 0)
-    assert abs(float((gone.sum(-1) == 0).float().mean()) - 0.25) < 0.05
     assert augmentation().perturb_prev_actions(choice, taken, 0) is taken
 
 
-def test_a_noisy_choice_is_any_with_equal_probability_and_dropped_apart():
+def test_a_noisy_choice_is_any_with_equal_probability():
     choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
-    noisy = augmentation(prev_action_noise=0.4, prev_action_dropout=0.5)
-    changed = noisy.perturb_prev_actions(choice, taken, 0)
-    kept = changed[changed.sum(-1) == 1]
-    assert len(kept) == pytest.approx(5000, abs=250)  # five standard deviations
+    noisy = augmentation(prev_action_noise=0.4).perturb_prev_actions(choice, taken, 0)
     shares = torch.tensor([0.1, 0.7, 0.1, 0.1])
-    torch.testing.assert_close(kept.mean(0), shares, rtol=0, atol=0.025)
+    torch.testing.assert_close(noisy.mean((0, 1)), shares, rtol=0, atol=0.025)
 
 
 def test_noise_falls_on_an_absent_action_of_a_box_and_not_on_an_absent_choice():
@@ -890,7 +871,7 @@ def test_it_learns(tmp_path, teacher_folder):
         f"teacher={teacher_folder}",
         "clone.lr=0.02",
         "clone.lr_end=0.001",
-        "clone.decay=linear",
+        "clone.decay=cosine",
         "clone.grad_clip=1",
         "clone.iteration_batches=40",
         "total_batches=80",
@@ -1005,7 +986,6 @@ def test_one_of_several_groups_is_cloned(tmp_path):
     ("decay", "rates"),
     [
         ("constant", [0.1, 0.1, 0.1]),
-        ("linear", [0.1, 0.06, 0.02]),
         ("cosine", [0.1, 0.06, 0.02]),
     ],
 )
@@ -1069,7 +1049,6 @@ def test_a_bad_teacher_is_refused_in_one_line(
     ("overrides", "message"),
     [
         ("clone.min_length=99", "none of 3 trajectories has 99"),
-        ("clone.min_return=999", "clone.min_return: none of 3"),
         ("clone.soft=true", "the teacher heuristic has no log"),
         ("clone.margin_weighting=1", "clone.margin_weighting: expected null: the te"),
         ("clone.expected_regret=1", "clone.expected_regret: expected 0: the tea"),
