@@ -57,16 +57,12 @@ class ImageGeneration(ImageTask):
     """Side of an image, in pixels; see `resize`."""
     num_levels: Annotated[int, Field(ge=2, le=INTENSITIES)] = 256
     """Intensities; neighbouring ones are merged."""
-    conditional: bool = True
-    """Condition on the image's class."""
     width: Width = 256
     """Width of the embeddings."""
     units: PositiveInt = 256
     """Width of each pixel's memory."""
     iterations: PositiveInt = 5
-    """Iterations of each SWARM layer."""
-    num_layers: PositiveInt = 1
-    """Number of SWARM layers; the paper has one."""
+    """Iterations of the SWARM layer."""
 
     def __post_init__(self) -> None:
         validate_no_part("encoder", self.encoder, "generation")
@@ -83,11 +79,10 @@ class ImageGeneration(ImageTask):
         return SwarmTransformer(
             self.shape,
             self.num_levels,
-            num_classes=self.num_classes if self.conditional else 0,
+            num_classes=self.num_classes,
             width=self.width,
             units=self.units,
             iterations=self.iterations,
-            num_layers=self.num_layers,
             seed=seed,
         )
 
@@ -96,7 +91,7 @@ class ImageGeneration(ImageTask):
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
         pixels = batch["pixels"].long()
-        logits = network(pixels, batch["labels"] if self.conditional else None)
+        logits = network(pixels, batch["labels"])
         each = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
         bits = each.detach() / math.log(2)
         return LossAndMetrics(each.mean(), {self.metric: bits})
@@ -132,8 +127,7 @@ class ImageGeneration(ImageTask):
         assert isinstance(network, SwarmTransformer)
         rows = min(self.num_classes, 10)
         labels = torch.arange(rows).repeat_interleave(PER_CLASS)
-        given = labels if self.conditional else None
-        samples = network.sample(len(labels), given, generator)
+        samples = network.sample(labels, generator)
         path = folder / "samples.png"
         _draw(samples.unflatten(0, (rows, PER_CLASS)), self.num_levels, path)
         return [path]

@@ -1,6 +1,5 @@
 """SWARM transformer: an autoregressive image model without attention."""
 
-import itertools
 import math
 from typing import Annotated
 
@@ -23,10 +22,10 @@ Width = Annotated[
 class SwarmTransformer(nn.Module):
     """Map the pixels of an image to logits of the next ones.
 
-    ``x_i = E[pixel_{i-1}] + P(position_i) + K[channel_i] + C[class]`` passes through
-    causal SWARM layers with ReLU between them. The inputs are shifted by one, so no
-    logit depends on its own pixel or a later one; for the first pixel E is zero. Pixels
-    are in row-major order, a pixel's channels one after the other.
+    ``x_i = E[pixel_{i-1}] + P(position_i) + K[channel_i] + C[class]`` passes through a
+    causal SWARM layer. The inputs are shifted by one, so no logit depends on its own
+    pixel or a later one; for the first pixel E is zero. Pixels are in row-major order,
+    a pixel's channels one after the other.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.3.
     Positions are fixed sinusoids of row and column, as wide as the trainable embeddings
@@ -35,11 +34,10 @@ class SwarmTransformer(nn.Module):
     Args:
         shape: height, width and channels of the images.
         num_levels: number of intensities.
-        num_classes: number of classes; 0: images have no labels.
+        num_classes: number of classes.
         width: width of the embeddings, a multiple of 4.
         units: width of each pixel's memory.
-        iterations: iterations of each layer.
-        num_layers: number of layers; the paper has one.
+        iterations: iterations of the SWARM layer.
         seed: seed of the initial weights.
     """
 
@@ -48,11 +46,10 @@ class SwarmTransformer(nn.Module):
         shape: tuple[int, int, int],
         num_levels: int,
         *,
-        num_classes: int = 0,
+        num_classes: int,
         width: int = 256,
         units: int = 256,
         iterations: int = 5,
-        num_layers: int = 1,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -63,48 +60,38 @@ class SwarmTransformer(nn.Module):
         with seeded(seed, "embedding"):
             self.intensities = _embedding(num_levels, width)
             self.channels = _embedding(shape[2], width) if shape[2] > 1 else None
-            self.classes = _embedding(num_classes, width) if num_classes else None
-        # The last layer outputs a logit for each level of intensity.
-        widths = [width] * num_layers + [num_levels]
+            self.classes = _embedding(num_classes, width)
+        # The layer outputs a logit for each level of intensity.
         with seeded(seed, "layers"):
-            self.layers = nn.ModuleList(
-                SwarmLayer(dim_in, units, dim_out, iterations, "causal")
-                for dim_in, dim_out in itertools.pairwise(widths)
-            )
+            self.layer = SwarmLayer(width, units, num_levels, iterations, "causal")
         self.units, self.iterations = units, iterations
 
-    def forward(self, pixels: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Compute the logits of every pixel, ``(B, L, num_levels)``.
 
         Those at i depend only on ``pixels[:, :i]``.
 
         Args:
             pixels: ``(B, L)`` int64 in [0, num_levels), in row-major order.
-            labels: ``(B,)`` int64; None if the images have none.
+            labels: ``(B,)`` int64.
         """
         # Shift the pixels by one, so that no logit depends on its own pixel.
         previous = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
-        x = previous + self.known(labels)
-        for number, layer in enumerate(self.layers):
-            x = layer(x.relu() if number else x)
-        return x
+        logits: Tensor = self.layer(previous + self.known(labels))
+        return logits
 
     @torch.no_grad()
-    def sample(
-        self, count: int, labels: Tensor | None, generator: torch.Generator
-    ) -> Tensor:
+    def sample(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Sample images pixel by pixel, ``(B, H, W, C)`` int64 in [0, num_levels).
 
         All pixels have the same cost, because earlier ones are represented by running
         sums of hidden states (`SwarmLayer.step`).
 
         Args:
-            count: B, number of images.
-            labels: ``(B,)`` int64; None if the images have none.
+            labels: ``(B,)`` int64.
             generator: source of random numbers, on the network's device.
         """
-        known = self.known(labels).expand(count, -1, -1)
-        memory = self.empty_memory(count)
+        known, memory = self.known(labels), self.empty_memory(len(labels))
         pixels: list[Tensor] = []
         # Keep running sums instead of all earlier pixels.
         for place in range(known.shape[1]):
@@ -123,24 +110,17 @@ class SwarmTransformer(nn.Module):
         is updated in place.
         """
         x = known if last is None else known + self.intensities(last)
-        for number, (layer, sums) in enumerate(zip(self.layers, memory, strict=True)):
-            assert isinstance(layer, SwarmLayer)
-            x = layer.step(x.relu() if number else x, sums, place)
-        return x
+        return self.layer.step(x, memory, place)
 
     def empty_memory(self, count: int) -> Tensor:
-        """Return the initial sums, ``(layers, iterations - 1, B, units)``."""
-        size = (len(self.layers), self.iterations - 1, count, self.units)
-        return self.places.new_zeros(size)
+        """Return the initial sums, ``(iterations - 1, B, units)``."""
+        return self.places.new_zeros(self.iterations - 1, count, self.units)
 
-    def known(self, labels: Tensor | None) -> Tensor:
-        """Embed position, channel and class of all pixels, ``(1 or B, L, width)``."""
+    def known(self, labels: Tensor) -> Tensor:
+        """Embed position, channel and class of all pixels, ``(B, L, width)``."""
         x = self.places
         if self.channels is not None:
             x = x + self.channels.weight.repeat(len(x) // self.shape[2], 1)
-        if self.classes is None:
-            return x[None]
-        assert labels is not None
         return x + self.classes(labels)[:, None]
 
 

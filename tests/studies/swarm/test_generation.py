@@ -24,7 +24,6 @@ from marl_pool.utils.errors import InputError
 
 SHAPES = [(3, 3, 1), (2, 2, 3)]
 shapes = pytest.mark.parametrize("shape", SHAPES)
-layers = pytest.mark.parametrize("num_layers", [1, 2])
 
 
 def build(
@@ -40,12 +39,11 @@ def random_pixels(count: int, length: int, num_levels: int = 3) -> Tensor:
 
 
 @shapes
-@layers
 def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
-    shape: tuple[int, int, int], num_layers: int
+    shape: tuple[int, int, int],
 ) -> None:
     length = math.prod(shape)
-    network = build(shape, length, num_layers=num_layers)
+    network = build(shape, length)
     # Each pixel has a level of its own, so that the gradient of that level's
     # embedding is the gradient of that pixel.
     pixels, label = torch.arange(length)[None], torch.zeros(1, dtype=torch.int64)
@@ -59,12 +57,11 @@ def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
 
 
 @shapes
-@layers
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_running_sums_give_the_same_as_the_whole_image(
-    shape: tuple[int, int, int], num_layers: int, iterations: int
+    shape: tuple[int, int, int], iterations: int
 ) -> None:
-    network = build(shape, num_layers=num_layers, iterations=iterations)
+    network = build(shape, iterations=iterations)
     pixels = random_pixels(4, math.prod(shape))
     labels = torch.tensor([0, 1, 1, 0])
     expected = network(pixels, labels)
@@ -98,7 +95,7 @@ def test_samples_have_the_probabilities_of_the_network() -> None:
         log_probs = network(images, labels[:8]).log_softmax(-1)
         exact = log_probs.gather(2, images[..., None])[..., 0].sum(1).exp()
         assert exact.sum().item() == pytest.approx(1)
-        drawn = network.sample(4000, labels, generator)
+        drawn = network.sample(labels, generator)
         assert drawn.shape == (4000, 1, 3, 1)
         code = drawn.flatten(1) @ torch.tensor([4, 2, 1])
         seen = code.bincount(minlength=8)
@@ -107,14 +104,11 @@ def test_samples_have_the_probabilities_of_the_network() -> None:
         assert stats.chisquare(seen.numpy(), expected.numpy()).pvalue > 1e-3
 
 
-def test_a_class_changes_the_logits_where_there_are_classes() -> None:
+def test_a_class_changes_the_logits() -> None:
     pixels = random_pixels(2, 9)
     network = build((3, 3, 1))
     one, other = (network(pixels, torch.full((2,), label)) for label in range(2))
     assert not torch.allclose(one, other)
-    without = build((3, 3, 1), num_classes=0)
-    assert without(pixels).shape == (2, 9, 3)
-    assert without.classes is None
 
 
 def test_places_are_sinusoids_of_row_and_column() -> None:
@@ -189,7 +183,7 @@ def test_pixels_are_put_into_levels_along_the_scan_lines(
 def test_bits_of_a_network_that_knows_nothing(data: Images, tmp_path: Path) -> None:
     made = prepared(tmp_path)
     network = made.make_network(0)
-    for parameter in network.layers[-1].output.parameters():
+    for parameter in network.layer.output.parameters():
         torch.nn.init.zeros_(parameter)
     batch = made.batch("test", torch.arange(20))
     outcome = made.evaluate(network, batch, torch.Generator())
@@ -211,9 +205,8 @@ def test_baselines_by_hand(data: Images, tmp_path: Path) -> None:
     assert found["equal probabilities"].tolist() == [2.0] * 20
 
 
-@pytest.mark.parametrize("conditional", [True, False])
-def test_it_learns_and_draws(data: Images, tmp_path: Path, conditional: bool) -> None:
-    made = prepared(tmp_path, conditional=conditional)
+def test_it_learns_and_draws(data: Images, tmp_path: Path) -> None:
+    made = prepared(tmp_path)
     network = made.make_network(0)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     batch = made.batch("train", torch.arange(50))
@@ -228,7 +221,7 @@ def test_it_learns_and_draws(data: Images, tmp_path: Path, conditional: bool) ->
     (file,) = made.finish(network.eval(), tmp_path, generator)
     # Half of each sample is dark.
     assert share_of("black", read_picture(file)) > 0.1
-    drawn = network.sample(12, torch.arange(12) % 3 if conditional else None, generator)
+    drawn = network.sample(torch.arange(12) % 3, generator)
     assert (drawn[:, :, :2] == 0).float().mean() > 0.9
 
 
