@@ -121,7 +121,7 @@ def _settings(
         )
     folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
-    config, _ = compose_only("evaluate", [f"suite={named}"], folder)
+    config = compose_only("evaluate", [f"suite={named}"], folder)
     # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:

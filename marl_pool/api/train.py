@@ -64,7 +64,7 @@ def train(
     check_argument("config_dir", config_dir, str | Path | None)
     with explain_missing_modules():
         texts = [*overrides, *as_overrides(options)]
-        config, _ = compose_run("train", texts, config_dir)
+        config = compose_run("train", texts, config_dir)
         with new_run("train", config, run_dir) as run:
             from marl_pool.evaluation.loading import computing
 
@@ -75,8 +75,8 @@ def train(
 
 def compose_run(
     verb: str, overrides: Sequence[str], config_dir: str | Path | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compose and check one configuration; return also each group's chosen option.
+) -> dict[str, Any]:
+    """Compose and check one configuration.
 
     Raises:
         InputError: the configuration is wrong, or a grid of many runs.
@@ -85,11 +85,11 @@ def compose_run(
     from marl_pool.config.sections import typed
 
     # A preset may turn out to be a grid.
-    composed, chosen = compose_only(verb, overrides, config_dir)
+    composed = compose_only(verb, overrides, config_dir)
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {typed(STUDIES[verb])}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
-    return check(verb, composed), chosen
+    return check(verb, composed)
 
 
 @contextmanager

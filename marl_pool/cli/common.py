@@ -21,12 +21,12 @@ def composed(
     verb: str, arguments: Namespace, overrides: list[str]
 ) -> dict[str, Any] | None:
     """Compose and check a configuration; with ``--cfg`` print it and return None."""
-    checked, chosen = compose_run(verb, overrides, arguments.config_dir)
+    checked = compose_run(verb, overrides, arguments.config_dir)
     if not arguments.cfg:
         return checked
     from marl_pool.config import commented
 
-    print(commented(verb, checked, chosen, arguments.config_dir), end="")
+    print(commented(verb, checked, arguments.config_dir), end="")
     return None
 
 

@@ -71,9 +71,9 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     # Print the study that the trials have in common.
     if arguments.cfg:
         study = STUDIES[verb]
-        whole, chosen = compose_only(study, plan.overrides, arguments.config_dir)
+        whole = compose_only(study, plan.overrides, arguments.config_dir)
         checked = check(study, {**whole, "grid": plan.grid})
-        print(commented(study, checked, chosen, arguments.config_dir), end="")
+        print(commented(study, checked, arguments.config_dir), end="")
         return 0
     # Choose a folder without an earlier sweep.
     first = plan.trials[0].config

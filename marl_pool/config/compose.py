@@ -65,20 +65,19 @@ def compose(
     Raises:
         InputError: bad syntax, an unknown option or key, a wrong type or range.
     """
-    return check(verb, compose_only(verb, overrides, config_dir)[0])
+    return check(verb, compose_only(verb, overrides, config_dir))
 
 
 def compose_only(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compose without the check; return also the chosen option of each group."""
-    composed, chosen = compose_unresolved(verb, overrides, config_dir)
-    return resolve(verb, composed), chosen
+) -> dict[str, Any]:
+    """Compose without the check."""
+    return resolve(verb, compose_unresolved(verb, overrides, config_dir))
 
 
 def compose_unresolved(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
-) -> tuple[DictConfig, dict[str, Any]]:
+) -> DictConfig:
     """Compose, and keep interpolations for `resolve`."""
     folder = _folder(config_dir)
     # Translate the overrides, so that Hydra accepts new keys and plug-ins.
@@ -88,20 +87,20 @@ def compose_unresolved(
     composed, chosen = _compose(verb, lines)
     # Choose the sizes that belong to task and scale.
     if SIZES not in VERBS[verb].presets:
-        return composed, chosen
+        return composed
     task, sizes = chosen.get("task"), chosen[SIZES]
     if sizes is None:
         # Hydra lets no choice follow from others if it makes choices of its own.
         option = f"{task}_{chosen['scale']}"
         # Follow task and scale if there is a file for them.
         if option in files_of(SIZES, folder):
-            composed, chosen = _compose(verb, [*lines, f"{SIZES}={option}"])
+            composed, _ = _compose(verb, [*lines, f"{SIZES}={option}"])
     elif task and sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
         raise InputError(
             f"{SIZES}: expected those of task={task}, got {sizes}; "
             "scale=tiny|cpu|paper chooses them"
         )
-    return composed, chosen
+    return composed
 
 
 def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""Print a composed configuration as YAML, each key under its comment.
-
-The comments are those of the chosen YAML files, and for other keys the docstrings'.
-"""
+"""Print a composed configuration as YAML, each key under its docstring's text."""
 
 import re
 import textwrap
@@ -14,77 +11,36 @@ from typing import Any
 import yaml
 
 from marl_pool.config.sections import (
-    CONFIGS,
     GROUPS,
     NONE,
     VERBS,
     AnySection,
     Group,
-    files_of,
     load,
     options_for,
-    with_bases,
 )
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import describe, meanings, options_of
 
-KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[\w/ ]+):")
-Notes = dict[str, list[str]]
-"""By dotted key: the comment lines above it."""
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 def commented(
-    verb: str,
-    config: Mapping[str, Any],
-    chosen: Mapping[str, str | None],
-    config_dir: Path | None = None,
+    verb: str, config: Mapping[str, Any], config_dir: Path | None = None
 ) -> str:
-    """Write a checked ``config`` as YAML with comments.
-
-    ``chosen`` has the option of each config group.
-    """
-    # Start with the comments of the verb's own files.
+    """Write a checked ``config`` as YAML with comments."""
     kind = VERBS[verb]
-    notes: Notes = {}
-    primary = {file.stem: file for file in CONFIGS.glob("*.yaml")}
-    for file, _ in with_bases(verb, primary):
-        _add(notes, comments(file))
-    # The comments of files precede those of docstrings.
+    notes = dict(explanations(kind.settings))
     for group in kind.config_groups:
         preset = group in kind.presets
         named = not preset and isinstance(kind.section(group), Group)
         plugin = " or package.module:Class" if named else ""
-        # Name the options of each group.
-        text = notes.pop(f"defaults.{group}", [])
+        # Name the options of each group, then explain those of its section.
         options = "|".join(options_for(verb, group, config_dir))
-        notes[group] = [*text, f"# {group}={options}{plugin}"]
-        # A preset's keys stand at the top; other files' in their section.
-        prefix = "" if preset else f"{group}."
-        for file, _ in with_bases(str(chosen.get(group)), files_of(group, config_dir)):
-            _add(notes, comments(file), prefix)
+        notes[group] = [*notes.get(group, ()), f"# {group}={options}{plugin}"]
         if not preset and config.get(group):
-            _add(notes, _explained(kind.section(group), config[group], prefix))
-    # Explain the top-level keys, and write all lines.
-    _add(notes, explanations(kind.settings))
+            notes |= dict(_explained(kind.section(group), config[group], f"{group}."))
     return "\n".join(_lines(config, notes)) + "\n"
-
-
-def comments(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each key of a YAML file, dotted, with the comment lines right above it."""
-    parents: list[tuple[int, str]] = []
-    above: list[str] = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if line.lstrip().startswith("#"):
-            above.append(line.strip())
-            continue
-        # A key belongs to the last one with a smaller indent.
-        if found := KEY.match(line):
-            depth = len(found["indent"])
-            parents = [parent for parent in parents if parent[0] < depth]
-            parents.append((depth, found["key"]))
-            yield ".".join(key for _, key in parents), above
-        above = []
 
 
 def explanations(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
@@ -119,15 +75,6 @@ def _explained(
     for part, group in section.parts.items():
         if config.get(part):
             yield from _explained(GROUPS[group], config[part], f"{prefix}{part}.")
-
-
-def _add(
-    notes: Notes, found: Iterator[tuple[str, list[str]]], prefix: str = ""
-) -> None:
-    """Add the comments of keys that have none yet."""
-    for key, lines in found:
-        if lines:
-            notes.setdefault(prefix + key, lines)
 
 
 def _comment(text: str) -> list[str]:

@@ -71,7 +71,7 @@ def plan_sweep(
     """
     # Separate the grid from the overrides of all trials.
     fixed, swept = _split(overrides)
-    composed, _ = compose_only(STUDIES[verb], fixed, config_dir)
+    composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
     # Reject keys that the sweep itself sets.
     for key in (*grid, *(parse(text).key_or_group for text in fixed)):
@@ -93,7 +93,7 @@ def plan_grid(
     # Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
     @cache
     def composition(*choices: str) -> DictConfig:
-        return compose_unresolved(study, [*fixed, *choices], config_dir)[0]
+        return compose_unresolved(study, [*fixed, *choices], config_dir)
 
     # Settings of the sweep itself apply to all trials.
     settings = check_settings(
