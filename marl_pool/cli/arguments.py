@@ -98,7 +98,6 @@ examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
   marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
   marl-pool clone experiment=pong_clone_remembering
-  marl-pool clone trajectories=runs/my-clone policy.hidden=[32] seed=1
 """
 FIT = """\
 {keys}

@@ -8,6 +8,7 @@ from typing import Any
 from marl_pool.envs import ENVS, make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import allowed, is_restricted, resolve
 from marl_pool.utils.options import Options
 
@@ -52,3 +53,21 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
             env.groups, env.max_steps, env.simulated, env.patch_grid
         )
     return _descriptions[key]
+
+
+def validate_env_change(
+    env_config: Mapping[str, Any], change: Mapping[str, Any], where: str
+) -> None:
+    """Reject changed options that are wrong, or that change tokens or actions.
+
+    Args:
+        env_config: ``{"name": …, **options}``.
+        change: options that differ for one purpose.
+        where: configuration key of the change, for messages.
+    """
+    try:
+        changed = describe_env({**env_config, **change}).groups
+        if changed != describe_env(env_config).groups:
+            raise InputError("expected options that change neither tokens nor actions")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

@@ -25,12 +25,12 @@ class Roles:
 
     Attributes:
         group: name of the cloned group.
-        teacher: labels the group's steps; None where trajectories are given.
+        teacher: labels the group's steps.
         others: policies of the other groups, by name.
     """
 
     group: str
-    teacher: Teacher | None
+    teacher: Teacher
     others: Mapping[str, Policy]
 
 
@@ -57,7 +57,6 @@ class BehaviourPolicy(SpecifiedPolicy):
         student: Policy | None = None,
         perturbation: Perturbation | None = None,
     ) -> None:
-        assert roles.teacher is not None
         group = env.groups[roles.group]
         super().__init__(group.tokens, group.action_space)
         self.to(env.device)

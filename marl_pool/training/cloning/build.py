@@ -43,30 +43,14 @@ def validate_config(config: CloneConfig) -> None:
             f"total_batches: expected more than {last}, where the last of "
             f"clone.rounds = {settings.rounds} begins, got {config.total_batches}"
         )
-    # New trajectories need a teacher.
-    if config.teacher is None and (config.trajectories is None or settings.rounds):
-        raise InputError(
-            "teacher: expected a teacher with trajectories=null or clone.rounds above "
-            "0, got null"
-        )
-    # Severities sample the strength of a perturbation, so there must be one.
-    if perturbation.name == "none" and settings.severities is not None:
-        raise InputError(
-            f"clone.severities: expected null without a perturbation, "
-            f"got {list(settings.severities)}"
-        )
+    if config.teacher is None:
+        raise InputError("teacher: expected a policy to clone, got null")
     validate_no_ramp(perturbation, "samples are learned from in any order")
     severity = perturbation.get("severity", 0.0)
     # A list is a range of severities; check its upper end.
     largest = severity[-1] if isinstance(severity, list) else severity
-    # The range of severities has one place in the configuration.
-    if isinstance(severity, list) and settings.severities is not None:
-        raise InputError(
-            "perturbation.severity: expected a number where clone.severities is given, "
-            f"got {severity}"
-        )
     # A severity of 1 would hide all tokens.
-    if perturbation.name == "occlude" and largest >= 1 and not settings.severities:
+    if perturbation.name == "occlude" and largest >= 1:
         raise InputError(
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
             f"got {largest:g}"
@@ -117,13 +101,11 @@ def build_roles(
         name: build_fixed(what, env_name, name, groups[name]).to(config.device)
         for name, what in fixed.items()
     }
-    # Trajectories of an earlier run need no teacher.
-    teacher = None
-    if config.teacher is not None:
-        try:
-            teacher = _teacher(config, config.teacher, group, groups[group], kept)
-        except InputError as error:
-            raise InputError(f"teacher: {error}") from error
+    assert config.teacher is not None
+    try:
+        teacher = _teacher(config, config.teacher, group, groups[group], kept)
+    except InputError as error:
+        raise InputError(f"teacher: {error}") from error
     return Roles(group, teacher, others)
 
 
@@ -137,7 +119,7 @@ def _teacher(
         # Import here: the console needs an extra.
         from marl_pool.envs.pong.teacher import ValueTableTeacher
 
-        return PrivilegedTeacher(ValueTableTeacher(), what)
+        return PrivilegedTeacher(ValueTableTeacher())
     policy: Policy
     if what == HEURISTIC or is_plug_in(what):
         policy = scripted_policy(what, env=env_name, role=name, group=group)
@@ -152,7 +134,7 @@ def _teacher(
             f"expected {HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder "
             f"of a policy or run, got {what!r}"
         )
-    return PolicyTeacher(policy.to(config.device).eval(), what)
+    return PolicyTeacher(policy.to(config.device).eval())
 
 
 def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
@@ -189,10 +171,9 @@ def make_auxiliary_head(
             f" which exposes no hidden layer, got {weight:g}"
         )
     if not targets:
-        source = config.teacher or config.trajectories
         raise InputError(
-            f"clone.auxiliary: expected 0, because {source} has no privileged targets, "
-            f"got {weight:g}"
+            f"clone.auxiliary: expected 0, because {config.teacher} has no privileged "
+            f"targets, got {weight:g}"
         )
     head = AuxiliaryHead(student.hidden_dim, len(targets), config.seed)
     return head.to(config.device)

@@ -25,7 +25,7 @@ from marl_pool.training.cloning.build import (
 )
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import NOTHING, Learner, Score
-from marl_pool.training.cloning.sampler import PLAY, Augmentation, Sampler
+from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.errors import StepError, writing
@@ -60,7 +60,7 @@ def clone(
 
     Raises:
         InputError: incompatible parts of the configuration, a teacher that cannot act
-            in the environment, or no trajectories.
+            in the environment, or no trajectories to learn from.
         StoppedError: the loss was not finite, or the disk is full; the last good
             checkpoint stays.
     """
@@ -97,7 +97,7 @@ class CloningMethod(TrainingMethod):
         saved = checkpoint and checkpoint / "policy"
         self.roles = build_roles(config, groups, run.path / TEACHER, saved)
         teacher, option = self.roles.teacher, settings.option_with_logits
-        if option and teacher is not None and not teacher.has_logits:
+        if option and not teacher.has_logits:
             raise InputError(f"{option}: the teacher {config.teacher} has no logits")
         # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
@@ -116,7 +116,7 @@ class CloningMethod(TrainingMethod):
         )
         folder = run.path / FOLDER
         self.dataset = CloneDataset(config, self.roles, folder, self.augmentation)
-        head = make_auxiliary_head(config, self.student, self.dataset.target_names)
+        head = make_auxiliary_head(config, self.student, teacher.target_names)
         self.learner = Learner(self.student, settings, head)
         # Count rounds, batches and samples; `restore` overwrites the counts.
         self.round = self.batch = self.iteration = self.samples = self.end = 0
@@ -241,7 +241,7 @@ class CloningMethod(TrainingMethod):
         rollout = Rollout(
             self.dataset.make_env(PLAY_ENV_IDS, count, student=True),
             {**self.roles.others, self.roles.group: self.student.eval()},
-            perturbation=self.augmentation.at(PLAY_ENV_IDS, PLAY),
+            perturbation=self.augmentation.build(),
         )
         returns = rollout.episodes().returns[self.roles.group]
         self.played, self.played_at = float(returns.mean()), self.iteration
@@ -296,9 +296,8 @@ class CloningMethod(TrainingMethod):
 
 def _absolute_folders(config: CloneConfig) -> dict[str, Any]:
     """Return folders as absolute paths, to resume a run from another directory."""
-    found: dict[str, Any] = {"fixed": with_absolute_folders(config.fixed)}
-    for key in ("teacher", "trajectories"):
-        given = getattr(config, key)
-        folder = given and Path(given).expanduser()
-        found[key] = str(folder.absolute()) if folder and folder.is_dir() else given
-    return found
+    teacher, fixed = config.teacher, with_absolute_folders(config.fixed)
+    folder = teacher and Path(teacher).expanduser()
+    if folder and folder.is_dir():
+        teacher = str(folder.absolute())
+    return {"fixed": fixed, "teacher": teacher}

@@ -1,20 +1,17 @@
 """Dataset of a cloning run: the trajectories of all rounds, collected or read."""
 
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.description import describe_env
-from marl_pool.policies.actions import ActionSpec
+from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.policies.agent import Agent
 from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
 from marl_pool.training.cloning.recorder import RowTable
-from marl_pool.training.cloning.sampler import PLAY, Augmentation
+from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.storage import (
     Round,
@@ -29,8 +26,6 @@ from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
 
 FOLDER = "trajectories"
-IGNORED_OPTIONS = ("threads",)
-"""Options of an environment that do not affect its dynamics."""
 
 
 def collect(
@@ -60,7 +55,6 @@ class CloneDataset:
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.
-        target_names: names of the privileged targets of each step; () without any.
         train: training trajectories of all rounds so far.
         validation: held-out trajectories of all rounds so far.
     """
@@ -74,54 +68,14 @@ class CloneDataset:
     ) -> None:
         self.config, self.settings, self.roles = config, config.clone, roles
         self.folder, self.augmentation = folder, augmentation
-        group, teacher = describe_env(config.env).groups[roles.group], roles.teacher
-        # Describe the data, so that trajectories of another task are not mixed in.
-        about = {
-            "group": roles.group,
-            "spec": group.tokens.to_json(),
-            "actions": ActionSpec.of(group.action_space).to_json(),
-            "env": config.env,
-            "teacher": teacher and teacher.identity,
-        }
-        # As it is read from a file, to be compared with that of other trajectories.
-        self.about: dict[str, Any] = json.loads(json.dumps(about))
+        group = describe_env(config.env).groups[roles.group]
         # Number the distinct rows of byte features: screens repeat them often.
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = RowTable(group.tokens.num_features) if bytes_ else None
         self.train: Trajectories | None = None
         self.validation: Trajectories | None = None
         self._games: dict[str, BehaviourPolicy] = {}
-        # Trajectories of an earlier run, if given, have targets of their own.
-        self._given = {path: read_about(path) for path in self._given_paths()}
-        self.target_names = () if teacher is None else teacher.target_names
-        if self._given:
-            self.target_names = _target_names(next(iter(self._given.values())))
-        self._validate_student_env()
-
-    def _given_paths(self) -> list[Path]:
-        """List the folders of an earlier run's rounds."""
-        if self.config.trajectories is None:
-            return []
-        path = Path(self.config.trajectories)
-        folder = path / FOLDER if (path / FOLDER).is_dir() else path
-        if not (found := sorted(folder.glob("round_*"))):
-            raise InputError(
-                "trajectories: expected the folder of a cloning run, or of its "
-                f"trajectories, got {path} without any"
-            )
-        return found
-
-    def _validate_student_env(self) -> None:
-        """Validate that ``rollout_env`` changes neither tokens nor actions."""
-        env, group = self.config.env, self.roles.group
-        try:
-            changed = describe_env({**env, **self.settings.rollout_env})
-            if changed.groups.get(group) != describe_env(env).groups[group]:
-                raise InputError(
-                    "expected options that change neither tokens nor actions"
-                )
-        except InputError as error:
-            raise InputError(f"clone.rollout_env: {error}") from error
+        validate_env_change(config.env, self.settings.rollout_env, "clone.rollout_env")
 
     def make_env(self, first: int, count: int, student: bool = False) -> BatchedEnv:
         """Make ``count`` environments, numbered from ``first`` on.
@@ -148,72 +102,18 @@ class CloneDataset:
                 before the run was resumed, so read what was saved.
 
         Raises:
-            InputError: trajectories of another environment or teacher, damaged
-                trajectories, or none that is long or good enough.
+            InputError: damaged trajectories, or none that is long enough.
         """
         path = round_path(self.folder, number)
-        if not number and self._given:
-            rounds = self._read_given()
         # Read the round of a resumed run, unless its student has changed since.
-        elif path.is_dir() and learned in (None, read_about(path).get("learned")):
-            rounds = [load_round(path, self.rows)]
+        if path.is_dir() and learned in (None, read_about(path).get("learned")):
+            new = load_round(path, self.rows)
         else:
-            rounds = [self._collect(number, student, learned or 0)]
-            save_round(path, rounds[0], self.rows)
+            new = self._collect(number, student, learned or 0)
+            save_round(path, new, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
-        self.train = join([self.train, *(part.train for part in rounds)])
-        self.validation = join([self.validation, *(part.validation for part in rounds)])
-
-    # Trajectories of an earlier run
-
-    def _read_given(self) -> list[Round]:
-        # Read the rounds; some losses need the teacher's logits.
-        self._validate_given()
-        path, option = self.config.trajectories, self.settings.option_with_logits
-        rounds = [load_round(each, self.rows) for each in self._given]
-        if option and any("logits" not in part.train.steps for part in rounds):
-            raise InputError(f"{option}: {path} holds no logits of the teacher")
-        count = sum(len(part.train) for part in rounds)
-        if not count or not any(len(part.validation) for part in rounds):
-            raise InputError(
-                f"trajectories: expected training and validation trajectories in {path}"
-                ", got none of one kind"
-            )
-        steps = sum(part.train.num_steps for part in rounds)
-        print(f"{path}: {count} trajectories, {steps:,} steps", file=sys.stderr)
-        return rounds
-
-    def _validate_given(self) -> None:
-        """Reject rounds of another environment, of two teachers or sets of targets."""
-        # The environment, group and spaces must be those of this run.
-        for path, about in self._given.items():
-            found = _flat(about)
-            for key, value in _flat(self.about).items():
-                if found.get(key) != value and (key, value) != ("teacher", None):
-                    raise InputError(
-                        f"trajectories: {path}: expected {key} = {value}, "
-                        f"got {found.get(key)}"
-                    )
-        teachers = {str(about.get("teacher")) for about in self._given.values()}
-        if len(teachers) > 1:
-            raise InputError(
-                "trajectories: expected rounds of one teacher in "
-                f"{self.config.trajectories}, got {', '.join(sorted(teachers))}"
-            )
-        # Later rounds have the targets of this run's own teacher.
-        weight, teacher = self.settings.auxiliary, self.roles.teacher
-        named = {str(path): _target_names(about) for path, about in self._given.items()}
-        if self.settings.rounds and teacher is not None:
-            named[teacher.identity] = teacher.target_names
-        for source, names in named.items():
-            if weight and names != self.target_names:
-                raise InputError(
-                    f"clone.auxiliary: expected 0, got {weight:g}: "
-                    f"expected the privileged targets {', '.join(self.target_names)}, "
-                    f"got {', '.join(names) or 'none'} from {source}"
-                )
-
-    # New trajectories
+        self.train = join([self.train, new.train])
+        self.validation = join([self.validation, new.validation])
 
     def _collect(self, number: int, student: Agent, learned: int) -> Round:
         settings = self.settings
@@ -227,10 +127,9 @@ class CloneDataset:
         train = play(first, episodes, "train")
         # Describe the round in the file that is saved with it.
         about = {
-            **self.about,
             "round": number,
             "learned": learned,
-            "privileged_targets": list(self.target_names),
+            "privileged_targets": list(self.roles.teacher.target_names),
             "rollout_env": settings.rollout_env if number else {},
             "played": {"validation": len(validation), "train": len(train)},
             "mean_return": float(train.returns.mean()),
@@ -269,7 +168,7 @@ class CloneDataset:
                 self.make_env(start, count, by_student),
                 self.rows,
                 student if by_student else None,
-                self.augmentation.at(start, PLAY) if by_student else None,
+                self.augmentation.build() if by_student else None,
             )
 
         # Collect whole episodes, unless rounds have a number of steps.
@@ -291,16 +190,3 @@ class CloneDataset:
                 f"steps; the longest has {played.lengths.max()}"
             )
         return played.keep(long)
-
-
-def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with the environment's options beside the other entries."""
-    options = about.get("env", {}).items()
-    return {
-        **{key: value for key, value in about.items() if key != "env"},
-        **{f"env.{k}": value for k, value in options if k not in IGNORED_OPTIONS},
-    }
-
-
-def _target_names(about: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(about.get("privileged_targets", ()))

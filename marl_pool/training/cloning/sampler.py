@@ -20,10 +20,8 @@ from marl_pool.training.cloning.trajectories import Trajectories
 from marl_pool.utils.options import Options
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
-ORDER, PREV_ACTION, SEVERITY, PERTURB, VALIDATE, PLAY = range(6)
+ORDER, PREV_ACTION, PERTURB, VALIDATE = 0, 1, 3, 4
 """Keys of the random streams of learning."""
-SEVERITIES = 8
-"""Maximum number of severities sampled for one batch, each for an equal part of it."""
 
 
 class SequenceBatch(NamedTuple):
@@ -71,19 +69,14 @@ class Augmentation:
     perturbation: Options
     """``{"name": …, **options}``; ``none`` leaves tokens as they are."""
     settings: CloneSettings
-    """Bounds of the severity, and noise on previous actions."""
+    """Noise on previous actions."""
     seed: int = 0
 
-    def at(self, turn: int, part: int = PERTURB) -> Perturbation | None:
-        """Build the perturbation with the severity sampled for ``turn``."""
+    def build(self) -> Perturbation | None:
+        """Build the perturbation."""
         if self.perturbation.name == "none":
             return None
-        severity = {}
-        if self.settings.severities is not None:
-            low, high = self.settings.severities
-            key = self.keys(1, turn, SEVERITY + (part << 4))
-            severity = {"severity": low + (high - low) * float(uniform(key, 1))}
-        return make_perturbation(specs=[self.spec], **{**self.perturbation, **severity})
+        return make_perturbation(specs=[self.spec], **self.perturbation)
 
     def keys(self, rows: int, turn: int, part: int) -> Tensor:
         """Return the keys of the random streams of a batch's rows."""
@@ -93,17 +86,18 @@ class Augmentation:
 
     def perturb(self, tokens: Tokens, turn: int, part: int = PERTURB) -> Tokens:
         """Perturb sequences ``(B, T, N, …)``, each with a random stream of its own."""
-        if self.perturbation.name == "none":
+        perturbation = self.build()
+        if perturbation is None:
             return tokens
-        keys = self.keys(len(tokens.types), turn, part)
-        count = 1 if self.settings.severities is None else min(SEVERITIES, len(keys))
-        # Give each part of the batch a severity of its own.
-        rows = torch.arange(len(keys)).chunk(count)
-        perturbed = [
-            _perturb(self.at(turn * SEVERITIES + i, part), tokens.at(own), keys[own])
-            for i, own in enumerate(rows)
-        ]
-        return Tokens(*(torch.cat(each) for each in zip(*perturbed, strict=True)))
+        # Perturb step by step, as in a rollout.
+        length = tokens.types.shape[1]
+        steps = [tokens.at((slice(None), slice(t, t + 1))) for t in range(length)]
+        state = perturbation.start(steps[0], self.keys(len(tokens.types), turn, part))
+        results = []
+        for step in steps:
+            perturbed, state = perturbation(step, state)
+            results.append(perturbed)
+        return Tokens(*(torch.cat(parts, 1) for parts in zip(*results, strict=True)))
 
     def perturb_prev_actions(
         self, actions: ActionSpec, prev_action: Tensor, turn: int
@@ -126,20 +120,6 @@ class Augmentation:
         random = one_hot(other, actions.n).to(prev_action)
         chosen = (numbers[..., 1:2] < noise) & present
         return torch.where(chosen, random, prev_action)
-
-
-def _perturb(perturbation: Perturbation | None, tokens: Tokens, keys: Tensor) -> Tokens:
-    """Perturb sequences step by step, as in a rollout."""
-    assert perturbation is not None
-    # Split along time, and carry the perturbation's state from step to step.
-    length = tokens.types.shape[1]
-    steps = [tokens.at((slice(None), slice(t, t + 1))) for t in range(length)]
-    state = perturbation.start(steps[0], keys)
-    results = []
-    for step in steps:
-        perturbed, state = perturbation(step, state)
-        results.append(perturbed)
-    return Tokens(*(torch.cat(parts, 1) for parts in zip(*results, strict=True)))
 
 
 def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -273,7 +253,7 @@ class Sampler:
 
     def _moves_only(self) -> bool:
         """True if the perturbation moves or hides tokens, but changes no features."""
-        made = self.augmentation.at(0)
+        made = self.augmentation.build()
         if type(made) is Shuffle:
             return made.scope == "token"
         return made is None or type(made) is Occlude

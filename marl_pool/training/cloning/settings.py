@@ -15,7 +15,6 @@ from marl_pool.utils.types import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Probability,
 )
 
 
@@ -77,8 +76,6 @@ class CloneSettings:
     """Maximum global norm of the gradient; None: no limit."""
     bfloat16: bool = False
     """Use torch's automatic mixed precision with bfloat16."""
-    severities: tuple[Probability, Probability] | None = None
-    """Bounds of a sampled severity of the perturbation; None: it is fixed."""
     prev_action_noise: NonNegativeFloat = 0.0
     """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
     the zeros at an episode's start. Discrete: probability of replacement by a random
@@ -107,11 +104,6 @@ class CloneSettings:
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "
                 f"{self.chunk_length} and clone.round_steps = {self.round_steps}, "
                 f"got {self.burn_in}"
-            )
-        if self.severities is not None and self.severities[0] > self.severities[1]:
-            raise InputError(
-                "clone.severities: expected the lower bound first, "
-                f"got {list(self.severities)}"
             )
         if self.lr_end > self.lr:
             raise InputError(
@@ -147,10 +139,7 @@ class CloneRunSettings(RunConfig):
 
     teacher: str | None = None
     """Teacher: the folder of a run or policy, heuristic, value_table (Pong only), or
-    package.module:Class of a policy. None: only with ``trajectories``."""
-    trajectories: str | None = None
-    """Folder of an earlier cloning run, or of its trajectories, to learn from in
-    place of new ones; None: the teacher plays."""
+    package.module:Class of a policy. It has to be given."""
     fixed: dict[str, str] | None = None
     """Group that is not cloned → heuristic, random, package.module:Class of a
     policy, or the folder of a policy or run. None: there is only one group."""

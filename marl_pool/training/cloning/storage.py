@@ -1,7 +1,7 @@
 """Trajectories on disk, a folder for each round: safetensors and JSON.
 
 The teacher plays in round 0, the student in later rounds. ``about.json`` describes the
-environment and the teacher, and ``manifest.json`` has the checksums.
+round, and ``manifest.json`` has the checksums.
 """
 
 import json

@@ -1,6 +1,5 @@
 """Teachers, which label the states of environments with actions."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,13 +33,11 @@ class Teacher(ABC):
     """Expert that labels the steps of one group, whichever policy acts.
 
     Attributes:
-        identity: identifier, equal for teachers that label alike.
         noise_size: uniform random numbers for one label.
         has_logits: True if labels have logits.
         target_names: names of the K privileged targets of a label; () without any.
     """
 
-    identity: str
     noise_size: int = 0
     has_logits: bool = False
     target_names: tuple[str, ...] = ()
@@ -66,17 +63,11 @@ class Teacher(ABC):
 class PolicyTeacher(Teacher):
     """Teacher that labels with the most likely action of a policy in eval mode."""
 
-    def __init__(self, policy: Policy, name: str) -> None:
-        self.policy, self.identity = policy, name
-        self.noise_size = policy.noise_size
-        if isinstance(policy, SpecifiedPolicy):
-            self.has_logits = policy.actions.discrete
-            # The weights in a folder may change, so its name does not identify them.
-            digest = hashlib.sha256()
-            for key, part in policy.state_dict().items():
-                digest.update(key.encode())
-                digest.update(part.cpu().contiguous().numpy())
-            self.identity = digest.hexdigest()
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.noise_size = policy, policy.noise_size
+        self.has_logits = (
+            isinstance(policy, SpecifiedPolicy) and policy.actions.discrete
+        )
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
@@ -104,8 +95,8 @@ class PrivilegedTeacher(Teacher):
 
     has_logits = True
 
-    def __init__(self, source: "ValueTableTeacher", identity: str) -> None:
-        self.source, self.identity = source, identity
+    def __init__(self, source: "ValueTableTeacher") -> None:
+        self.source = source
         self.target_names = source.target_names
 
     @override

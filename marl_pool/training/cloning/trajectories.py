@@ -78,15 +78,10 @@ class Trajectories:
 
 
 def join(given: Iterable[Trajectories | None]) -> Trajectories:
-    """Concatenate trajectories; parts of a step that some lack are dropped."""
+    """Concatenate trajectories of one teacher."""
     parts = [part for part in given if part is not None]
-    names = set.intersection(*(set(part.steps) for part in parts))
     return Trajectories(
-        {
-            name: torch.cat([part.steps[name] for part in parts])
-            for name in STEP_PARTS
-            if name in names
-        },
+        {name: torch.cat([p.steps[name] for p in parts]) for name in parts[0].steps},
         tuple(digest for part in parts for digest in part.digests),
         *(torch.cat([getattr(p, name) for p in parts]) for name in PER_TRAJECTORY),
     )

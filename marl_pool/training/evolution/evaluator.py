@@ -100,26 +100,6 @@ class Evaluator:
             for column in range(0, episodes, columns):
                 yield Chunk(slice(row, row + rows), slice(column, column + columns))
 
-    def check(self, env: Mapping[str, Any], where: str) -> None:
-        """Reject environment options that are wrong, or do not fit the agent.
-
-        Args:
-            env: ``{"name": …, **options}`` of the environment.
-            where: configuration key of the options, for messages.
-        """
-        try:
-            groups = self._build_env(1, env).groups
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
-        if list(groups) != [self.group]:
-            raise InputError(
-                f"{where}: expected the only group {self.group}, got "
-                f"{', '.join(groups)}"
-            )
-        group = groups[self.group]
-        if misfit := self.agent.mismatch(group.tokens, group.action_space):
-            raise InputError(f"{where}: the policy does not fit the env: {misfit}")
-
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Run the episodes of a task for every member.
 

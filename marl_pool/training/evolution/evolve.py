@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.envs.description import validate_env_change
 from marl_pool.policies.population import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Best, Run, iteration_of
@@ -70,7 +71,7 @@ class EvolutionMethod(TrainingMethod):
         self.evaluator = Evaluator(config)
         self.fitness_env = {**config.env, **config.fitness_env}
         if config.fitness_env:
-            self.evaluator.check(self.fitness_env, "fitness_env")
+            validate_env_change(config.env, config.fitness_env, "fitness_env")
         # A resumed run needs no start, and the folder of it may be gone.
         init = config.init if checkpoint is None else OWN
         start = start_vector(init, self.evaluator.agent, config.plugins)

@@ -108,9 +108,8 @@ def test_sticky_presses_are_part_of_the_values() -> None:
 def test_logits_say_how_much_depends_on_the_action() -> None:
     env = Pong(3, sticky_actions=0.25, actions="moves", threads=1)
     env.reset()
-    teacher = PrivilegedTeacher(ValueTableTeacher(), "value_table")
+    teacher = PrivilegedTeacher(ValueTableTeacher())
     assert teacher.has_logits
-    assert teacher.identity == "value_table"
     ranges = []
     for _ in range(90):
         answer = teacher.label(env, env.observe()["agent"], (), None)
@@ -140,7 +139,7 @@ def test_privileged_targets_are_scaled_and_nan_where_unknown() -> None:
 def test_the_teachers_targets_are_those_of_the_games() -> None:
     env = Pong(2, actions="moves", threads=1)
     env.reset()
-    teacher = PrivilegedTeacher(ValueTableTeacher(), "teacher")
+    teacher = PrivilegedTeacher(ValueTableTeacher())
     assert teacher.target_names == TARGET_NAMES
     for _ in range(40):
         answer = teacher.label(env, env.observe()["agent"], (), None)

@@ -737,11 +737,11 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["env=simple_tag", "fitness_env={prey: learned}"],
-            "fitness_env: expected the only group predator, got predator, prey",
+            "fitness_env: expected options that change neither tokens nor actions",
         ),
         (
             ["fitness_env={num_frames: 2}"],
-            "fitness_env: the policy does not fit the env: expected num_features =",
+            "fitness_env: expected options that change neither tokens nor actions",
         ),
         (
             ["env=simple_tag", "env.prey=learned"],
