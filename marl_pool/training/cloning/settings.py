@@ -69,9 +69,7 @@ class CloneSettings:
     lr: PositiveFloat = 1e-3
     """Learning rate of Adam at the start."""
     lr_end: NonNegativeFloat = 1e-5
-    """Learning rate of the last batch."""
-    decay: Literal["cosine", "constant"] = "cosine"
-    """Schedule of the learning rate from ``lr`` to ``lr_end``; constant: ``lr``."""
+    """Learning rate of the last batch, to which it falls along a cosine."""
     grad_clip: PositiveFloat | None = 1.0
     """Maximum global norm of the gradient; None: no limit."""
     bfloat16: bool = False
@@ -126,8 +124,6 @@ class CloneSettings:
 
     def lr_at(self, batch: int, total: int) -> float:
         """Return the learning rate of a batch, by its number out of ``total``."""
-        if self.decay == "constant":
-            return self.lr
         left = 1 - min(batch / max(total - 1, 1), 1.0)
         left = (1 - math.cos(math.pi * left)) / 2
         return self.lr_end + (self.lr - self.lr_end) * left
