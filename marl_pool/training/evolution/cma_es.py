@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_pool.training.evolution.strategy import PopulationSize, State, Strategy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, Probability
+from marl_pool.utils.types import PositiveFloat
 
 FULL_UP_TO = 3000
 """Largest number of parameters for which ``diagonal="auto"`` learns a full covariance.
@@ -48,14 +48,10 @@ class CMAES(Strategy):
         start: ``(n,)``, the initial mean.
         population: P, vectors in a generation, at least 2.
         sigma0: initial step size, a standard deviation.
-        sigma_floor: smallest step size; with a noisy fitness the search would otherwise
-            converge too early.
         diagonal: learn only the diagonal of the covariance; auto: for more than 3000
             parameters.
         mean_lr: learning rate of the mean (``CMA_cmean``), in (0, 1]; below 1 for a
             noisy fitness.
-        mean_decay: fraction of the mean subtracted in each generation, in [0, 1):
-            weight decay.
         seed: random seed of the run.
 
     Raises:
@@ -68,17 +64,14 @@ class CMAES(Strategy):
         *,
         population: PopulationSize = 256,
         sigma0: PositiveFloat = 0.1,
-        sigma_floor: NonNegativeFloat = 0.0,
         diagonal: Literal["auto"] | bool = "auto",
         mean_lr: Annotated[float, Field(gt=0, le=1)] = 1.0,
-        mean_decay: Probability = 0.0,
         seed: int = 0,
     ) -> None:
         import cma
         from cma.sigma_adaptation import CMAAdaptSigmaTPA
 
         super().__init__(start, population=population, seed=seed)
-        self.sigma_floor, self.mean_decay = sigma_floor, mean_decay
         self.diagonal = self.size > FULL_UP_TO if diagonal == "auto" else diagonal
         self._generation = self._sampled = 0
         options = {
@@ -112,8 +105,6 @@ class CMAES(Strategy):
     def tell(self, vectors: Tensor, fitness: Tensor) -> None:
         # The package minimizes.
         self.search.tell(list(vectors.numpy()), (-fitness).tolist())
-        self.search.sigma = max(self.search.sigma, self.sigma_floor)
-        self.search.mean *= 1 - self.mean_decay
 
     @property
     @override

@@ -44,8 +44,6 @@ class PGPE(Strategy):
         std_lr: learning rate of the parameters' standard deviations; 0 keeps them.
         std_decay: decay of the standard deviations, by the formula of ``lr_decay``.
         std_floor: smallest standard deviation.
-        mean_decay: fraction of the mean subtracted in each generation, in [0, 1):
-            weight decay.
         seed: random seed of the run.
 
     Raises:
@@ -64,7 +62,6 @@ class PGPE(Strategy):
         std_lr: NonNegativeFloat = 0.0,
         std_decay: NonNegativeFloat = 0.0,
         std_floor: NonNegativeFloat = 0.0,
-        mean_decay: Probability = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(start, population=population, seed=seed)
@@ -75,7 +72,6 @@ class PGPE(Strategy):
             )
         self.lr, self.lr_decay, self.momentum = lr, lr_decay, momentum
         self.std_lr, self.std_decay, self.std_floor = std_lr, std_decay, std_floor
-        self.mean_decay = mean_decay
         # Mean and standard deviation of the search distribution.
         self.mean = start.detach().double().clone()
         self.std = torch.full_like(self.mean, std)
@@ -126,14 +122,14 @@ class PGPE(Strategy):
         self.count = int(state["count"])
 
     def _move(self, gradient: Tensor) -> None:
-        """Take one step of Adam along the gradient, and decay the mean."""
+        """Take one step of Adam along the gradient."""
         lr = self.lr / (1 + self.lr_decay * self.count)
         self.count += 1
         self.slope = self.slope.lerp(gradient, 1 - self.momentum)
         self.squares = self.squares.lerp(gradient.square(), 1 - BETA)
         slope = self.slope / (1 - self.momentum**self.count)
         size = (self.squares / (1 - BETA**self.count)).sqrt() + EPSILON
-        self.mean = (self.mean + lr * slope / size) * (1 - self.mean_decay)
+        self.mean = self.mean + lr * slope / size
 
 
 def centered_ranks(fitness: Tensor) -> Tensor:

@@ -187,19 +187,6 @@ def test_cma_learns_the_diagonal_only_of_many_parameters(monkeypatch):
     assert not CMAES(torch.zeros(11), population=4, diagonal=False).diagonal
 
 
-def test_cma_keeps_its_floor_and_decays_its_mean():
-    start = torch.full((4,), 0.5)
-    plain, floored, decayed = (
-        CMAES(start, population=8, sigma0=0.01, **options)
-        for options in ({}, {"sigma_floor": 0.5}, {"mean_decay": 0.25})
-    )
-    for strategy in (plain, floored, decayed):
-        search(strategy, 1, 1)
-    assert plain.step_size < 0.5
-    assert floored.step_size == 0.5
-    torch.testing.assert_close(decayed.favourite, 0.75 * plain.favourite)
-
-
 def test_cma_moves_its_mean_by_the_learning_rate():
     start = torch.full((4,), 0.5)
     whole, part = (CMAES(start, population=8, mean_lr=rate) for rate in (1.0, 0.25))
