@@ -24,7 +24,7 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import REASON, TRIAL, TrialSettings, run_trial
+from marl_pool.training.sweep.trial import REASON, TRIAL, run_trial
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -69,20 +69,29 @@ def run_trials(
         KeyboardInterrupt: after the first Ctrl-C, once the running trials have finished
             their iteration and saved a checkpoint; at once after a second one.
     """
-    # Describe each trial by a text that Tune passes to its process. Trials stop when
-    # the file `stop` exists, on whatever machine they run.
+    # Trials stop when the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    by_text = {
-        TrialSettings(
-            path=str(root / sweep.run_path(trial).relative_to(sweep.path)),
-            verb=sweep.verb,
-            config=trial.config,
-            stop=str(stop),
-        ).to_text(): trial
-        for trial in trials
-    }
-    monitor = _TrialMonitor(sweep, by_text, table, on_end, stop)
+    by_name = {trial.name: trial for trial in trials}
+    monitor = _TrialMonitor(sweep, by_name, table, on_end, stop)
+    # Tune passes the parameters to each process, beside the name of its trial.
+    trainable = tune.with_parameters(
+        run_trial,
+        folder=root / "trials",
+        verb=sweep.verb,
+        configs={trial.name: trial.config for trial in trials},
+        stop=stop,
+    )
+
+    def placement(given: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+        config = JOBS[sweep.verb].config.from_plain(by_name[given[TRIAL]].config)
+        return tune.PlacementGroupFactory(
+            [
+                {kind: count for kind, count in bundle.items() if count}
+                for bundle in bundles(config, settings)
+            ]
+        )
+
     # Remove the leftovers of a killed sweep.
     _clear(stop, scratch)
     try:
@@ -90,10 +99,8 @@ def run_trials(
         # whose process died starts again, and resumes from its last checkpoint.
         with _environment(DRIVER_ENV), monitor.interrupt:
             tune.Tuner(
-                tune.with_resources(
-                    run_trial, lambda given: _placement(given, settings)
-                ),
-                param_space={TRIAL: tune.grid_search(list(by_text))},
+                tune.with_resources(trainable, placement),
+                param_space={TRIAL: tune.grid_search(list(by_name))},
                 tune_config=tune.TuneConfig(
                     max_concurrent_trials=concurrency,
                     trial_name_creator=lambda trial: trial.trial_id,
@@ -140,18 +147,6 @@ def bundles(
     ]
 
 
-def _placement(
-    given: Mapping[str, Any], settings: SweepSettings
-) -> tune.PlacementGroupFactory:
-    trial = TrialSettings.from_text(given[TRIAL])
-    return tune.PlacementGroupFactory(
-        [
-            {kind: count for kind, count in bundle.items() if count}
-            for bundle in bundles(trial.typed_config, settings)
-        ]
-    )
-
-
 @dataclass(eq=False)
 class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
@@ -160,7 +155,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     """
 
     sweep: Sweep
-    by_text: Mapping[str, Trial]
+    by_name: Mapping[str, Trial]
     table: TrialTable
     on_end: Callable[[], None]
     stop: Path
@@ -215,7 +210,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             self.table.advance(
                 {
                     trial.name: self.job.logged(self.sweep.run(trial))
-                    for trial in self.by_text.values()
+                    for trial in self.by_name.values()
                     if trial.name in running
                 }
             )
@@ -238,7 +233,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _trial_of(self, trial: Any) -> Trial:
-        return self.by_text[trial.config[TRIAL]]
+        return self.by_name[trial.config[TRIAL]]
 
 
 def saved(job: Job, run: Run | None) -> int:

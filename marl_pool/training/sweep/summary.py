@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from marl_pool.sweeps import Grid, Trial
 from marl_pool.training.jobs import Job
+from marl_pool.training.supervised.cost import duration
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
@@ -60,16 +61,9 @@ def duration_of(seconds: Sequence[float], unknown: int, concurrency: int) -> str
     longest = max([*seconds, sum(seconds) / concurrency])
     missing = f", without {unknown} runs that could not be timed" if unknown else ""
     return (
-        f"about {hours(longest)} with {concurrency} at a time{missing} (estimated from "
-        "a short part of each kind of run, alone on the machine)"
+        f"about {duration(longest)} with {concurrency} at a time{missing} (estimated "
+        "from a short part of each kind of run, alone on the machine)"
     )
-
-
-def hours(seconds: float) -> str:
-    """Format seconds in minutes or hours."""
-    if seconds < 5400:
-        return f"{max(math.ceil(seconds / 60), 1)} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> float:

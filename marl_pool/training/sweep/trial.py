@@ -1,11 +1,11 @@
 """One trial, in a process of Ray Tune."""
 
 import contextlib
-import json
 import shutil
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from ray import tune
 
@@ -14,60 +14,44 @@ from marl_pool.training.jobs import JOBS
 from marl_pool.utils.errors import InputError
 
 TRIAL = "trial"
-"""Key of `TrialSettings` in Tune's configuration; a text, since Tune interprets some
-mappings."""
+"""Key of a trial's name in Tune's configuration."""
 REASON = "reason"
 """Key of a trial's result: the reason of its failure, or an empty text."""
 
 
-class TrialSettings(NamedTuple):
-    """Task of the process of a trial.
-
-    Attributes:
-        path: folder of the run.
-        verb: train or fit.
-        config: configuration of the run, as plain data.
-        stop: path of a file whose existence ends training.
-    """
-
-    path: str
-    verb: str
-    config: dict[str, Any]
-    stop: str
-
-    def to_text(self) -> str:
-        """Format as JSON."""
-        return json.dumps(self)
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Parse the text of `to_text`."""
-        return cls(*json.loads(text))
-
-    @property
-    def typed_config(self) -> Any:
-        """Return the configuration as the dataclass of the verb."""
-        return JOBS[self.verb].config.from_plain(self.config)
-
-
-def run_trial(given: dict[str, Any]) -> None:
-    """Start or resume the run of the `TrialSettings` in ``given``, and report its end.
+def run_trial(
+    given: dict[str, Any],
+    *,
+    folder: Path,
+    verb: str,
+    configs: Mapping[str, dict[str, Any]],
+    stop: Path,
+) -> None:
+    """Start or resume the run of a trial, and report its end.
 
     An exception is reported, not raised, because Tune would restart the trial. Only a
     trial whose process died is restarted; it resumes from its last checkpoint.
+
+    Args:
+        given: Tune's configuration, with the trial's name as `TRIAL`.
+        folder: folder of all runs.
+        verb: train or fit.
+        configs: configuration of each trial by name, as plain data.
+        stop: file whose existence ends training.
     """
-    tune.report({REASON: _train(TrialSettings.from_text(given[TRIAL]))})
+    name = given[TRIAL]
+    tune.report({REASON: _train(folder / name, configs[name], verb, stop)})
 
 
-def _train(trial: TrialSettings) -> str:
+def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
     """Train the run of a trial; return the reason of a failure, or an empty text."""
     # Open the run, or create it if the trial starts for the first time.
     try:
-        run = _open_or_create(Path(trial.path), trial.config, trial.verb)
+        run = _open_or_create(path, config, verb)
         with run.lock(), contextlib.closing(run):
             try:
                 function = JOBS[run.verb].load()
-                function(run, trial.config, should_stop=Path(trial.stop).exists)
+                function(run, config, should_stop=stop.exists)
             except InputError:
                 raise
             except Exception as error:
