@@ -39,7 +39,6 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Place = Literal["corner", "focal", "mean"]
 ClassTokenInit = Literal["normal", "uniform"]
 
 
@@ -156,17 +155,14 @@ class ImageClassification(VisionOptions, ImageTask):
     ``scale=paper`` sets them.
 
     Raises:
-        InputError: a patch size that does not divide the image, a border wider than the
-            image, or a query that head or patches do not have.
+        InputError: a patch size that does not divide the image, or a border wider than
+            the image.
     """
 
     metric = "error"
 
     patch: PositiveInt = 4
     """Side of a patch, in pixels, a divisor of ``size``."""
-    query: Place | None = None
-    """Query of the head ``ada``: the patch in the upper left *corner*, the four in the
-    middle (*focal*), or the *mean* of all. None: ``pooling.query``."""
     crop_padding: NonNegativeInt = 0
     """Width of the border of zeros around a training image, in pixels, from which a
     window of the image's size is cut at random; 0: no crops."""
@@ -189,10 +185,6 @@ class ImageClassification(VisionOptions, ImageTask):
             kind: validate_part(kind, part, "images")
             for kind, part in (("encoder", self.encoder), ("pooling", self.pooling))
         }
-        # A query given by the task replaces that of the head.
-        if self.query is not None:
-            head = self.parts["pooling"]
-            self.parts["pooling"] = _asked_at(head, self.query, self.size // self.patch)
         self.normalization = NORMALIZATION[self.dataset] if self.normalize else None
 
     @override
@@ -250,25 +242,3 @@ def _scale_branch_ends(encoder: nn.Module, head: nn.Module) -> None:
     with torch.no_grad():
         for end in ends:
             end.weight /= math.sqrt(2 * len(encoder.layers))
-
-
-def _asked_at(head: Part, query: Place, side: int) -> Part:
-    """Set the query of the head ``ada`` to positions in a square of patches."""
-    if head["name"] != "ada":
-        raise InputError(
-            f"task.query: expected null with pooling={head['name']}, which has no "
-            f"query of patches, got {query}"
-        )
-    if query == "mean":
-        return {**head, "query": "mean"}
-    if query == "corner":
-        return {**head, "query": [0]}
-    if side % 2:
-        raise InputError(
-            f"task.query: expected corner or mean, because {side} x {side} patches "
-            "have no four in the middle, got focal"
-        )
-    # The focal query is the mean of the four patches in the middle.
-    low = side // 2 - 1
-    rows = (low, low + 1)
-    return {**head, "query": [row * side + column for row in rows for column in rows]}

@@ -224,18 +224,6 @@ def task_of(tmp_path: Path, *overrides: str):
     return task
 
 
-def test_queries_stand_where_they_are_said_to(tmp_path):
-    def query(name: str, *more: str):
-        network = task_of(tmp_path, f"task.query={name}", *more).make_network(0)
-        return network.pooled.pooling.query
-
-    assert query("corner") == [0]
-    assert query("mean") == "mean"
-    # Of eight rows and columns of patches, the fourth and fifth.
-    assert query("focal") == [27, 28, 35, 36]
-    assert query("focal", "task.size=16") == [5, 6, 9, 10]
-
-
 def test_a_shuffled_image_is_classified_alike(tmp_path):
     task = task_of(tmp_path)
     network = task.make_network(0).double().eval()
@@ -308,8 +296,6 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.query=focal", "pooling=max"], "task.query: expected null with pooling"),
-        (["task.query=focal", "task.patch=32"], "task.query: expected corner or mean"),
         (["task.patch=5"], "task.patch: expected a divisor of task.size = 32, got 5"),
         (["task.num_samples=41"], "task.num_samples: expected at most 40"),
         (["pooling=none"], "pooling: expected one with task=images, got none"),

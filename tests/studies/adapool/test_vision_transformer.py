@@ -255,9 +255,9 @@ def of_paper(*overrides: str) -> VisionTransformer:
         (["pooling=avg"], 18_968_170),
         (["pooling=max"], 18_968_170),
         (["pooling=cls"], 18_968_682),
-        (["pooling=ada", "task.query=corner"], 20_016_746),
-        (["pooling=ada", "task.query=focal"], 20_016_746),
-        (["pooling=ada", "task.query=mean"], 20_016_746),
+        (["pooling=ada", "pooling.query=[0]"], 20_016_746),
+        (["pooling=ada", "pooling.query=[27,28,35,36]"], 20_016_746),
+        (["pooling=ada", "pooling.query=mean"], 20_016_746),
     ],
 )
 def test_the_paper_has_as_many_parameters(head, parameters):
@@ -268,7 +268,7 @@ def test_the_paper_has_as_many_parameters(head, parameters):
 
 def test_initial_weights_are_the_papers():
     small = ["encoder.dim=256", "encoder.dim_ff=512"]
-    network = of_paper("pooling=ada", "task.query=mean", *small)
+    network = of_paper("pooling=ada", *small)
     ends = {"to_out.weight", "feedforward.2.weight"}
     for name, value in network.named_parameters():
         std = 0.02 / math.sqrt(12) if name.endswith(tuple(ends)) else 0.02
@@ -580,7 +580,7 @@ def test_only_a_network_that_learns_is_shown_crops_and_flips(cifar):
 def test_a_resumed_run_goes_on_with_the_same_crops(cifar):
     def fitted(name: str, *overrides: str, stops: bool = False):
         """The weights and the logged losses of a run that stops after two epochs."""
-        data = (f"data_dir='{cifar}'", "pooling=ada", "task.query=mean")
+        data = (f"data_dir='{cifar}'", "pooling=ada")
         epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
         config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
         asked = iter([False, False, True])
