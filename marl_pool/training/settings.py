@@ -11,6 +11,7 @@ from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     Device,
     Kernels,
+    LearningRateSchedule,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -45,7 +46,10 @@ class PPOSettings:
     max_seq_len: PositiveInt = 32
     """Longest training sequence of a recurrent policy, in steps."""
     lr: PositiveFloat = 3.5e-3
-    """Learning rate of Adam."""
+    """Learning rate of Adam, at the start if a schedule changes it."""
+    lr_schedule: LearningRateSchedule = "constant"
+    """constant, or linear: from ``lr`` at the start to zero at ``total_steps``. A run
+    resumed with another ``total_steps`` continues on the line of the new total."""
     gamma: UnitInterval = 0.9
     """Discount of rewards, per step."""
     gae_lambda: UnitInterval = 0.9

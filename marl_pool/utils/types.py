@@ -22,6 +22,8 @@ Device = Annotated[
 ]
 Kernels = Literal["auto", "torch", "native"]
 """Compute narrow set networks by torch, by the compiled kernel, or by what fits."""
+LearningRateSchedule = Literal["constant", "linear"]
+"""Keep the learning rate, or lower it to zero over the run."""
 Counts = Annotated[
     str,
     Field(

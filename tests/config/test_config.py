@@ -261,6 +261,13 @@ def test_experiment_simple_tag_is_tables_12_and_13():
     assert config["ppo"] == {**paper, "kl_target": 0.01, **differs}
 
 
+def test_an_unknown_learning_rate_schedule_is_rejected():
+    with pytest.raises(
+        InputError, match=r"ppo.lr_schedule: .*constant.*linear.*got 'cosine'"
+    ):
+        compose("train", ["ppo.lr_schedule=cosine"])
+
+
 def test_experiment_simple_tag_suits_every_head_and_ppo():
     config = compose("train", ["experiment=simple_tag", "pooling=max", "ppo=fast"])
     assert config["pooling"] == {"name": "max"}

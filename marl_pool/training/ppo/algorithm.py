@@ -265,16 +265,17 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         ],
     )
     result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
-    _set_ppo(result, settings, batch=steps // max(1, resources.num_learners))
+    _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
     # RLlib adds to its seed and passes it to numpy, which takes 32 bits.
     seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
     result.debugging(seed=seed, log_level="ERROR")
     return result
 
 
-def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
+def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
+    settings = config.ppo
     result.training(
-        lr=settings.lr,
+        lr=_learning_rate(settings, config.total_steps),
         gamma=settings.gamma,
         lambda_=settings.gae_lambda,
         train_batch_size_per_learner=batch,
@@ -291,6 +292,15 @@ def _set_ppo(result: PPOConfig, settings: PPOSettings, batch: int) -> None:
     )
     # The learner skips a non-finite step before RLlib would check for one.
     result.torch_skip_nan_gradients = True
+
+
+def _learning_rate(
+    settings: PPOSettings, total_steps: int
+) -> float | list[list[float]]:
+    """Return a constant, or the points of RLlib's schedule: [env steps, rate]."""
+    if settings.lr_schedule == "constant":
+        return settings.lr
+    return [[0, settings.lr], [total_steps, 0.0]]
 
 
 def _module_spec(

@@ -69,6 +69,8 @@ LOSSES = {
     KL: "kl",
     KL_COEFFICIENT: "kl_coeff",
     GRADIENT_NORM: GRADIENT_NORM,
+    # RLlib logs it after the update: it is the rate of the next one.
+    "default_optimizer_learning_rate": "learning_rate",
     FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
     FIRST_KL: FIRST_KL,
 }

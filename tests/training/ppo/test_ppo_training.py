@@ -301,6 +301,33 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, extra):
         assert run.latest_checkpoint().name == "iter_000004"
 
 
+def test_a_linear_learning_rate_falls_to_zero_at_the_last_step(tmp_path):
+    run = trained(tmp_path / "run", "ppo.lr=1e-2", "ppo.lr_schedule=linear")
+    # Logged after each of the four updates: the rate of the next one.
+    rates = [row["agent/learning_rate"] for row in run.rows()]
+    assert rates == pytest.approx([7.5e-3, 5e-3, 2.5e-3, 0.0])
+    constant = trained(tmp_path / "constant", "ppo.lr=1e-2")
+    assert {row["agent/learning_rate"] for row in constant.rows()} == {1e-2}
+
+
+def test_a_run_stopped_on_a_linear_learning_rate_resumes_bit_for_bit(tmp_path):
+    linear = config_of("ppo.lr_schedule=linear")
+    whole = run_of(tmp_path / "whole", linear)
+    half = Run.create(tmp_path / "half", linear)
+    stop = iter([False, False, True])
+    train(half, half.config, lambda: next(stop))
+    half.close()
+    assert half.iterations_saved == 2
+    assert_same(resumed(half.path, linear["total_steps"]), whole)
+
+
+def test_remote_learners_follow_the_schedule(tmp_path):
+    overrides = ["ppo.lr_schedule=linear", "resources.num_learners=2"]
+    run = trained(tmp_path / "run", *overrides, "ppo.lr=1e-2", "ppo.batch_size=128")
+    rates = [row["agent/learning_rate"] for row in run.rows()]
+    assert rates == pytest.approx([5e-3, 0.0])
+
+
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path):
     run = trained(tmp_path / "run", "checkpoint.every=3", "total_steps=192")
     # As if the process had died in iteration 4, after its row and before a checkpoint.
