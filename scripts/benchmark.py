@@ -39,6 +39,7 @@ from benchmarks.parts import attention, evaluation
 from benchmarks.robustness import standard_suite
 from benchmarks.sampling import sampling, two_runners
 from benchmarks.sets import swarm
+from benchmarks.skills import SKILLS, time_to_skill
 
 from marl_pool.kernels.native import describe_kernels
 from marl_pool.utils.extras import install_hint
@@ -76,6 +77,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "suite/standard": standard_suite,
     "install/wheel": installation,
     "time_to_skill/simple_centroid": time_to_goals,
+    **{f"time_to_skill/{name}": time_to_skill(name) for name in SKILLS},
 }
 NEEDS = {
     "env/pong": ("ale_py",),

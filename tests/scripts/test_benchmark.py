@@ -47,6 +47,8 @@ NAMES = {
     "install/first_call",
     "time_to_return/simple_centroid",
     "time_to_skill/simple_centroid",
+    "time_to_skill/simple_tag",
+    "time_to_skill/boxworld",
     "generation/cartpole",
     "clone/ant",
     "data/knn_centroid",
@@ -83,6 +85,18 @@ learning.compose = lambda verb, overrides: compose(verb, [*overrides, *small])
 learning.RETURN_WINDOW = 8
 learning.GOALS.update(dict.fromkeys(learning.GOALS, -1e9))
 print(learning.climb(0, 120.0, "cpu"))
+ray.shutdown()
+"""
+LEARN = """
+import ray
+from dataclasses import replace
+from benchmarks import skills
+small = "env.max_steps=4", "ppo.num_envs=4", "ppo.batch_size=32"
+small += "ppo.minibatch_size=null",
+skills.RETURN_WINDOW = 8
+tag = skills.SKILLS["simple_tag"]
+tag = replace(tag, overrides=(*tag.overrides, *small), random=0.0, fraction=0.0)
+print(skills.learn(tag, 0, 120.0, "cpu"), tag.goal)
 ray.shutdown()
 """
 
@@ -135,6 +149,11 @@ def test_times_to_a_goal_are_medians_over_seeds_beside_those_of_torch(
     assert "3 seeds: 1 to 3 s; 0 failed" in returned.note
     assert (skilled.value, skilled.ratio) == (None, None)
     assert "2 failed" in skilled.note
+
+
+def test_a_skill_that_random_actions_have_is_learned_in_two_checks():
+    # Two iterations of 32 steps: 8 episodes each.
+    assert python("-c", LEARN, cwd=SCRIPTS).splitlines()[-1].endswith(", 64) 0.0")
 
 
 def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):

@@ -1,0 +1,116 @@
+"""Benchmarks of presets: the time until a task is learned."""
+
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.common import Row, Size, build, on
+from marl_pool.config import compose
+from marl_pool.training.ppo.runner import EPISODE_RETURNS
+from marl_pool.training.ppo.train import RETURN_WINDOW
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A mean return between that of random actions and that of a scripted policy.
+
+    Attributes:
+        overrides: of ``marl-pool train``; ``total_steps`` sets the learning rate.
+        group: name of the group that learns.
+        random: mean return of random actions.
+        scripted: mean return of the scripted policy.
+        fraction: of the way from the one to the other.
+        seeds: maximal number of seeds.
+        limit: seconds after which a seed has failed.
+    """
+
+    overrides: tuple[str, ...]
+    group: str
+    random: float
+    scripted: float
+    fraction: float
+    seeds: int = 5
+    limit: float = 240.0
+
+    @property
+    def goal(self) -> float:
+        """Mean training return to reach."""
+        return self.random + self.fraction * (self.scripted - self.random)
+
+
+SKILLS = {
+    "simple_tag": Skill(
+        (
+            "experiment=simple_tag",
+            "encoder=transformer",
+            "ppo=fast_tag",
+            "total_steps=1_000_000",
+        ),
+        group="predator",
+        random=26.0,
+        scripted=275.0,
+        fraction=0.8,
+    ),
+    "boxworld": Skill(
+        ("experiment=boxworld", "ppo=fast_boxworld", "total_steps=3_000_000"),
+        group="agent",
+        random=0.5,
+        scripted=11.0,
+        fraction=0.5,
+    ),
+}
+"""Skills by task, each with the preset of PPO that is made for it."""
+
+
+def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
+    """Measure seconds until a task's `Skill` is reached at two checks in a row."""
+    skill = SKILLS[name]
+
+    def measure(size: Size) -> Iterator[Row]:
+        seeds = min(size.seeds, skill.seeds)
+        limit = min(size.limit, skill.limit) if size.tiny else skill.limit
+        results = [learn(skill, seed, limit, size.device) for seed in range(seeds)]
+        reached = sorted(result for result in results if result is not None)
+        middle = (seeds - 1) // 2
+        took, steps = reached[middle] if middle < len(reached) else (None, None)
+        note = [f"return >= {skill.goal:.3g}", f"{seeds} seeds"]
+        if reached:
+            note[-1] += f": {reached[0][0]:.0f} to {reached[-1][0]:.0f} s"
+        if steps is not None:
+            note += [f"{steps:,} env steps at the median"]
+        note += [f"{seeds - len(reached)} failed within {limit:.0f} s"]
+        scale = f"random actions {skill.random:g}, scripted {skill.scripted:g}"
+        yield Row(f"time_to_skill/{name}", took, "s", scale, note="; ".join(note))
+
+    return measure
+
+
+def learn(
+    skill: Skill, seed: int, limit: float, device: str
+) -> tuple[float, int] | None:
+    """Train until the goal is reached; None if it was not within the time.
+
+    The clock starts before the first iteration; a check is an iteration in which
+    episodes ended. Returns the seconds and env steps.
+    """
+    overrides = [*skill.overrides, f"seed={seed}", "threads=1", *on(device)]
+    algo = build(compose("train", overrides))
+    returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+    result, streak, began = None, 0, time.perf_counter()
+    while result is None and time.perf_counter() - began < limit:
+        sampled = algo.train()["env_runners"]
+        finished = sampled.get(EPISODE_RETURNS, {}).get(skill.group)
+        if not isinstance(finished, list):  # a NaN without episodes
+            continue
+        returns.extend(finished)
+        full = len(returns) == returns.maxlen
+        streak = streak + 1 if full and statistics.fmean(returns) >= skill.goal else 0
+        if streak == 2:
+            steps = int(sampled["num_env_steps_sampled_lifetime"])
+            result = time.perf_counter() - began, steps
+    algo.stop()
+    print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
+    return result
