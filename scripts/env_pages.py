@@ -38,6 +38,8 @@ INDEX = "README"
 NOTE = "<!-- Written by scripts/env_pages.py from the docstring: edit that. -->"
 NEEDED = {"pettingzoo": {"module": "mpe2.simple_spread_v3"}}
 """Options without a default, as the pages show them."""
+PRESETS = {"pettingzoo": "ppo=fast_spread"}
+"""Presets of PPO that are not named after the environment."""
 Row = tuple[object, ...]
 
 
@@ -123,8 +125,11 @@ def commands(name: str) -> str:
     needed = "".join(f" env.{k}={v}" for k, v in NEEDED.get(name, {}).items())
     # A needed module is foreign code, which a run folder may not import by itself.
     trusted = "".join(f" --plugin {v}" for v in NEEDED.get(name, {}).values())
-    run = f"runs/{name}"
-    lines = [f"marl-pool train env={name}{needed} --run-dir {run}"]
+    run, preset = f"runs/{name}", PRESETS.get(name, "")
+    if f"fast_{name.removeprefix('simple_')}" in files_of("ppo"):
+        preset = f"ppo=fast_{name.removeprefix('simple_')}"
+    settings = f"{needed} {preset}".rstrip()
+    lines = [f"marl-pool train env={name}{settings} --run-dir {run}"]
     lines.append(f"marl-pool evaluate {run} suite=quick{trusted}")
     lines.append(f"marl-pool render {run}{trusted}")
     if name in files_of("experiment"):

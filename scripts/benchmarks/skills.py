@@ -55,7 +55,17 @@ SKILLS = {
         fraction=0.8,
     ),
     "boxworld": Skill(
-        ("experiment=boxworld", "ppo=fast_boxworld", "total_steps=3_000_000"),
+        (
+            "experiment=boxworld",
+            "policy.init_std=0.2",
+            "encoder=transformer",
+            "encoder.dim=16",
+            "encoder.num_layers=2",
+            "encoder.num_heads=4",
+            "encoder.dim_ff=64",
+            "ppo=fast_boxworld",
+            "total_steps=3_000_000",
+        ),
         group="agent",
         random=0.5,
         scripted=11.0,

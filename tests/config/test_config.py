@@ -380,7 +380,7 @@ def test_an_override_sets_its_key(override, path, expected):
             "pooling.name=[ada]",
             "pooling: expected one of ada, attention_neuron, avg, cls",
         ),
-        ("ppo=slow", "unknown ppo 'slow': choose from fast, paper, "),
+        ("ppo=slow", "unknown ppo 'slow': choose from fast, fast_boxworld, "),
         ("experiment=x", "unknown experiment 'x': choose from "),
         ("env={num_noise: 3}", ", simple_centroid, simple_tag, got {"),
         ("env.num_nois=3", "env.num_nois: unknown key 'num_nois': choose from "),

@@ -58,6 +58,7 @@ TOY = [
     "threads=1",
     "checkpoint.every=1",
 ]
+SPREAD = ["env=pettingzoo", "env.module=mpe2.simple_spread_v3", "ppo=fast_spread"]
 
 
 def config_of(*overrides: str) -> dict:
@@ -386,6 +387,20 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts():
         rllib_config(config_of("pooling=helpers.plug_in:Unfit"))
     with pytest.raises(InputError, match=r"each package.module:Class\), got \['nope'"):
         config_of("plugins=[nope]")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["env=simple_centroid", "env.num_agents=4", "ppo=fast_centroid"],
+        ["env=simple_tag", "env.num_predators=2", "ppo=fast_tag"],
+        ["env=boxworld", "env.observation=pixels", "ppo=fast_boxworld"],
+        *([*SPREAD, f"env.options.N={agents}"] for agents in range(1, 7)),
+    ],
+)
+def test_presets_fit_their_environments(overrides):
+    config = compose("train", overrides)
+    assert rllib_config(config).lr == [[0, config["ppo"]["lr"]], [1_000_000, 0.0]]
 
 
 def test_the_runner_obeys_rllibs_interface(build):
