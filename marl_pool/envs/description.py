@@ -10,7 +10,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.drawing.patches import PatchGrid
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import allowed, is_restricted, resolve
-from marl_pool.utils.options import Options
+from marl_pool.utils.types import Options
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Self, get_type_hints
 from pydantic import Field
 
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     Device,
     Kernels,
     LearningRateSchedule,
     NonNegativeFloat,
     NonNegativeInt,
+    Options,
     PositiveFloat,
     PositiveInt,
     Probability,

@@ -1,6 +1,6 @@
-"""Annotated types of options; it imports no torch."""
+"""Types of options, and sections of a configuration; it imports no torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -32,3 +32,27 @@ Counts = Annotated[
     ),
 ]
 """Numbers of entities of three kinds."""
+
+
+class Options(dict[str, Any]):
+    """Section ``{"name": …, **options}``, whose name chooses a registered class.
+
+    It is passed whole to a function such as `make_batched_env`, which checks it against
+    the signature of that class.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        name: str = self["name"]
+        return name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Options without the name."""
+        return {key: value for key, value in self.items() if key != "name"}
+
+    @property
+    def or_none(self) -> "Options | None":
+        """The section; None if its name is ``none``."""
+        return None if self.name == "none" else self

@@ -26,7 +26,6 @@ from marl_pool.config import (
     check,
     commented,
     compose,
-    compose_only,
     plan_sweep,
 )
 from marl_pool.config.sections import (

@@ -30,7 +30,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.options import Options
+from marl_pool.utils.types import Options
 
 ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
 SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)

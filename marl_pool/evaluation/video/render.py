@@ -22,8 +22,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.options import Options
 from marl_pool.utils.progress import Progress
+from marl_pool.utils.types import Options
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run

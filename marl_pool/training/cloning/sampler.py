@@ -17,8 +17,8 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.trajectories import Trajectories
-from marl_pool.utils.options import Options
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
+from marl_pool.utils.types import Options
 
 ORDER, PREV_ACTION, PERTURB, VALIDATE = 0, 1, 3, 4
 """Keys of the random streams of learning."""

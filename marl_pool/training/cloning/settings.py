@@ -9,10 +9,10 @@ from marl_pool.training.settings import (
     RunConfig,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     NonNegativeFloat,
     NonNegativeInt,
+    Options,
     PositiveFloat,
     PositiveInt,
 )

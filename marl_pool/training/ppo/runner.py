@@ -37,7 +37,7 @@ from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import Rows, concatenate_rows, trajectory_rows
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.faults import Failure, validate_finite
-from marl_pool.utils.options import Options
+from marl_pool.utils.types import Options
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""

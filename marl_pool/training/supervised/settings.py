@@ -9,9 +9,9 @@ from marl_pool.training.settings import (
     SweepSettings,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.options import Options
 from marl_pool.utils.types import (
     NonNegativeFloat,
+    Options,
     PositiveFloat,
     PositiveInt,
     Probability,

@@ -52,9 +52,8 @@ from marl_pool.training.cloning.storage import (
 from marl_pool.training.cloning.teacher import PolicyTeacher
 from marl_pool.training.cloning.trajectories import PER_TRAJECTORY, Trajectories, join
 from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.manifest import MANIFEST
-from marl_pool.utils.options import Options
 from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
+from marl_pool.utils.types import Options
 
 PLAIN = CloneSettings(grad_clip=None)
 CHANNELS = TokenSpec(5, 1, ("channel",), has_self=False)
