@@ -8,9 +8,10 @@ import errno
 import json
 import stat
 import zipfile
+from gzip import GzipFile
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import yaml
 from typing_extensions import override
@@ -209,3 +210,33 @@ def _array(opened: Any, member: zipfile.ZipInfo) -> "np.ndarray":
         # An array is as large as its file: a header that claims more is damaged.
         flat = np.frombuffer(content, dtype)
         return flat.reshape(shape, order="F" if in_columns else "C").copy()
+
+
+class Bounded:
+    """An open, seekable binary file that cannot be read beyond ``most`` bytes."""
+
+    def __init__(self, opened: BinaryIO | GzipFile, most: int) -> None:
+        self._opened, self._most = opened, most
+
+    def read(self, size: int = -1) -> bytes:
+        """Read ``size`` bytes, or to the end."""
+        left = self._most - self._opened.tell()
+        self._validate(size <= left)
+        content = self._opened.read(size if size >= 0 else left + 1)
+        self._validate(len(content) <= left)
+        return content
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Move to a place within the bound."""
+        self._validate(place <= self._most)
+        return self._opened.seek(place, whence)
+
+    def tell(self) -> int:
+        """Return the current place."""
+        return self._opened.tell()
+
+    def _validate(self, fits: bool) -> None:
+        if not fits:
+            raise InputError(
+                f"expected at most {self._most:,} bytes unpacked, got more"
+            )

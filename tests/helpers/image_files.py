@@ -2,15 +2,13 @@
 
 import gzip
 import io
+import struct
 import tarfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from marl_pool.training.supervised.images.cifar import ARCHIVES
-from marl_pool.training.supervised.images.download import Source, md5
-from marl_pool.training.supervised.images.images import SOURCES
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -34,22 +32,56 @@ def write_mnist(folder: Path, train: int = 40, test: int = 10) -> Path:
     return folder
 
 
-def write_cifar(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An archive like the published one, with three images in each file.
+def python2_pickle(content: object) -> bytes:
+    """Pickle as Python 2 and its NumPy did, written by hand: protocol 2, byte strings.
 
-    Its checksum takes the place of the published one.
+    Python 3 pickles bytes and arrays in other ways, also with protocol 2.
     """
-    random = np.random.default_rng(1)
-    layout, (source,) = ARCHIVES[kind], SOURCES[kind]
-    file = folder / source.name
+    return b"\x80\x02" + python2(content) + b"."
+
+
+def python2(content: object) -> bytes:
+    if isinstance(content, bytes):
+        if len(content) < 256:
+            return b"U" + bytes([len(content)]) + content
+        return b"T" + struct.pack("<i", len(content)) + content
+    if isinstance(content, int):
+        return b"M" + struct.pack("<H", content)
+    if isinstance(content, list):
+        return b"](" + b"".join(map(python2, content)) + b"e"
+    if isinstance(content, dict):
+        parts = [python2(key) + python2(value) for key, value in content.items()]
+        return b"}(" + b"".join(parts) + b"u"
+    assert isinstance(content, np.ndarray)
+    assert content.dtype == np.uint8
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85"
+    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
+    kind += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
+    shape = b"(" + b"".join(map(python2, content.shape)) + b"t"
+    state = b"(K\x01" + shape + kind + b"\x89" + python2(content.tobytes()) + b"t"
+    return empty + b"U\x01btR" + state + b"b"
+
+
+def write_cifar(file: Path, kind: str, contents: dict[str, object]) -> Path:
+    """An archive like the public one."""
     with tarfile.open(file, "w:gz") as archive:
-        for name in (*layout.train, layout.test):
-            records = random.integers(
-                0, 256, (3, layout.label_bytes + 3072), dtype=np.uint8
-            )
-            records[:, layout.label_bytes - 1] = (0, layout.num_classes - 1, 1)
-            member = tarfile.TarInfo(name)
-            member.size = records.size
-            archive.addfile(member, io.BytesIO(records.tobytes()))
-    monkeypatch.setitem(SOURCES, kind, (Source(source.url, md5(file)),))
+        for name, content in contents.items():
+            data = content if isinstance(content, bytes) else python2_pickle(content)
+            member = tarfile.TarInfo(f"{ARCHIVES[kind].folder}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     return file
+
+
+def cifar_contents(kind: str) -> dict[str, object]:
+    """Return the contents of an archive, three images in each file."""
+    random = np.random.default_rng(1)
+    archive = ARCHIVES[kind]
+    return {
+        name: {
+            b"data": random.integers(0, 256, (3, 3072), np.uint8),
+            archive.labels: [0, archive.num_classes - 1, 1],
+            b"filenames": [b"a.png", b"b.png", b"c.png"],
+        }
+        for name in (*archive.train, archive.test)
+    }

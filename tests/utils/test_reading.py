@@ -1,6 +1,7 @@
 """Files within bounds: YAML of plain data, arrays no larger than they say."""
 
 import gzip
+import io
 import json
 import math
 import os
@@ -33,6 +34,7 @@ from marl_pool.utils.names import resolve
 from marl_pool.utils.reading import (
     YAML_DEPTH,
     YAML_NODES,
+    Bounded,
     parse_yaml,
     read_json,
     read_npz,
@@ -236,12 +238,23 @@ def test_an_idx_header_that_lies_takes_no_memory(tmp_path: Path) -> None:
         read_idx(tmp_path / "x.gz")
 
 
+def test_a_bounded_file_is_read_no_further() -> None:
+    opened = Bounded(io.BytesIO(bytes(100)), 50)
+    assert len(opened.read(50)) == 50
+    assert opened.tell() == 50
+    for beyond in (lambda: opened.read(1), opened.read, lambda: opened.seek(51)):
+        with pytest.raises(InputError, match="at most 50 bytes"):
+            beyond()
+    assert opened.seek(49) == 49
+    assert len(Bounded(io.BytesIO(bytes(50)), 50).read()) == 50
+
+
 # Sizes
 
 UNBOUNDED = {
     *("seed", "data_seed", "first_env", "first_episode"),  # any number will do
     *("no_reward_limit", "action_repeat", "frame_skip", "noop_max"),
-    *("every", "held", "ramp"),  # these take time, not memory
+    *("every", "held", "ramp", "pretrain_epochs"),  # these take time, not memory
     *(
         "dtype",
         "options",

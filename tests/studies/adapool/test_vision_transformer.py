@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from helpers.image_files import write_cifar
+from helpers.image_files import cifar_contents, write_cifar
 from helpers.paths import GOLDEN_FILES
 from helpers.shared_data import shared_data
 from marl_pool.config import compose
@@ -34,6 +34,7 @@ from marl_pool.training.supervised.folds import generator_of
 from marl_pool.training.supervised.images.augmentation import random_crops, random_flips
 from marl_pool.training.supervised.images.images import (
     NORMALIZATION,
+    OWN_ARCHIVES,
     Normalization,
     load_images,
     patches,
@@ -43,6 +44,7 @@ from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Split
 from marl_pool.utils.errors import InputError
 
+ARCHIVE = OWN_ARCHIVES["cifar10"]
 GOLDEN = GOLDEN_FILES / "vision_transformer.json"
 PUBLISHED = VisionOptions(
     dropout=0.1,
@@ -506,15 +508,9 @@ def test_flips_are_as_frequent_as_asked_for(probability):
     assert share == pytest.approx(probability, abs=5 * spread)
 
 
-@pytest.fixture
-def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with fifteen images in the form of CIFAR-10."""
-    write_cifar(tmp_path, "cifar10", monkeypatch)
-    return tmp_path
-
-
 def cifar_task(folder: Path, *overrides: str) -> ImageClassification:
-    """The tiny task on the images of a folder."""
+    """The tiny task on fifteen images in the form of CIFAR-10."""
+    write_cifar(folder / ARCHIVE, "cifar10", cifar_contents("cifar10"))
     task = make_task(
         FitConfig.from_plain(
             compose(
@@ -562,8 +558,8 @@ def shown(
     return recorder.shown
 
 
-def test_only_a_network_that_learns_is_shown_crops_and_flips(cifar):
-    task, rows = cifar_task(cifar), torch.arange(15)
+def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
+    task, rows = cifar_task(tmp_path), torch.arange(15)
     plain = patches(task.batch("train", rows)["images"], task.patch)
     assert shown(task, rows, training=False).equal(plain)
     augmented = shown(task, rows, training=True)
@@ -571,20 +567,23 @@ def test_only_a_network_that_learns_is_shown_crops_and_flips(cifar):
     assert augmented.equal(shown(task, rows, training=True))
     assert not augmented.equal(shown(task, rows, training=True, seed=1))
     tested = shown(task, torch.arange(3), training=False, split="test")
-    images = load_images("cifar10", cifar).test
+    images = load_images("cifar10", tmp_path).test
     assert tested.equal(patches(images, task.patch))
-    without = cifar_task(cifar, "task.crop_padding=0", "task.flip_probability=0")
+    without = cifar_task(tmp_path, "task.crop_padding=0", "task.flip_probability=0")
     assert shown(without, rows, training=True).equal(plain)
 
 
-def test_a_resumed_run_goes_on_with_the_same_crops(cifar):
+def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
+    file = tmp_path / ARCHIVE
+    write_cifar(file, "cifar10", cifar_contents("cifar10"))
+
     def fitted(name: str, *overrides: str, stops: bool = False):
         """The weights and the logged losses of a run that stops after two epochs."""
-        data = (f"data_dir='{cifar}'", "pooling=ada")
+        data = (f"data_dir='{tmp_path}'", "pooling=ada")
         epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
         config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
         asked = iter([False, False, True])
-        path = cifar / name
+        path = tmp_path / name
         with closing(Run.create(path, config, "fit")) as run:
             fit(run, config, (lambda: next(asked)) if stops else lambda: False)
             assert (path / "results.json").exists() is not stops

@@ -1,81 +1,198 @@
-"""CIFAR-10 and CIFAR-100 in their published binary archives."""
+"""CIFAR-10 and CIFAR-100 in their public "Python" archives.
 
+The archives hold pickles. Loading a pickle can run code, and NumPy's own functions that
+restore an array trust their arguments. So names in a pickle only record what they are
+called with, from which this module restores arrays of bytes.
+"""
+
+import gzip
+import io
+import pickle
 import tarfile
+import zlib
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.training.supervised.images.download import md5
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.reading import ARRAY_BYTES, Bounded
 
 SIDE, CHANNELS = 32, 3
 
 
 class Archive(NamedTuple):
-    """Layout of an archive: its files, and the bytes of labels before each image."""
+    """Layout of an archive: its folder, names of files, and key of the labels."""
 
+    folder: str
     train: tuple[str, ...]
     test: str
-    label_bytes: int
+    labels: bytes
     num_classes: int
 
 
 ARCHIVES = {
     "cifar10": Archive(
-        tuple(f"cifar-10-batches-bin/data_batch_{n}.bin" for n in range(1, 6)),
-        "cifar-10-batches-bin/test_batch.bin",
-        1,
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{number}" for number in range(1, 6)),
+        "test_batch",
+        b"labels",
         10,
     ),
-    # The label of one of 20 groups of classes precedes that of the class.
-    "cifar100": Archive(
-        ("cifar-100-binary/train.bin",), "cifar-100-binary/test.bin", 2, 100
-    ),
+    "cifar100": Archive("cifar-100-python", ("train",), "test", b"fine_labels", 100),
 }
 
 
-def read_cifar(file: Path, kind: str, checksum: str) -> tuple[np.ndarray, ...]:
-    """Read an archive after the verification of its checksum.
-
-    Source: https://www.cs.toronto.edu/~kriz/cifar.html describes the format: an image
-    is its labels and then its red, green and blue plane, each row by row.
+def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
+    """Read an archive.
 
     Args:
         file: path of the ``.tar.gz``.
         kind: key of `ARCHIVES`.
-        checksum: MD5 checksum of the published archive, hexadecimal.
 
     Returns:
         Training images ``(n, 32, 32, 3)`` uint8 and their labels ``(n,)`` uint8, then
         test images and labels.
 
     Raises:
-        InputError: another checksum, or a file that cannot be read.
+        InputError: a truncated or corrupt archive, or one of another format.
     """
     archive = ARCHIVES[kind]
     try:
-        if (found := md5(file)) != checksum:
-            raise InputError(
-                f"{file}: expected the published archive with MD5 checksum {checksum}, "
-                f"got {found}"
+        with (
+            gzip.open(file) as unpacked,
+            tarfile.open(fileobj=Bounded(unpacked, ARRAY_BYTES), mode="r:") as opened,  # type: ignore[call-overload]
+        ):
+            # Read the members without unpacking them to disk.
+            train = [_read(opened, archive, name) for name in archive.train]
+            test = _read(opened, archive, archive.test)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        # Join the lines: tarfile's messages may have several.
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} is truncated or corrupt: {reason}") from error
+    except (_DamagedError, InputError) as error:
+        raise InputError(f"{file}: {error}") from error
+    # Join the training batches.
+    images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
+    return images, labels, *test
+
+
+class _DamagedError(Exception):
+    """Invalid content of an archive."""
+
+
+class _Call:
+    """Name in a pickle, or a call of it with the state that was set afterwards."""
+
+    __slots__ = ("arguments", "name", "state")
+
+    def __init__(self, name: str, arguments: tuple[Any, ...] | None = None) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: Any = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        # Python 3 pickles bytes for Python 2 as text, also the keys of a dictionary.
+        if self.name == "encode":
+            text, encoding = arguments
+            if type(text) is not str or encoding != "latin1":
+                raise _DamagedError("refused: text in another encoding than latin1")
+            return text.encode("latin1")
+        return _Call(self.name, arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        if self.arguments is None:
+            raise _DamagedError("refused: it modifies the functions that build arrays")
+        if self.state is not None:
+            raise ValueError("it sets a state twice")
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """Restore an array of bytes from validated type, shape and memory order."""
+        # numpy pickles an array in one of two forms.
+        if self.name == "_frombuffer":
+            raw, kind, shape, order = self.arguments or ()
+        else:
+            _version, shape, kind, in_columns, raw = self.state
+            order = "F" if in_columns else "C"
+        # Accept plain bytes alone, of the size that the shape states.
+        if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
+            raise _DamagedError("refused: an array of another type than bytes")
+        if not isinstance(shape, tuple) or not all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            raise _DamagedError(f"expected the shape of an array, got {shape!r:.80}")
+        if len(raw) != prod(shape) or order not in ("C", "F"):
+            raise _DamagedError(f"expected {prod(shape)} bytes, got {len(raw)}")
+        return np.frombuffer(bytes(raw), np.uint8).reshape(shape, order=order)
+
+
+def _is_byte(kind: Any) -> bool:
+    """Return True for the record of ``numpy.dtype("u1")`` and the state of that."""
+    if not isinstance(kind, _Call) or kind.name != "dtype":
+        return False
+    code, *_ = kind.arguments or (None,)
+    _version, order, *rest = kind.state or (3, "|", None, None, None, -1, -1, 0)
+    plain = order in ("|", b"|") and rest[:6] == [None, None, None, -1, -1, 0]
+    return plain and code in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1")
+
+
+NAMES = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+}
+"""Names in pickled arrays of bytes, of all versions of NumPy."""
+
+
+class _BytesUnpickler(pickle._Unpickler):
+    """Unpickler of arrays of bytes and plain data that rejects everything else.
+
+    It extends the unpickler in Python, because the one in C allocates as much memory
+    for its memo as a pickle requests.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in NAMES:
+            raise _DamagedError(
+                f"refused: it holds {module}.{name}, which no CIFAR archive needs"
             )
-        # Only the published bytes get here, so nothing else has to be validated.
-        with tarfile.open(file) as opened:
-            return (
-                *_read(opened, archive.train, archive.label_bytes),
-                *_read(opened, (archive.test,), archive.label_bytes),
-            )
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error}") from error
+        return _Call(name)
 
 
 def _read(
-    opened: tarfile.TarFile, names: tuple[str, ...], label_bytes: int
+    opened: tarfile.TarFile, archive: Archive, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    members = filter(None, map(opened.extractfile, names))
-    content = b"".join(member.read() for member in members)
-    records = np.frombuffer(content, np.uint8)
-    records = records.reshape(-1, label_bytes + CHANNELS * SIDE * SIDE)
-    planes = records[:, label_bytes:].reshape(-1, CHANNELS, SIDE, SIDE)
-    return planes.transpose(0, 2, 3, 1), records[:, label_bytes - 1]
+    # Find the file in the archive.
+    path = f"{archive.folder}/{name}"
+    try:
+        member = opened.extractfile(path)
+    except KeyError as error:
+        raise _DamagedError(f"expected an archive with {path}, got none") from error
+    if member is None:
+        raise _DamagedError(f"expected a file {path}, got a folder")
+    # Unpickle the content.
+    raw = io.BytesIO(member.read())
+    try:
+        content = _BytesUnpickler(raw, encoding="bytes").load()
+    except _DamagedError as error:
+        raise _DamagedError(f"{path}: {error}") from error
+    except Exception as error:
+        # Damaged bytes can raise anything in the unpickler: blame the file.
+        raise _DamagedError(f"{path} is damaged: {error!r}") from error
+    # Restore images and labels from it.
+    try:
+        rows, given = content[b"data"].array(), content[archive.labels]
+        if not isinstance(given, list) or any(
+            type(label) is not int for label in given
+        ):
+            raise _DamagedError("expected a list of integers as labels")
+        labels = np.array(given, np.uint8)
+        planes = rows.reshape(len(labels), CHANNELS, SIDE, SIDE)
+    except _DamagedError as error:
+        raise _DamagedError(f"{path}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise _DamagedError(f"{path} is none of CIFAR's files: {error!r}") from error
+    return planes.transpose(0, 2, 3, 1), labels

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.training.supervised.images.cifar import ARCHIVES, read_cifar
-from marl_pool.training.supervised.images.download import Source, fetch
+from marl_pool.training.supervised.images.download import Source, fetch, md5
 from marl_pool.training.supervised.images.idx import read_idx
 from marl_pool.utils.errors import InputError
 
@@ -36,15 +36,18 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
     "cifar10": (
-        Source(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        Source(f"{_CIFAR}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     ),
     "cifar100": (
-        Source(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
 """Addresses of the data sets, and MD5 checksums by their authors or torchvision. Local
-IDX files are not verified, because Fashion-MNIST exists with other splits; the archives
-of CIFAR are."""
+IDX files are not verified, because Fashion-MNIST exists with other splits. A local
+archive of CIFAR with the published name is, because it holds pickles; see
+`OWN_ARCHIVES`."""
+OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
+"""Names of a user's own archives, which are read without verification."""
 
 
 class Normalization(NamedTuple):
@@ -80,9 +83,9 @@ def load_images(
 ) -> Images:
     """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
 
-    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is the
-    published binary archive. Missing files are downloaded into ``data_dir/dataset``, if
-    asked.
+    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is one archive:
+    the published one, whose checksum is verified, or your own, named as in
+    `OWN_ARCHIVES`. Missing files are downloaded into ``data_dir/dataset``, if asked.
 
     Raises:
         InputError: no folder given, missing, truncated or corrupt files, an archive
@@ -194,8 +197,8 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     folder = files[0].parent
     # CIFAR comes in one archive, MNIST and its relatives in four files.
     if dataset in ARCHIVES:
-        (source,) = SOURCES[dataset]
-        parts = list(read_cifar(files[0], dataset, source.md5))
+        _verify(dataset, files[0])
+        parts = list(read_cifar(files[0], dataset))
         classes = ARCHIVES[dataset].num_classes
     else:
         parts, classes = [read_idx(file) for file in files], 10
@@ -224,9 +227,19 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
 
 
+def _verify(dataset: str, file: Path) -> None:
+    """Reject an archive with the published one's name and another checksum."""
+    (source,) = SOURCES[dataset]
+    if file.name == source.name and (found := md5(file)) != source.md5:
+        raise InputError(
+            f"{file}: expected the published archive with MD5 checksum {source.md5}, "
+            f"got {found}; name your own archive {OWN_ARCHIVES[dataset]}"
+        )
+
+
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """Find a file in the subfolder or the folder, compressed or not."""
+    other = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
     places = (folder / dataset, folder)
-    names = (name, name.removesuffix(".gz"))
-    files = (place / choice for place in places for choice in names)
+    files = (place / choice for place in places for choice in (name, other))
     return next((file for file in files if file.is_file()), None)
