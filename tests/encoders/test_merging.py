@@ -33,7 +33,9 @@ from marl_pool.studies.hierarchical.estimator import surrogate
 from marl_pool.studies.hierarchical.schedule import (
     depth_probabilities,
     merging_schedule,
+    rho_at,
     sample_depth,
+    validate_schedule,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 from marl_pool.utils.errors import InputError
@@ -314,10 +316,10 @@ def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         decoder_module, "choose_tokens", lambda scores, count: torch.tensor(chosen)
     )
-    step = decoder.step(x, 2, chance())
+    step = decoder.step(x, 1, 2, chance())
     weights = normal(5, 4, seed=5)
-    losses = (step.output * weights).sum((1, 2)).square()
-    logits = decoder._logits(x[:1])[0]
+    losses = (step.tokens * weights).sum((1, 2)).square()
+    logits = decoder._logits(x[:1] + timestep_encoding(1, 4))[0]
     share = logits.softmax(0)
     probability = torch.stack([share[a] * share[b] / (1 - share[a]) for a, b in chosen])
     parameters = list(decoder.parameters())
@@ -340,24 +342,13 @@ def test_the_surrogates_weights() -> None:
 
     assert weights() == pytest.approx([1, 2, 6])
     assert weights(credit="batch") == pytest.approx([3, 3, 3])
+    # Each less the mean of the other two.
+    assert weights(baseline=True) == pytest.approx([-3, -1.5, 4.5])
     assert losses.grad is not None
-    assert losses.grad.tolist() == pytest.approx([2 / 3] * 3)
+    assert losses.grad.tolist() == pytest.approx([1, 1, 1])
 
 
 # The layers
-
-
-@pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
-    """The pairs of each layer that encoders have applied."""
-    found: list[Pairs] = []
-
-    def choose(scores: Tensor, count: int) -> Pairs:
-        found.append(choose_pairs(scores, count))
-        return found[-1]
-
-    monkeypatch.setattr(encoder_module, "choose_pairs", choose)
-    return found
 
 
 def test_logits_by_hand() -> None:
@@ -413,14 +404,13 @@ def test_the_heuristic_is_the_blocks_attention() -> None:
     assert not logits.requires_grad
 
 
-def test_a_random_policy_finds_all_pairs_alike_and_always_samples(
-    chosen: list[Pairs],
-) -> None:
+def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
     encoder = randomized(HierarchicalEncoder(settings_of(policy="random"))).eval()
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(1, 6, 4).expand(50, -1, -1)
-    step = encoder.step(x, 1, chance(explore=False))
-    assert len({tuple(row) for row in torch.cat(chosen[0][:2], 1).tolist()}) > 10
+    step = encoder.step(x, 1, 1, chance(explore=False))
+    assert step.pairs is not None
+    assert len({tuple(row) for row in torch.cat(step.pairs[:2], 1).tolist()}) > 10
     torch.testing.assert_close(
         step.log_prob, torch.full((50,), -math.log(30)).to(step.log_prob)
     )
@@ -436,8 +426,9 @@ def test_evaluation_is_greedy(policy: str) -> None:
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_what_merges_is_taken_apart_again(attention: bool) -> None:
-    settings = settings_of(attention=attention)
+@pytest.mark.parametrize("gradient", ["reinforce", "scaling"])
+def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> None:
+    settings = settings_of(attention=attention, gradient=gradient, token_noise=0.5)
     encoder = randomized(HierarchicalEncoder(settings))
     decoder = randomized(HierarchicalDecoder(settings))
     x, merges = normal(3, 7, 4), [3, 1, 1]
@@ -451,20 +442,58 @@ def test_what_merges_is_taken_apart_again(attention: bool) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-def test_who_is_in_no_pair_stays_without_attention(chosen: list[Pairs]) -> None:
+@pytest.mark.parametrize(
+    ("gradient", "felt"), [("reinforce", True), ("scaling", False)]
+)
+def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None:
+    settings = settings_of(gradient=gradient)
+    encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
+    encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
+    decoded = decoder(encoded.output.detach(), [2, 1], chance())
+    assert encoded.log_prob.requires_grad == felt
+    assert decoded.log_prob.requires_grad == felt
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
+    decoder = randomized(HierarchicalDecoder(settings_of(gradient="scaling")))
+    assert isinstance(decoder, HierarchicalDecoder)
+    x = normal(2, 3, 4)
+    chosen = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
+    own = decoder.step(x, 1, count, chance(explore=False))
+    forced = decoder.step(x, 1, count, chance(), chosen)
+    torch.testing.assert_close(forced.tokens, own.tokens)
+    assert forced.log_prob.requires_grad  # it learns which they are
+
+
+def test_who_is_in_no_pair_stays_without_attention() -> None:
     encoder = randomized(HierarchicalEncoder(settings_of(attention=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(2, 5, 4)
-    step = encoder.step(x, 2, chance())
-    (pairs,) = chosen
+    step = encoder.step(x, 3, 2, chance())
+    pairs = step.pairs
+    assert pairs is not None
+    entered = x + timestep_encoding(3, 4)
     for row in range(2):
         used = {*pairs.gone[row].tolist(), *pairs.kept[row].tolist()}
         (left,) = set(range(5)) - used
-        torch.testing.assert_close(step.output[row, 0], x[row, left])
+        assert step.rest[row].tolist() == [left]
+        torch.testing.assert_close(step.tokens[row, 0], entered[row, left])
         for number in range(2):
-            pair = [x[row, int(p[row, number])] for p in pairs[:2]]
+            pair = [entered[row, int(p[row, number])] for p in pairs[:2]]
             expected = encoder.layer.merge(torch.cat(pair))
-            torch.testing.assert_close(step.output[row, 1 + number], expected)
+            torch.testing.assert_close(step.tokens[row, 1 + number], expected)
+
+
+def test_noise_and_norms() -> None:
+    encoder = randomized(HierarchicalEncoder(settings_of(token_noise=1.0)))
+    assert isinstance(encoder, HierarchicalEncoder)
+    x = torch.zeros(4, 500, 4).double()
+    quiet = x + timestep_encoding(2, 4)
+    entered, norm = encoder.entrance(x, 2, chance().generator)
+    assert float((entered - quiet).std()) == pytest.approx(1, abs=0.05)
+    torch.testing.assert_close(norm, entered.square().sum(-1).mean(-1))
+    assert torch.equal(encoder.eval().entrance(x, 2, chance().generator)[0], quiet)
 
 
 def test_timestep_encoding_by_hand() -> None:
@@ -485,6 +514,7 @@ def test_timestep_encoding_by_hand() -> None:
         ({"num_heads": 3}, "task.num_heads: expected a divisor of dim = 4, got 3"),
         ({"policy_heads": 3}, "policy_heads: expected a divisor of dim = 4"),
         ({"policy": "heuristic", "attention": False}, "learned or random without"),
+        ({"policy": "random", "gradient": "scaling"}, "got scaling with random"),
     ],
 )
 def test_wrong_settings(options: dict[str, object], message: str) -> None:
@@ -569,8 +599,29 @@ def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) 
 def test_256_tokens_over_eight_layers(proportion: float, left: int) -> None:
     schedule = merging_schedule(256, proportion, 8)
     assert 256 - sum(schedule) == left
+    validate_schedule(256, schedule)
     if proportion == 1:
         assert schedule == [128, 64, 32, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            [8, 5],
+            "task.schedule: expected at most 4 merges .* layer 2, got 5",
+        ),
+        ([9], "expected at most 8 merges of the 16 tokens that reach layer 1, got 9"),
+        ([-1], "got -1"),
+        ([], r"expected a number for each layer, got \[\]"),
+    ],
+)
+def test_a_schedule_that_merges_more_than_there_is(
+    schedule: list[int], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        validate_schedule(16, schedule)
+    assert "\n" not in str(caught.value)
 
 
 def test_depths_of_the_stochastic_schedule() -> None:
@@ -578,16 +629,23 @@ def test_depths_of_the_stochastic_schedule() -> None:
     assert found.tolist() == pytest.approx([0.7, 0.21, 0.063, 0.027])
     assert depth_probabilities(1.0, 3).tolist() == [0, 0, 1]
     assert depth_probabilities(0.0, 3).tolist() == [1, 0, 0]
+    proportional = depth_probabilities(0.5, 3, proportional=True)
+    assert proportional.tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    uniform = depth_probabilities(1.0, 4, proportional=True)
+    assert uniform.tolist() == pytest.approx([0.25] * 4)
 
 
-@given(rho=st.floats(0, 1), layers=st.integers(1, 8))
-def test_depths_are_a_distribution(rho: float, layers: int) -> None:
-    found = depth_probabilities(rho, layers)
+@given(rho=st.floats(0, 1), layers=st.integers(1, 8), proportional=st.booleans())
+def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) -> None:
+    found = depth_probabilities(rho, layers, proportional=proportional)
     assert (found >= 0).all()
     assert float(found.sum()) == pytest.approx(1)
 
 
-def test_depths_are_drawn() -> None:
+def test_rho_grows_and_depths_are_drawn() -> None:
+    assert [rho_at(epoch, 0.05, 0.01) for epoch in (0, 1, 200)] == pytest.approx(
+        [0.05, 0.06, 1]
+    )
     generator = torch.Generator().manual_seed(0)
     depths = [sample_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
     for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):

@@ -16,6 +16,7 @@ from marl_pool.encoders.pairs import (
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.studies.hierarchical.encoder import (
     Chance,
+    LayerOutput,
     LayerStack,
     NetworkOutput,
     others,
@@ -56,22 +57,41 @@ class HierarchicalDecoder(LayerStack):
         return self.apply_layers(x, reversed(layers), chance)
 
     @override
-    def step(self, x: Tensor, count: int, chance: Chance) -> NetworkOutput:
+    def step(
+        self,
+        x: Tensor,
+        depth: int,
+        count: int,
+        chance: Chance,
+        forced: Tensor | None = None,
+    ) -> LayerOutput:
+        """Apply the layer that reverses layer ``depth``.
+
+        With ``forced (B, R)``, the indices of the tokens to unmerge, for teacher
+        forcing, ``log_prob`` is the mean of those of choosing each.
+        """
         # Choose the tokens to unmerge.
+        x, norm = self.entrance(x, depth, chance.generator)
         logits = self._logits(x)
-        chosen = self._choose(logits, count, chance)
+        chosen = self._choose(logits, count, chance) if forced is None else forced
         log_probs = token_log_prob(logits, chosen, masked=self.settings.is_masked)
         # If all tokens are chosen, there is no choice to credit.
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
-        # Split each chosen token in two, append the first halves and then the second
-        # ones to the unchanged tokens, and refine all.
+        # Split each chosen token in two.
         halves = self.unmerge(gather_tokens(x, chosen))
+        halves, log_probs = self.scaled(halves, log_probs)
+        log_prob = log_probs.sum(1)
+        # Teacher forcing trains the choice itself, by its mean log-likelihood.
+        if forced is not None:
+            log_prob = token_log_prob(logits, forced, masked=False).sum(1)
+            log_prob = log_prob / max(count, 1)
+        # Append the new tokens to the unchanged ones, then refine all.
         rest = others(chosen, x.shape[1])
         new = torch.cat([gather_tokens(x, rest), *halves.chunk(2, -1)], 1)
         if self.refine is not None and self.block is not None:
             new = self.block(self.refine(new, x))
-        return NetworkOutput(new, log_probs.sum(1))
+        return LayerOutput(new, rest, log_prob, norm)
 
     @staticmethod
     def _choose(logits: Tensor, count: int, chance: Chance) -> Tensor:
@@ -81,7 +101,7 @@ class HierarchicalDecoder(LayerStack):
         return choose_tokens(scores, count)
 
     def _logits(self, x: Tensor) -> Tensor:
-        if not self.settings.through_tokens:
+        if not (self.settings.through_tokens or self.settings.is_scaled):
             x = x.detach()
         logits = self.score(self.score_norm(x))[..., 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -7,7 +7,9 @@ from torch import Tensor
 Credit = Literal["own", "batch"]
 
 
-def surrogate(losses: Tensor, log_prob: Tensor, *, credit: Credit = "own") -> Tensor:
+def surrogate(
+    losses: Tensor, log_prob: Tensor, *, credit: Credit = "own", baseline: bool = False
+) -> Tensor:
     r"""Compute a scalar whose gradient estimates that of the expected loss.
 
     .. math:: \frac{1}{B} \sum_b \mathrm{sg}(g_b) \log p(Y_b) + g_b
@@ -25,8 +27,13 @@ def surrogate(losses: Tensor, log_prob: Tensor, *, credit: Credit = "own") -> Te
         losses: ``(B,)``, loss g of each sample.
         log_prob: ``(B,)``, log-probability of each sample's choices.
         credit: weight of a sample's log-probability: its own loss or the batch's mean.
+        baseline: subtract the mean loss of the other samples from a sample's own; the
+            expectation stays the same for independent samples. The paper has none.
     """
     weight = losses.detach()
     if credit == "batch":
         weight = weight.mean().expand_as(weight)
+    elif baseline and len(losses) > 1:
+        # g_b - mean of the others = (g_b - mean) B / (B - 1).
+        weight = (weight - weight.mean()) * (len(losses) / (len(losses) - 1))
     return (weight * (log_prob - log_prob.detach()) + losses).mean()

@@ -18,6 +18,7 @@ class MergedClassification(MergedImages):
     """
 
     name, metric = "merged_classification", "error"
+    has_decoder = False
 
     @override
     def make_network(self, seed: int) -> MergedClassifier:

@@ -68,6 +68,7 @@ class ImageAutoencoder(MergingNetwork):
         return NetworkOutput(
             self.pixels(decoded.output),
             encoded.log_prob + decoded.log_prob,
+            encoded.norm + decoded.norm,
         )
 
 

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,9 @@ from typing_extensions import override
 
 from marl_pool.studies.hierarchical.encoder import Chance
 from marl_pool.studies.hierarchical.networks import ImageAutoencoder
-from marl_pool.studies.hierarchical.task import MergedImages, scaled
-from marl_pool.training.supervised.task import Batch
+from marl_pool.studies.hierarchical.pretraining import teacher_forced
+from marl_pool.studies.hierarchical.task import MergedImages, near, scaled
+from marl_pool.training.supervised.task import Batch, LossAndMetrics
 
 SHOWN = 8
 """Test images in the plot of reconstructions."""
@@ -26,6 +28,7 @@ class Reconstruction(MergedImages):
     """
 
     name, metric = "reconstruction", "mse"
+    has_decoder = True
 
     @override
     def make_network(self, seed: int) -> ImageAutoencoder:
@@ -34,6 +37,24 @@ class Reconstruction(MergedImages):
     @override
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"mse": squared_error(output, scaled(batch["images"]))}
+
+    @override
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> LossAndMetrics:
+        if not network.training or self.epoch >= self.pretrain_epochs:
+            return super().evaluate(network, batch, generator)
+        images = scaled(batch["images"])
+        chance = Chance(near(generator, images.device), explore=True)
+        level = self.trained[self.sample_level(generator)]
+        autoencoder = cast(ImageAutoencoder, network)
+        forced = teacher_forced(autoencoder, images, level.schedule, chance)
+        # As in `surrogate`, the score contributes a gradient but no value.
+        score = forced.score - forced.score.detach()
+        loss = (forced.losses + score + forced.unmerging).mean()
+        return LossAndMetrics(
+            loss + self.penalty(forced.norm), {"mse": forced.losses.detach()}
+        )
 
     @override
     def baselines(self, batch: Batch) -> dict[str, Tensor]:

@@ -18,14 +18,21 @@ from marl_pool.studies.hierarchical.networks import MergingNetwork
 from marl_pool.studies.hierarchical.schedule import (
     depth_probabilities,
     merging_schedule,
+    rho_at,
     sample_depth,
+    validate_schedule,
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 from marl_pool.studies.image_task import ImageTask
 from marl_pool.training.supervised.images.images import check_patch
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeFloat, PositiveInt, UnitInterval
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
 
 POLICY_IMAGES = 256
 """Test images for the comparison of merging policies after training."""
@@ -49,7 +56,7 @@ class MergedImages(Hierarchy, ImageTask):
 
     Training samples one of ``proportions`` for each batch, and a depth by the
     stochastic merging schedule; validation and test use the full depth and greedy
-    choices. The loss is `surrogate`.
+    choices. The loss is `surrogate` plus `penalty`.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
 
@@ -58,11 +65,13 @@ class MergedImages(Hierarchy, ImageTask):
         measured: levels of ``levels``.
 
     Raises:
-        InputError: incompatible sizes.
+        InputError: incompatible sizes, or a schedule with more merges than pairs.
     """
 
     name: ClassVar[str]
     """Name of the task, for messages."""
+    has_decoder: ClassVar[bool]
+    """True if a decoder unmerges the tokens."""
 
     patch: PositiveInt = 2
     """Side of a patch, in pixels, a divisor of ``size``."""
@@ -74,30 +83,58 @@ class MergedImages(Hierarchy, ImageTask):
     """Fractions of tokens that merge in each layer, in training."""
     levels: tuple[UnitInterval, ...] = (0.25, 0.5, 1.0)
     """Fractions for each of which the trained network is measured."""
+    schedule: tuple[NonNegativeInt, ...] | None = None
+    """Merges of each layer, in place of both; None: use the fractions."""
     rho: UnitInterval = 0.05
     """ρ, probability of continuing to the next layer, in the first epoch."""
     rho_step: NonNegativeFloat = 0.01
     """Increase of ρ in each epoch, up to 1."""
+    proportional: bool = False
+    """Sample depths with ``P(d) ∝ ρ^d``; see `depth_probabilities`."""
     credit: Credit = "own"
     """Weight of a sample's log-probability: its own loss or the batch's."""
+    baseline: bool = False
+    """Subtract the mean loss of the other samples."""
+    token_penalty: NonNegativeFloat = 0.0
+    """λ, weight of the tokens' squared norm."""
+    pretrain_epochs: NonNegativeInt = 0
+    """Epochs of teacher forcing at the start (3.2.2), at the full depth of a sampled
+    proportion. Each layer's choices are weighted by the layer's own error; ρ and the
+    credit have no effect."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # The task has an architecture of its own.
         validate_no_part("encoder", self.encoder, self.name)
         validate_no_part("pooling", self.pooling, self.name)
+        # A baseline subtracts the mean loss, which would leave nothing here.
+        if self.baseline and self.credit == "batch":
+            raise InputError(
+                "task.baseline: expected false with task.credit=batch, where every "
+                "sample has the same loss, got true"
+            )
+        if self.pretrain_epochs and not self.has_decoder:
+            raise InputError(
+                f"task.pretrain_epochs: expected 0 with task={self.name}, which has no "
+                f"decoder, got {self.pretrain_epochs}"
+            )
         check_patch(self.size, self.patch)
         # Compute the merges of each layer for the proportions and levels.
         self.num_tokens = (self.size // self.patch) ** 2
         self.trained = self._levels("task.proportions", self.proportions)
         self.measured = self._levels("task.levels", self.levels)
+        self.epoch = 0
 
     def _levels(self, where: str, proportions: Sequence[float]) -> list[Level]:
-        if not proportions:
+        if self.schedule is not None:
+            validate_schedule(self.num_tokens, self.schedule)
+            schedules = [list(self.schedule)]
+        elif proportions:
+            count, layers = self.num_tokens, self.num_layers
+            schedules = [merging_schedule(count, each, layers) for each in proportions]
+        else:
             raise InputError(f"{where}: expected at least one number, got []")
-        count, layers = self.num_tokens, self.num_layers
-        schedules = (merging_schedule(count, each, layers) for each in proportions)
-        return [Level(each, count - sum(each)) for each in schedules]
+        return [Level(each, self.num_tokens - sum(each)) for each in schedules]
 
     @property
     def layout(self) -> ImageLayout:
@@ -116,8 +153,19 @@ class MergedImages(Hierarchy, ImageTask):
 
     @override
     def begin_epoch(self, network: nn.Module, epoch: int, epochs: int) -> None:
-        rho = min(self.rho + self.rho_step * epoch, 1.0)
-        self.depths = depth_probabilities(rho, self.num_layers)
+        self.epoch = epoch
+        # ρ does not grow in the epochs of teacher forcing.
+        rho = rho_at(max(epoch - self.pretrain_epochs, 0), self.rho, self.rho_step)
+        self.depths = [
+            depth_probabilities(
+                rho, len(level.schedule), proportional=self.proportional
+            )
+            for level in self.trained
+        ]
+
+    def sample_level(self, generator: torch.Generator) -> int:
+        """Sample the index of a batch's proportion."""
+        return int(torch.randint(len(self.trained), (1,), generator=generator))
 
     @override
     def evaluate(
@@ -129,16 +177,23 @@ class MergedImages(Hierarchy, ImageTask):
         if not network.training:
             return self._measure(network, images, batch, chance)
         # Merge a random proportion of tokens, down to a random depth.
-        number = int(torch.randint(len(self.trained), (1,), generator=generator))
-        depth = sample_depth(self.depths, generator)
+        number = self.sample_level(generator)
+        depth = sample_depth(self.depths[number], generator)
         answer = network(images, self.trained[number].schedule[:depth], chance)
         # Credit the sampled choices with the loss.
         numbers = self.losses(answer.output.float(), batch)
         losses, *_ = numbers.values()
+        loss = surrogate(
+            losses, answer.log_prob, credit=self.credit, baseline=self.baseline
+        )
         return LossAndMetrics(
-            surrogate(losses, answer.log_prob, credit=self.credit),
+            loss + self.penalty(answer.norm),
             {name: each.detach() for name, each in numbers.items()},
         )
+
+    def penalty(self, norm: Tensor) -> Tensor:
+        """Compute the mean of ``λ ‖x'‖²``, equation 6."""
+        return self.token_penalty * norm.mean()
 
     def _measure(
         self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
@@ -152,14 +207,14 @@ class MergedImages(Hierarchy, ImageTask):
                 metrics[name] = metrics.get(name, 0) + each / len(self.measured)
         if self.num_tokens > 1 and self.policy != "random":
             # Information about the image, within this batch.
-            policies = self.policies(network, images)
+            policies = self.policies(network, images, chance)
             metrics["policy_information"] = divergences(policies)
         return LossAndMetrics(metrics[self.metric].mean(), metrics)
 
-    def policies(self, network: nn.Module, images: Tensor) -> Tensor:
+    def policies(self, network: nn.Module, images: Tensor, chance: Chance) -> Tensor:
         """Compute the pair probabilities of the first merge, ``(B, T, T)``."""
         merging = cast(MergingNetwork, network)
-        return merging.encoder.first_policy(merging.patches(images))
+        return merging.encoder.first_policy(merging.patches(images), chance)
 
     @override
     def finish(
@@ -172,7 +227,7 @@ class MergedImages(Hierarchy, ImageTask):
 
         network.eval()
         images = scaled(self.images["test"][:POLICY_IMAGES])
-        policies = self.policies(network, images)
+        policies = self.policies(network, images, Chance(generator, explore=False))
         found = dependence(policies)
         path = folder / "policies.png"
         draw_policies(images[:2], policies[:2], found, self.size // self.patch, path)

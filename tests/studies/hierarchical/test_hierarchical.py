@@ -25,6 +25,7 @@ from marl_pool.studies.hierarchical.images import (
 from marl_pool.studies.hierarchical.merged_classification import (
     MergedClassification,
 )
+from marl_pool.studies.hierarchical.pretraining import teacher_forced
 from marl_pool.studies.hierarchical.reconstruction import Reconstruction
 from marl_pool.studies.hierarchical.task import MergedImages
 from marl_pool.training.supervised.images.images import Images
@@ -142,8 +143,12 @@ def test_it_learns_to_reconstruct(policy: str) -> None:
     "options",
     [
         {"log_prob": "unmasked", "credit": "batch"},
-        {"through_tokens": True, "policy_heads": 2},
+        {"baseline": True, "through_tokens": True, "policy_heads": 2},
+        {"gradient": "scaling"},
         {"attention": False, "policy": "random"},
+        {"token_noise": 1.0, "token_penalty": 0.01, "proportional": True},
+        {"pretrain_epochs": 1},
+        {"schedule": (4, 3)},
         {"policy": "shared_keys"},
         {"policy": "heuristic"},
     ],
@@ -182,13 +187,14 @@ def test_levels_are_measured_each() -> None:
     torch.testing.assert_close(metrics["mse_1"], expected)
 
 
-def test_depth_grows_with_the_epochs() -> None:
-    task, network = made(rho=0.0, rho_step=0.25)
-    for epoch, expected in ((0, [1, 0, 0, 0]), (2, [0.5, 0.25, 0.125, 0.125])):
-        task.begin_epoch(network, epoch, 9)
-        assert task.depths.tolist() == pytest.approx(expected)
-    task.begin_epoch(network, 8, 9)
-    assert task.depths.tolist() == [0, 0, 0, 1]
+def test_the_penalty_is_added_to_the_loss() -> None:
+    outcomes = []
+    for weight in (0.0, 0.1):
+        task, network = made(token_penalty=weight, policy="random")
+        batch = task.batch("train", torch.arange(8))
+        outcome = task.evaluate(network.train(), batch, generator())
+        outcomes.append(float(outcome.loss.detach()))
+    assert outcomes[1] > outcomes[0]
 
 
 def test_initial_weights_follow_from_the_seed() -> None:
@@ -235,6 +241,88 @@ def test_it_learns_to_classify_from_one_token() -> None:
     assert float(metrics["error_1"].mean()) < 0.5 * float(common.mean())
 
 
+# Teacher forcing
+
+
+def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
+    """A decoder that undoes merges exactly has only the pixels' error left."""
+    task, network = made(attention=False, policy="random")
+    network.double()
+    merged: list[Tensor] = []
+
+    def remember(x: Tensor) -> Tensor:
+        merged.append(x)
+        return x[..., :8]
+
+    depths = iter([1, 2])
+    encodings = [
+        network.encoder.entrance(torch.zeros(1, 1, 8), d, None)[0] for d in (1, 2)
+    ]
+
+    def undo(x: Tensor) -> Tensor:
+        encoding = encodings[next(depths) - 1].double()[..., :8]
+        return merged[-1] - torch.cat([encoding, encoding], -1)
+
+    network.encoder.layer.merge = _Function(remember)
+    network.decoder.unmerge = _Function(undo)
+    network.decoder.entrance = _Function(lambda x, *_: (x, torch.zeros(len(x))))
+    network.encoder.entrance = _Plain(encodings)
+    pictures = task.batch("train", torch.arange(5))["images"].double() / 255
+    found = teacher_forced(network, pictures, [4, 2], Chance(generator(), explore=True))
+    direct = network.pixels(network.patches(pictures)) - pictures
+    untouched = found.losses - direct.square().mean((1, 2, 3))
+    # Tokens that did not merge keep the layer's encoding; the rest came back whole.
+    left = [8 / 16, 8 / 12]
+    sizes = [float(each.double().square().mean()) for each in encodings]
+    expected = sum(a * b for a, b in zip(left, sizes, strict=True)) / 2
+    torch.testing.assert_close(untouched, torch.full((5,), expected).double())
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class _Plain(nn.Module):
+    """An entrance that adds the encoding and nothing else."""
+
+    def __init__(self, encodings: list[Tensor]) -> None:
+        super().__init__()
+        self.encodings = encodings
+
+    def forward(self, x: Tensor, depth: int, _: Any) -> tuple[Tensor, Tensor]:
+        return x + self.encodings[depth - 1].to(x), torch.zeros(len(x))
+
+
+def test_unmerging_learns_which_tokens_were_merged() -> None:
+    """Its cross-entropy is that of the last tokens, which are the merged ones."""
+    task, network = made(attention=False)
+    nn.init.zeros_(network.decoder.score[2].weight)
+    pictures = task.batch("train", torch.arange(5))["images"] / 255
+    chance = Chance(generator(), explore=True)
+    found = teacher_forced(network, pictures, [4], chance)
+    found.unmerging.sum().backward()
+    assert network.decoder.score[2].weight.grad.any()
+    assert network.encoder.layer.merge[0].weight.grad is None
+    # All scores are zero, so each of 12 is as likely.
+    torch.testing.assert_close(found.unmerging, torch.full((5,), math.log(12)))
+
+
+def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
+    task, network = made()
+    pictures = task.batch("train", torch.arange(5))["images"] / 255
+    chance = Chance(generator(), explore=True)
+    teacher_forced(network, pictures, [4, 2], chance).score.sum().backward()
+    policy = {id(part) for part in network.encoder.layer.policy.parameters()}
+    for name, parameter in network.named_parameters():
+        felt = parameter.grad is not None and bool(parameter.grad.any())
+        assert felt == (id(parameter) in policy), name
+
+
 # Pictures
 
 
@@ -267,6 +355,12 @@ def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
+        (Reconstruction, {"schedule": (8, 5)}, "task.schedule: .* layer 2, got 5"),
+        (
+            Reconstruction,
+            {"schedule": ()},
+            r"expected a number for each layer, got \[\]",
+        ),
         (
             Reconstruction,
             {"proportions": ()},
@@ -281,6 +375,12 @@ def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
             {"credit": "others"},
             "task.credit: expected own or batch, got",
         ),
+        (
+            Reconstruction,
+            {"credit": "batch", "baseline": True},
+            "task.baseline: .*false",
+        ),
+        (MergedClassification, {"pretrain_epochs": 1}, "task.pretrain_epochs: .* 0"),
     ],
 )
 def test_refusals(
