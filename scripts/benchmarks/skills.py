@@ -64,12 +64,14 @@ SKILLS = {
             "encoder.num_heads=4",
             "encoder.dim_ff=64",
             "ppo=fast_boxworld",
-            "total_steps=3_000_000",
+            "total_steps=5_000_000",
         ),
         group="agent",
         random=0.5,
         scripted=11.0,
         fraction=0.5,
+        seeds=1,
+        limit=1800.0,
     ),
 }
 """Skills by task, each with the preset of PPO that is made for it."""
