@@ -64,7 +64,7 @@ SKILLS = {
             "encoder.num_heads=4",
             "encoder.dim_ff=64",
             "ppo=fast_boxworld",
-            "total_steps=5_000_000",
+            "total_steps=10_000_000",
         ),
         group="agent",
         random=0.5,
@@ -93,7 +93,8 @@ def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
             note[-1] += f": {reached[0][0]:.0f} to {reached[-1][0]:.0f} s"
         if steps is not None:
             note += [f"{steps:,} env steps at the median"]
-        note += [f"{seeds - len(reached)} failed within {limit:.0f} s"]
+        failed = seeds - len(reached)
+        note += [f"{failed} failed within {limit:.0f} s or the steps of the run"]
         scale = f"random actions {skill.random:g}, scripted {skill.scripted:g}"
         yield Row(f"time_to_skill/{name}", took, "s", scale, note="; ".join(note))
 
@@ -103,17 +104,24 @@ def time_to_skill(name: str) -> Callable[[Size], Iterator[Row]]:
 def learn(
     skill: Skill, seed: int, limit: float, device: str
 ) -> tuple[float, int] | None:
-    """Train until the goal is reached; None if it was not within the time.
+    """Train until the goal is reached; None if the run or time ended first.
 
     The clock starts before the first iteration; a check is an iteration in which
     episodes ended. Returns the seconds and env steps.
     """
     overrides = [*skill.overrides, f"seed={seed}", "threads=1", *on(device)]
-    algo = build(compose("train", overrides))
+    config = compose("train", overrides)
+    algo = build(config)
     returns: deque[float] = deque(maxlen=RETURN_WINDOW)
-    result, streak, began = None, 0, time.perf_counter()
-    while result is None and time.perf_counter() - began < limit:
+    result, streak, steps, began = None, 0, 0, time.perf_counter()
+    # At `total_steps` the learning rate is zero.
+    while (
+        result is None
+        and steps < config["total_steps"]
+        and time.perf_counter() - began < limit
+    ):
         sampled = algo.train()["env_runners"]
+        steps = int(sampled["num_env_steps_sampled_lifetime"])
         finished = sampled.get(EPISODE_RETURNS, {}).get(skill.group)
         if not isinstance(finished, list):  # a NaN without episodes
             continue
@@ -121,7 +129,6 @@ def learn(
         full = len(returns) == returns.maxlen
         streak = streak + 1 if full and statistics.fmean(returns) >= skill.goal else 0
         if streak == 2:
-            steps = int(sampled["num_env_steps_sampled_lifetime"])
             result = time.perf_counter() - began, steps
     algo.stop()
     print(f"  seed {seed}: {result}", file=sys.stderr, flush=True)
