@@ -222,13 +222,8 @@ class NativeNetwork:
 
     @staticmethod
     def _are_precise(weights: Sequence[Tensor | None]) -> bool:
-        present = [weight for weight in weights if weight is not None]
-        dtypes = {weight.dtype for weight in present}
-        return (
-            len(present) == len(weights)
-            and all(weight.is_cpu for weight in present)
-            and dtypes in ({torch.float32}, {torch.float64})
-        )
+        kinds = {None if w is None else (w.dtype, w.is_cpu) for w in weights}
+        return kinds in ({(torch.float32, True)}, {(torch.float64, True)})
 
     def _dropouts(self) -> set[float]:
         return {layer.p if layer.training else 0.0 for layer in self.dropouts}

@@ -204,6 +204,11 @@ def gradients(
     return found, [part.view_as(parameter) for part, parameter in shaped]
 
 
+@functools.cache
+def _network_sizes(sizes: NetworkSizes) -> _Sizes:
+    return _Sizes(**vars(sizes))
+
+
 class _KernelCall:
     """The arguments of one call, checked before their pointers are passed."""
 
@@ -226,19 +231,18 @@ class _KernelCall:
                 assert tensor.shape == (rows, tokens)
                 self.tensors[i] = tensor.to(dtype).contiguous()
         self.parameters = [parameter.contiguous() for parameter in parameters]
-        for tensor in (*self.tensors, *self.parameters):
+        dtype = values.dtype
+        for parameter in self.parameters:
+            assert parameter.is_cpu
+            assert parameter.dtype == dtype
+        for tensor in self.tensors:
             assert tensor is None or tensor.is_cpu
-        assert all(parameter.dtype == values.dtype for parameter in parameters)
-        self.sizes = _Sizes(
-            rows=rows,
-            tokens=tokens,
-            dropout=dropout,
-            seed=seed,
-            **vars(sizes),
-        )
+        self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
+        self.sizes.rows, self.sizes.tokens = rows, tokens
+        self.sizes.dropout, self.sizes.seed = dropout, seed
         kernel = library()
         assert kernel is not None
-        double = values.dtype == torch.float64
+        double = dtype == torch.float64
         self.entry = (
             kernel.marl_pool_run_double if double else kernel.marl_pool_run_float
         )
@@ -271,4 +275,4 @@ def _pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
 
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_POINTER * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    return (_POINTER * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
