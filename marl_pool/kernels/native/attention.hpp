@@ -30,8 +30,8 @@ template <class Real> struct KeyRange {
 
 // 1 / total, or 0 for an empty row.
 template <class Real, bool Padded> INLINE Vector<Real> inverse_of(Vector<Real> total) {
-  if constexpr (!Padded) return 1 / total;
-  const Vector<Real> inverse = 1 / larger(splat<Real>(kTiny<Real>), total);
+  if constexpr (!Padded) return reciprocal<Real>(total);
+  const Vector<Real> inverse = reciprocal<Real>(larger(splat<Real>(kTiny<Real>), total));
   return total < kTiny<Real> ? Vector<Real>{} : inverse;
 }
 
@@ -166,29 +166,28 @@ void moments_forward(NarrowHead<Real> head, KeyRange<Real> range,
   for (int j = 0; j < tokens; j++) {
     const V key = head.key[j], value = head.value[j];
     V power = Padded ? present[j] : splat<Real>(1);
-    unroll<P + 1>([&](auto p) {
+    UNROLL for (int p = 0; p <= P; p++) {
       moment[p] += power;
       with_value[p] += power * value;
       power *= key;
-    });
+    }
   }
-  unroll<P + 1>([&](auto p) {
+  UNROLL for (int p = 0; p <= P; p++) {
     moment[p] *= c[p];
     with_value[p] *= c[p];
-  });
+  }
   // Both series at each query, and with Train their derivatives, by Horner's rule.
   for (int i = 0; i < tokens; i++) {
     const V q = head.query[i];
     V total = moment[P], sum = with_value[P], d_total{}, d_sum{};
-    unroll<P>([&](auto step) {
-      constexpr int p = P - 1 - step;
+    UNROLL for (int p = P - 1; p >= 0; p--) {
       if constexpr (Train) {
         d_total = d_total * q + total;
         d_sum = d_sum * q + sum;
       }
       total = total * q + moment[p];
       sum = sum * q + with_value[p];
-    });
+    }
     const V inverse = inverse_of<Real, Padded>(total), mean = sum * inverse;
     head.out[i] = mean + range.mean_value;
     if constexpr (Train) {
@@ -212,26 +211,25 @@ void moments_backward(NarrowHead<Real> head, const Vector<Real> *present,
     const V q = head.query[i], mean = head.mean[i];
     result.query[i] = gradient[i] * head.slope[i];
     V power = gradient[i] * head.inverse[i];
-    unroll<P + 1>([&](auto p) {
+    UNROLL for (int p = 0; p <= P; p++) {
       plain[p] += power;
       by_mean[p] += power * mean;
       power *= q;
-    });
+    }
   }
-  unroll<P + 1>([&](auto p) {
+  UNROLL for (int p = 0; p <= P; p++) {
     plain[p] *= c[p];
     by_mean[p] *= c[p];
-  });
+  }
   for (int j = 0; j < tokens; j++) {
     const V key = head.key[j];
     V sum = plain[P], d_sum{}, d_mean{}, mean = by_mean[P];
-    unroll<P>([&](auto step) {
-      constexpr int p = P - 1 - step;
+    UNROLL for (int p = P - 1; p >= 0; p--) {
       d_sum = d_sum * key + sum;
       d_mean = d_mean * key + mean;
       sum = sum * key + plain[p];
       mean = mean * key + by_mean[p];
-    });
+    }
     V for_key = head.value[j] * d_sum - d_mean, for_value = sum;
     if constexpr (Padded) {
       for_key *= present[j];

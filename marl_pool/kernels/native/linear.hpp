@@ -30,21 +30,20 @@ INLINE void linear_tile(View<Real> x, const Real *weight, long stride, const Rea
                         View<Real> y, int inputs) {
   using V = Vector<Real>;
   V sums[Tokens][Outputs];
-  unroll<Tokens>([&](auto t) {
-    unroll<Outputs>([&](auto o) {
-      sums[t][o] = Add ? y(t, o) : V{};
-      if (bias) sums[t][o] += bias[o];
-    });
-  });
+  UNROLL for (int o = 0; o < Outputs; o++) {
+    const V from = bias ? splat<Real>(bias[o]) : V{};
+    UNROLL for (int t = 0; t < Tokens; t++) sums[t][o] = Add ? y(t, o) + from : from;
+  }
   for (int i = 0; i < inputs; i++) {
     V value[Tokens];
-    unroll<Tokens>([&](auto t) { value[t] = x(t, i); });
-    unroll<Outputs>([&](auto o) {
+    UNROLL for (int t = 0; t < Tokens; t++) value[t] = x(t, i);
+    UNROLL for (int o = 0; o < Outputs; o++) {
       const Real w = weight[o * stride + i];
-      unroll<Tokens>([&](auto t) { sums[t][o] += w * value[t]; });
-    });
+      UNROLL for (int t = 0; t < Tokens; t++) sums[t][o] += w * value[t];
+    }
   }
-  unroll<Tokens>([&](auto t) { unroll<Outputs>([&](auto o) { y(t, o) = sums[t][o]; }); });
+  UNROLL for (int o = 0; o < Outputs; o++)
+    UNROLL for (int t = 0; t < Tokens; t++) y(t, o) = sums[t][o];
 }
 
 // Tiles of `Width` outputs as long as they fit, then narrower ones.
@@ -91,16 +90,16 @@ INLINE void weight_gradient_tile(View<Real> dy, View<Real> x, Real *gradient,
   V sums[W] = {};
   for (int n = 0; n < tokens; n++) {
     V value[Inputs];
-    unroll<Inputs>([&](auto i) { value[i] = x(n, i); });
-    unroll<Outputs>([&](auto o) {
+    UNROLL for (int i = 0; i < Inputs; i++) value[i] = x(n, i);
+    UNROLL for (int o = 0; o < Outputs; o++) {
       const V d = dy(n, o);
-      unroll<Inputs>([&](auto i) { sums[o * (W / 4) + i] += d * value[i]; });
-    });
+      UNROLL for (int i = 0; i < Inputs; i++) sums[o * (W / 4) + i] += d * value[i];
+    }
   }
   const V totals = lane_sums<Real>(sums);
-  unroll<Outputs>([&](auto o) {
-    unroll<Inputs>([&](auto i) { gradient[o * stride + i] += totals[o * (W / 4) + i]; });
-  });
+  UNROLL for (int o = 0; o < Outputs; o++)
+    UNROLL for (int i = 0; i < Inputs; i++)
+      gradient[o * stride + i] += totals[o * (W / 4) + i];
 }
 
 template <class Real>
@@ -123,8 +122,14 @@ void bias_gradient(View<Real> dy, Real *gradient, int tokens, int outputs) {
   for (int o = 0; o < outputs; o += W) {
     V sums[W] = {};
     const int width = outputs - o < W ? outputs - o : W;
-    for (int i = 0; i < width; i++)
-      for (int n = 0; n < tokens; n++) sums[i] += dy(n, o + i);
+    // Several sums at a time, since each addition waits for the one before.
+    split<4>(0, width, [&](int i, auto count) {
+      constexpr int C = count;
+      V part[C] = {};
+      for (int n = 0; n < tokens; n++)
+        UNROLL for (int k = 0; k < C; k++) part[k] += dy(n, o + i + k);
+      UNROLL for (int k = 0; k < C; k++) sums[i + k] = part[k];
+    });
     const V totals = lane_sums<Real>(sums);
     for (int i = 0; i < width; i++) gradient[o + i] += totals[i];
   }
@@ -138,22 +143,19 @@ void block_product(View<Real> a, View<Real> b, View<Real> c, int rows, int inner
   split<kTokens>(0, rows, [&](int i, auto height) {
     split<kTokens>(0, columns, [&](int j, auto width) {
       constexpr int I = height, J = width;
-      V sums[I][J] = {};
-      if constexpr (Add)
-        unroll<I>([&](auto s) {
-          unroll<J>([&](auto t) { sums[s][t] = c(i + s, j + t); });
-        });
+      V sums[I][J];
+      UNROLL for (int s = 0; s < I; s++)
+        UNROLL for (int t = 0; t < J; t++) sums[s][t] = Add ? c(i + s, j + t) : V{};
       for (int m = 0; m < inner; m++) {
         V left[I];
-        unroll<I>([&](auto s) { left[s] = a(i + s, m); });
-        unroll<J>([&](auto t) {
+        UNROLL for (int s = 0; s < I; s++) left[s] = a(i + s, m);
+        UNROLL for (int t = 0; t < J; t++) {
           const V right = b(m, j + t);
-          unroll<I>([&](auto s) { sums[s][t] += left[s] * right; });
-        });
+          UNROLL for (int s = 0; s < I; s++) sums[s][t] += left[s] * right;
+        }
       }
-      unroll<I>([&](auto s) {
-        unroll<J>([&](auto t) { c(i + s, j + t) = sums[s][t]; });
-      });
+      UNROLL for (int s = 0; s < I; s++)
+        UNROLL for (int t = 0; t < J; t++) c(i + s, j + t) = sums[s][t];
     });
   });
 }

@@ -278,26 +278,39 @@ private:
   // Token n of each row; lanes without a row are zero.
   bool load_token(const Inputs<Real> &in, int n) {
     const int at = n + s.extra, width = s.features ? s.features : D;
-    const View<Real> to = s.features ? input : x;
-    for (int i = 0; i < (s.features ? folded.inputs() : D); i++) to(at, i) = V{};
-    V here = splat<Real>(1), mine{};
+    const long token = first * s.tokens + n;  // of the first row
+    V row{}, here{}, type{};
     for (int r = 0; r < rows; r++) {
-      const long token = (first + r) * s.tokens + n;
-      const bool absent = padded && in.padding[token];
-      const int64_t type = in.types && !absent ? in.types[token] : 0;
-      here[r] = !absent;
-      mine[r] = in.types && !absent && type == 0;
-      // Features under padding may be NaN; vectors are finite.
-      if (!absent || !s.features)
-        for (int i = 0; i < width; i++) to(at, i)[r] = in.values[token * width + i];
-      if (!s.features) continue;
-      // A one in the column of the type; without types, in that of the bias.
-      if (s.types && (type < 0 || type >= s.types)) return false;
-      input(at, s.features + (s.types ? type : 0))[r] = 1;
+      row[r] = 1;
+      const long i = token + long(r) * s.tokens;
+      if (padded && in.padding[i]) continue;
+      const int64_t found = in.types ? in.types[i] : 0;
+      if (s.types && (found < 0 || found >= s.types)) return false;
+      here[r] = 1;
+      type[r] = Real(found);
     }
     present[at] = here;
-    own[at] = mine;
+    for (int r = rows; r < W; r++) present[at][r] = 1;  // lanes without a row
+    own[at] = in.types ? only(here, type == 0) : V{};
+    for (int i = 0; i < width; i++) {
+      V &to = s.features ? input(at, i) : x(at, i);
+      const Real *from = in.values + token * width + i;
+      to = V{};
+      for (int r = 0; r < rows; r++) to[r] = from[long(r) * s.tokens * width];
+      // Features under padding may be NaN; vectors are finite.
+      if (padded && s.features) to = only(to, here > 0);
+    }
+    if (!s.features) return true;
+    // A one in the column of the type, 0 for an absent token; without types, in that of
+    // the bias.
+    for (int k = 0; k < folded.columns(); k++)
+      input(at, s.features + k) = s.types ? only(row, type == Real(k)) : row;
     return true;
+  }
+
+  // x where the condition is true, 0 elsewhere.
+  static V only(V x, Bits<Real> condition) {
+    return (V)((Bits<Real>)x & condition);
   }
 
   void embed() {
@@ -367,7 +380,7 @@ private:
     V most = splat<Real>(-kHuge<Real>), any{};
     for (int n = 0; n < N; n++) {
       const V value = present[n] > 0 ? x(n, d) : splat<Real>(-kHuge<Real>);
-      most = (value > most) | (value != value) ? value : most;
+      most = ((value > most) | (value != value)) ? value : most;
       any += present[n];
     }
     return any > 0 ? most : V{};

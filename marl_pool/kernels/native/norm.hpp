@@ -22,7 +22,7 @@ void normalize(View<Real> x, View<Real> normed, Vector<Real> *scale, int tokens,
       square += centered * centered;
       normed(n, d) = centered;
     }
-    scale[n] = 1 / square_root<Real>(square * share + Real(kNormEpsilon));
+    scale[n] = reciprocal_root<Real>(square * share + Real(kNormEpsilon));
     for (int d = 0; d < dim; d++) normed(n, d) *= scale[n];
   }
 }

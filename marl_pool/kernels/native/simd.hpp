@@ -11,6 +11,9 @@
 #include "polynomials.hpp"
 
 #define INLINE inline __attribute__((always_inline))
+// Unroll the loop that follows. An array that is indexed by unrolled loops alone lies in
+// registers; GCC writes it to memory if the indices are those of a lambda.
+#define UNROLL _Pragma("GCC unroll 64")
 
 namespace marl_pool {
 
@@ -23,6 +26,10 @@ template <> struct Simd<float> {
   static constexpr float round = 12582912.0f;
   static constexpr int exponent_shift = 23;
   static constexpr float least_exponent = -125.0f;
+  static constexpr int32_t magnitude = 0x7fffffff;  // all bits but the sign
+  // The first guesses of `reciprocal` and `reciprocal_root`, and the steps that they need.
+  static constexpr int32_t reciprocal = 0x7ef311c7, reciprocal_root = 0x5f375a86;
+  static constexpr int steps = 2;
 };
 
 template <> struct Simd<double> {
@@ -31,20 +38,15 @@ template <> struct Simd<double> {
   static constexpr double round = 6755399441055744.0;
   static constexpr int exponent_shift = 52;
   static constexpr double least_exponent = -1021.0;
+  static constexpr int64_t magnitude = 0x7fffffffffffffff;
+  static constexpr int64_t reciprocal = 0x7fde623822fc16e6;
+  static constexpr int64_t reciprocal_root = 0x5fe6eb50c7b537a9;
+  static constexpr int steps = 3;
 };
 
 template <class Real> using Vector = typename Simd<Real>::Vector;
 template <class Real> using Bits = typename Simd<Real>::Bits;
 template <class Real> constexpr int lanes = 64 / sizeof(Real);
-
-template <class F, int... i>
-INLINE void unroll_over(F &f, std::integer_sequence<int, i...>) {
-  (f(std::integral_constant<int, i>{}), ...);
-}
-// Call f(0), …, f(N - 1) with compile-time indices.
-template <int N, class F> INLINE void unroll(F &&f) {
-  unroll_over(f, std::make_integer_sequence<int, N>{});
-}
 
 template <class Real> INLINE Vector<Real> splat(Real x) {
   return Vector<Real>{} + x;
@@ -57,28 +59,48 @@ template <class V> INLINE V smaller(V a, V b) { return a < b ? a : b; }
 template <class Real> constexpr Real kTiny = Real(1e-30);
 template <class Real> constexpr Real kHuge = Real(1e30);
 
-template <class Real> INLINE Vector<Real> square_root(Vector<Real> x) {
-  Vector<Real> root{};
-  for (int lane = 0; lane < lanes<Real>; lane++) root[lane] = std::sqrt(x[lane]);
-  return root;
+// 1 / x and 1 / √x for positive x, to about a rounding error; NaN for NaN. The exponent,
+// halved for the root, and its sign are changed in the bits, which is right to a few per
+// cent; each step then cubes the error. Instructions that divide take several times as
+// long as the products here.
+template <class Real> INLINE Vector<Real> reciprocal(Vector<Real> x) {
+  using S = Simd<Real>;
+  auto y = (Vector<Real>)(S::reciprocal - (Bits<Real>)x);
+  UNROLL for (int step = 0; step < S::steps; step++) {
+    const Vector<Real> error = 1 - x * y;
+    y += y * (error + error * error);
+  }
+  return y;
+}
+template <class Real> INLINE Vector<Real> reciprocal_root(Vector<Real> x) {
+  using S = Simd<Real>;
+  auto y = (Vector<Real>)(S::reciprocal_root - ((Bits<Real>)x >> 1));
+  UNROLL for (int step = 0; step < S::steps; step++) {
+    const Vector<Real> error = 1 - x * y * y;
+    y += y * (error * (Real(0.5) + Real(0.375) * error));
+  }
+  return y;
 }
 
 template <class Real, class V, int n>
 INLINE V polynomial(const Real (&coefficients)[n], V x) {
   V sum = V{} + coefficients[n - 1];
-  unroll<n - 1>([&](auto i) { sum = sum * x + coefficients[n - 2 - i]; });
+  UNROLL for (int p = n - 2; p >= 0; p--) sum = sum * x + coefficients[p];
   return sum;
 }
 
-// 2^x for x <= 0; about the smallest normal number where x is below its exponent, NaN
-// for NaN.
-template <class Real> INLINE Vector<Real> exp2(Vector<Real> x) {
+// 2^x between the exponents of normal numbers.
+template <class Real> INLINE Vector<Real> power_of_two(Vector<Real> x) {
   using S = Simd<Real>;
-  x = larger(splat<Real>(S::least_exponent), x);
   const Vector<Real> rounded = x + S::round;
   const Vector<Real> fraction = x - (rounded - S::round);
   const Vector<Real> power = polynomial(PowerOfTwo<Real>::coefficients, fraction);
   return (Vector<Real>)((Bits<Real>)power + ((Bits<Real>)rounded << S::exponent_shift));
+}
+// 2^x for x <= 0; about the smallest normal number where x is below its exponent, NaN
+// for NaN.
+template <class Real> INLINE Vector<Real> exp2(Vector<Real> x) {
+  return power_of_two<Real>(larger(splat<Real>(Simd<Real>::least_exponent), x));
 }
 
 template <class Real> constexpr Real log2_e = Real(1.4426950408889634074);
@@ -86,18 +108,46 @@ template <class Real> constexpr Real ln_2 = Real(0.69314718055994530942);
 
 enum Activation { kNone = 0, kGelu = 1, kRelu = 2 };
 
+template <class Real> INLINE Vector<Real> magnitude(Vector<Real> x) {
+  return (Vector<Real>)((Bits<Real>)x & Simd<Real>::magnitude);
+}
+template <class Real> INLINE Vector<Real> with_sign(Vector<Real> size, Vector<Real> x) {
+  return (Vector<Real>)((Bits<Real>)size ^ ((Bits<Real>)x & ~Simd<Real>::magnitude));
+}
+// The smaller one of x >= 0 and `end`; `end` for NaN. The bits of positive numbers are in
+// the order of the numbers, and integers have an instruction for it.
+template <class Real> INLINE Vector<Real> up_to(Vector<Real> x, Real end) {
+  const auto bits = (Bits<Real>)x, most = (Bits<Real>)splat<Real>(end);
+  return (Vector<Real>)(bits < most ? bits : most);
+}
+
+// The density φ(x) and Φ(x) - 1/2 for x >= 0; beyond 12 the density is negligible.
+template <class Real> struct Normal {
+  Vector<Real> density, above_half;
+};
+template <class Real> INLINE Normal<Real> normal(Vector<Real> x) {
+  constexpr Real log2_peak = Real(-1.3257480647361593990);  // log2 φ(0)
+  x = up_to<Real>(x, 12);
+  const auto density = power_of_two<Real>(x * x * Real(-0.5 * log2_e<double>) + log2_peak);
+  return {density, Real(0.5) - density * polynomial(MillsRatio<Real>::coefficients, x)};
+}
+
 // x Φ(x), and its derivative Φ(x) + x φ(x) if `derivative` is given.
 template <class Real, bool Train>
 INLINE Vector<Real> gelu(Vector<Real> x, Vector<Real> *derivative) {
-  using V = Vector<Real>;
-  // The polynomial is good up to the end of its fit, where the density is negligible.
-  constexpr Real end = sizeof(Real) == 4 ? 10 : 12;
-  const V a = smaller(x < 0 ? -x : x, splat<Real>(end));
-  const V density = exp2<Real>(a * a * Real(-0.5 * log2_e<double>));
-  const V tail = density * polynomial(NormalTail<Real>::coefficients, a);
-  const V phi = x > 0 ? 1 - tail : tail;
-  if constexpr (Train) *derivative = phi + x * (density * Real(0.39894228040143267794));
-  return x * phi;
+  constexpr Real half = Real(0.5);
+  const Vector<Real> size = magnitude<Real>(x);
+  // Without the density a polynomial alone is faster, but not at the degree of double.
+  if constexpr (!Train && sizeof(Real) == 4) {
+    using Fit = NormalCenter;
+    const Vector<Real> a = up_to<Real>(size, Fit::end);
+    const Vector<Real> at = a * a * Real(2 / (Fit::end * Fit::end)) - 1;
+    return half * x + size * (a * polynomial(Fit::coefficients, at));
+  }
+  const Normal<Real> at = normal<Real>(size);
+  if constexpr (Train)
+    *derivative = half + with_sign<Real>(at.above_half + size * at.density, x);
+  return half * x + size * at.above_half;
 }
 
 template <class Real, bool Train>
@@ -128,10 +178,9 @@ INLINE Vector<Real> lane_sums(Vector<Real> (&vectors)[lanes<Real>]) {
   constexpr int W = lanes<Real>;
   auto step = [&](auto half) {
     constexpr int S = half;
-    unroll<S>([&](auto i) {
-      constexpr auto order = std::make_integer_sequence<int, W>{};
+    constexpr auto order = std::make_integer_sequence<int, W>{};
+    UNROLL for (int i = 0; i < S; i++)
       vectors[i] = add_halves<S>(vectors[i], vectors[i + S], order);
-    });
   };
   if constexpr (W == 16) step(std::integral_constant<int, 8>{});
   step(std::integral_constant<int, 4>{});
