@@ -39,9 +39,9 @@ $(BIN)/.dev: $(BIN)/.torch pyproject.toml
 	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,dev]'
 	touch $@
 
-demo: $(BIN)/.demo  ## Install, train AdaPool for two minutes, evaluate it, render a video
+demo: $(BIN)/.demo  ## Install, train AdaPool for a million steps, evaluate it, render a video
 	@test ! -e $(RUN) || { echo "$(RUN) exists: remove it, or choose another: make demo RUN=runs/other"; exit 2; }
-	$(BIN)/marl-pool train --run-dir $(RUN) experiment=simple_centroid pooling=ada time_limit=120
+	$(BIN)/marl-pool train --run-dir $(RUN) experiment=simple_centroid pooling=ada total_steps=1_000_000
 	$(BIN)/marl-pool evaluate $(RUN)
 	$(BIN)/marl-pool render $(RUN)
 

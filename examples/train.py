@@ -17,7 +17,7 @@ def main() -> None:
     run = marl_pool.train(
         "experiment=simple_centroid",
         "pooling=ada",
-        "time_limit=120",
+        "total_steps=1_000_000",
         *sys.argv[1:],
         checkpoint={"every": 10, "keep": 1},  # a mapping sets the keys of a section
     )

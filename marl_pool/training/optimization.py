@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from marl_pool.utils.atomic import new_binary_file
+from marl_pool.utils.errors import InputError
 
 Tensors = Mapping[str, Tensor]
 
@@ -43,14 +44,20 @@ class FlatParameters:
     would take longer than the arithmetic.
 
     Args:
-        parameters: parameters of one dtype and device; their data become views.
+        parameters: parameters of one device; their data become views.
 
     Attributes:
         values: the tensor, ``(total,)``.
+
+    Raises:
+        InputError: parameters of several dtypes.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.parameters = list(parameters)
+        if len(dtypes := {parameter.dtype for parameter in self.parameters}) > 1:
+            names = sorted(map(str, dtypes))
+            raise InputError(f"parameters: expected one dtype, got {', '.join(names)}")
         with torch.no_grad():
             self.values = nn.Parameter(
                 torch.cat([p.flatten() for p in self.parameters])

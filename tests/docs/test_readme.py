@@ -38,7 +38,7 @@ DOCUMENTS = (
 TINY = {"num_envs": 2, "batch_size": 16, "minibatch_size": 8}
 PREFIXED = {f"ppo.{key}": value for key, value in TINY.items()}
 TRAINING = {
-    "time_limit=120": f"total_steps=16, ppo={TINY}",
+    "total_steps=1_000_000": f"total_steps=16, ppo={TINY}",
     '"total_steps": 100_000': f'"total_steps": 16, **{PREFIXED}',
     "learn(100_000)": "learn(1)",
     "episodes=64": "episodes=2",

@@ -1,6 +1,5 @@
 """Training batches: rows from trajectories or episodes, sequences, minibatches."""
 
-import functools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,16 +92,13 @@ def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     }
 
 
-def episode_rows(
-    episodes: Sequence[SingleAgentEpisode], device: str | torch.device = "cpu"
-) -> dict[str, Rows]:
+def episode_rows(episodes: Sequence[SingleAgentEpisode]) -> dict[str, Rows]:
     """Return the steps of episode chunks, by the name of the module that acted."""
     by_module = defaultdict(list)
     for episode in episodes:
         by_module[episode.module_id].append(episode)
-    move = functools.partial(torch.as_tensor, device=device)
     return {
-        module: map_rows(move, _concatenate(chunks))
+        module: map_rows(torch.as_tensor, _concatenate(chunks))
         for module, chunks in by_module.items()
     }
 

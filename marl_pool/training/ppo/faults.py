@@ -115,12 +115,11 @@ def all_learners_live(algo: PPO) -> bool:
 
 def bad_loss(result: Mapping[str, Any]) -> str | None:
     """Describe a NaN or infinite loss in a result of ``Algorithm.train``."""
-    for module, metrics in result[LEARNER_RESULTS].items():
+    for module, metrics in result.get(LEARNER_RESULTS, {}).items():
         if metrics.get(NON_FINITE_LOSS, 0) > 0:
-            loss = float(metrics.get("total_loss", float("nan")))
             return (
-                f"loss or gradient of module {module!r} is NaN or infinite (loss "
-                f"{loss:g}); try a smaller ppo.lr or ppo.grad_clip"
+                f"loss or gradient of module {module!r} is NaN or infinite; try a "
+                "smaller ppo.lr or ppo.grad_clip"
             )
     return None
 

@@ -127,8 +127,12 @@ class BatchedPPOLearner(PPOTorchLearner):
         if training_data.batch is not None:
             given: Mapping[str, Any] = training_data.batch.policy_batches
         else:
-            given = episode_rows(training_data.episodes, self._device)
-        batch = {mid: prepare_rows(given[mid], settings) for mid in sorted(given)}
+            given = episode_rows(training_data.episodes)
+        move = operator.methodcaller("to", self._device)
+        batch = {
+            mid: prepare_rows(map_rows(move, given[mid]), settings)
+            for mid in sorted(given)
+        }
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self._weights_seq_no += 1
         seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
@@ -136,6 +140,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         generator = torch.Generator("cpu").manual_seed(seed)
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
+        last: dict[str, list[Microbatch]] = {}
         self._takes_whole = {mid: self._fits_cache(mid, r) for mid, r in batch.items()}
         for minibatch in minibatches(
             batch,
@@ -144,7 +149,9 @@ class BatchedPPOLearner(PPOTorchLearner):
             generator=generator if shuffle_batch_per_epoch else None,
             in_step=self.config.num_learners > 1,
         ):
-            last = self._update(minibatch)
+            found = self._update(minibatch)
+            # A module with few rows may have none in the last minibatch.
+            last.update(dict.fromkeys(minibatch, found))
         self._log(last)
         for mid, rows in batch.items():
             steps = num_epochs * num_steps(rows)
@@ -271,14 +278,13 @@ class BatchedPPOLearner(PPOTorchLearner):
                     stack.enter_context(module.no_sync())
             yield
 
-    def _log(self, microbatches: list[Microbatch]) -> None:
-        """Log the metrics of an update, whose last minibatch is given."""
-        for terms, weights in microbatches:
-            for mid, weight in weights.items():
-                values = weight * terms[mid].statistics()
-                for name, value in zip(STATISTICS, values, strict=True):
-                    key = (mid, name)
-                    self._metrics[key] = self._metrics.get(key, 0) + value
+    def _log(self, last: Mapping[str, list[Microbatch]]) -> None:
+        """Log the metrics of an update, given each module's last minibatch."""
+        for mid, microbatches in last.items():
+            parts = [part for part in microbatches if mid in part.terms]
+            means = [part.weights[mid] * part.terms[mid].statistics() for part in parts]
+            for name, value in zip(STATISTICS, torch.stack(means).sum(0), strict=True):
+                self._metrics[mid, name] = value
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 

@@ -4,15 +4,16 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import ray
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
@@ -53,6 +54,9 @@ EPISODE_RETURNS = "episode_returns"
 """Metrics: by group, the return of each finished episode, summed over its agents."""
 SAMPLE_SECONDS = "sample_seconds"
 """Metric: sampling time of the slowest runner; RLlib smooths its own timers."""
+
+
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True)
@@ -151,39 +155,50 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         if self.rollout is not None:
             first_steps = self.rollout.env.steps.cpu().numpy().copy()
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
-        # Cut at episode ends and deaths into the chunks that RLlib expects.
-        return [
-            chunk
-            for name, fragment in self._sample(steps).items()
-            for chunk in to_episodes(
+
+        def cut(name: str, *fragment: Any) -> list[SingleAgentEpisode]:
+            return to_episodes(
                 *fragment,
                 group=name,
                 module_id=self.settings.modules[name],
                 prefix=prefix,
                 first_steps=first_steps,
             )
-        ]
+
+        # Cut at episode ends and deaths into the chunks that RLlib expects.
+        return [chunk for _, chunks in self._sample(steps, cut) for chunk in chunks]
 
     def sample_batch(self) -> MultiAgentBatch | None:
         """Sample one fragment for the learner in this process, as tensors.
 
         Returns:
-            The rows of each module, in the order of `sample`; None after an exception.
+            The rows of each module that acted, in the order of `sample`; None after an
+            exception and where none acted.
         """
+
+        def flatten(name: str, *fragment: Any) -> Rows:
+            return trajectory_rows(*fragment)
+
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         parts: dict[str, list[Rows]] = defaultdict(list)
-        for name, fragment in self._sample(steps).items():
-            parts[self.settings.modules[name]].append(trajectory_rows(*fragment))
+        for name, rows in self._sample(steps, flatten):
+            if len(rows[Columns.ACTIONS]):
+                parts[self.settings.modules[name]].append(rows)
         if not parts:
             return None
-        rows = {module: concatenate_rows(own) for module, own in parts.items()}
-        batches = {module: SampleBatch(own) for module, own in rows.items()}
+        batches = {
+            module: SampleBatch(concatenate_rows(own)) for module, own in parts.items()
+        }
         return MultiAgentBatch(batches, env_steps=steps * self.env.num_envs)
 
-    def _sample(self, steps: int) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
-        """Return each learning group's trajectory, advantages and value targets.
+    def _sample(
+        self, steps: int, convert: Callable[..., Converted]
+    ) -> list[tuple[str, Converted]]:
+        """Return each learning group's fragment, converted; none after an exception.
 
-        There are none after an exception.
+        Args:
+            steps: steps of each environment.
+            convert: called with the group's name, trajectory, advantages and targets.
         """
         began = time.perf_counter()
         try:
@@ -191,17 +206,21 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 self.rollout = self._new_rollout()
             with _one_thread():
                 fragments = self._fragment(self.rollout, steps)
+                converted = [
+                    (name, convert(name, *fragment))
+                    for name, fragment in fragments.items()
+                ]
         except Exception as error:
             self.failure = Failure.of(error, type(self.env).__name__)
             # Report the steps as taken: RLlib samples again until it has that many.
             taken = steps * self.env.num_envs
             self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
-            return {}
+            return []
         # Log the number of the weights that sampled, and the duration.
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
         seconds = time.perf_counter() - began
         self.metrics.log_value(SAMPLE_SECONDS, seconds, reduce="max")
-        return fragments
+        return converted
 
     def _fragment(
         self, rollout: Rollout, steps: int
@@ -226,10 +245,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         finished = rollout.pop_finished()
         episodes = sum(len(part.lengths) for part in finished)
         log(NUM_EPISODES_LIFETIME, episodes, reduce="lifetime_sum")
-        for part in finished:
-            for name, returns in part.returns.items():
-                for value in returns.sum(1).tolist():
-                    log((EPISODE_RETURNS, name), value, reduce="item_series")
+        for name in rollout.policies if finished else ():
+            # One read for all, since each would wait for a GPU.
+            returns = torch.cat([part.returns[name].sum(1) for part in finished])
+            for value in returns.tolist():
+                log((EPISODE_RETURNS, name), value, reduce="item_series")
         return fragments
 
     def copy_weights(self, learner: Learner) -> None:

@@ -205,14 +205,17 @@ class PPOMethod(TrainingMethod):
             if isinstance(returns, list):  # without episodes RLlib returns a NaN
                 self.returns[group].extend(returns)
         # Make the row of metrics: the whole run, each group, each module.
-        learned = result[LEARNER_RESULTS]
+        # Nothing was learned where no agent that learns was alive.
+        learned = result.get(LEARNER_RESULTS, {})
         row = {
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
             "seconds": self.seconds,
             "return_mean": self._return_mean(self.modules),
             "sample_seconds": float(sampled[SAMPLE_SECONDS]),
-            "learn_seconds": float(learned[ALL_MODULES][LEARN_SECONDS]),
+            "learn_seconds": float(
+                learned.get(ALL_MODULES, {}).get(LEARN_SECONDS, math.nan)
+            ),
             "steps_per_second": taken / seconds,
         }
         # Separate returns matter only where there are several groups.

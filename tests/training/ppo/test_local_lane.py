@@ -38,6 +38,8 @@ from marl_pool.training.ppo.batch import (
 from marl_pool.training.ppo.episodes import to_episodes
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
+from marl_pool.training.ppo.runner import BatchedEnvRunner
+from marl_pool.utils.errors import InputError
 
 pytestmark = RAY_WARNINGS
 
@@ -51,7 +53,10 @@ TOY = [
     "encoder.num_layers=1",
     "threads=1",
 ]
-RECURRENT = ["encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"]
+RECURRENT_TOY = [
+    *(each for each in TOY if "layers" not in each),
+    *("encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"),
+]
 CENTROID = [
     "env.num_noise=4",
     "env.max_steps=8",
@@ -121,7 +126,7 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
             "env=helpers.toy:AlikeFoxAndHens",
             "modules={fox: all, hen: all}",
         ],
-        [*(each for each in TOY if "layers" not in each), *RECURRENT],
+        RECURRENT_TOY,
         CENTROID,
     ],
     ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
@@ -301,6 +306,63 @@ def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
     )
     assert all(map(torch.equal, state(), before))
     assert [result[m][NON_FINITE_LOSS].peek() for m in ("fox", "hen")] == [1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_module_without_rows_in_the_last_minibatch_is_logged_and_adapts(
+    build: Any,
+) -> None:
+    few = ["ppo.batch_size=16", "ppo.minibatch_size=3", "ppo.num_envs=1"]
+    overrides = [each for each in TOY if each.split("=")[0] not in str(few)]
+    algo = build(compose("train", [*overrides, *few]))
+    learner = algo.learner_group._learner
+    batch = algo.env_runner.sample_batch()
+    # Four steps of the fox, and twelve of the hens in four minibatches.
+    rows = batch.policy_batches["fox"]
+    batch.policy_batches["fox"] = map_rows(lambda tensor: tensor[:2], rows)
+    before = float(learner.curr_kl_coeffs_per_module["fox"])
+    (result,) = algo.learner_group.update(
+        batch=batch, timesteps={"num_env_steps_sampled_lifetime": 0}
+    )
+    assert {*STATISTICS} <= result["fox"].keys()
+    assert float(learner.curr_kl_coeffs_per_module["fox"]) != before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_module_whose_agents_are_dead_is_left_out(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fragments = BatchedEnvRunner._fragment
+
+    def dead(names: set[str]) -> Any:
+        def fragment(self: Any, *args: Any) -> Any:
+            return {
+                name: (
+                    replace(part, active=part.active & (name not in names)),
+                    *others,
+                )
+                for name, (part, *others) in fragments(self, *args).items()
+            }
+
+        return fragment
+
+    algo = build(compose("train", [*RECURRENT_TOY, "ppo.minibatch_size=null"]))
+    monkeypatch.setattr(BatchedEnvRunner, "_fragment", dead({"fox"}))
+    batch = algo.env_runner.sample_batch()
+    assert batch.policy_batches.keys() == {"hen"}
+    assert algo.train()["learners"].keys() == {"hen", "__all_modules__"}
+    monkeypatch.setattr(BatchedEnvRunner, "_fragment", dead({"fox", "hen"}))
+    assert algo.env_runner.sample_batch() is None
+    assert algo.env_runner.sample() == []
+
+
+def test_parameters_of_several_dtypes_are_refused() -> None:
+    parts = [nn.Linear(2, 2), nn.Linear(2, 2).double()]
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    with pytest.raises(InputError, match=r"one dtype, got torch.float32, .*float64"):
+        FlatParameters(parameters)
 
 
 @pytest.mark.slow
