@@ -288,7 +288,7 @@ def soft_penetration(overlap: Tensor) -> Tensor:
 
     The numbers that do not fill a block at the end of a tensor are computed by another
     function, with other last bits. Padding to whole blocks gives an environment the
-    same trajectory in batches of every size.
+    same trajectory in batches of every size, as long as one thread computes them.
     """
     count = overlap.numel()
     missing = -count % SOFTPLUS_BLOCK
