@@ -1,7 +1,7 @@
 """Train a policy with PPO, load it, and measure how robust it is.
 
     pip install '.[rllib,plots]'
-    python examples/train.py                                  # two minutes on two cores
+    python examples/train.py                                  # a million steps
     python examples/train.py pooling=max seed=1 total_steps=1e6
 
 Arguments are overrides, as for ``marl-pool train``. The run goes into ``runs/``.

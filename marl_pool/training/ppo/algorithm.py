@@ -75,7 +75,7 @@ class BatchedPPO(PPO):
             super().training_step()
             return
         runner, learner = self.env_runner, self.learner_group._learner
-        # Sample; without a batch the runner has failed.
+        # Sample; there is no batch if the runner failed or no learning agent lived.
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             batch = runner.sample_batch()
         self.metrics.aggregate([runner.get_metrics()], key=ENV_RUNNER_RESULTS)
