@@ -182,7 +182,7 @@ class Render(Reader):
     def act(self, run: "Run", **options: Any) -> list[Path]:
         from marl_pool.evaluation.video.render import render_run
 
-        options["perturbation"] = self.perturbation
+        options |= {"perturbation": self.perturbation}
         return [render_run(run, self.settings, **options)]
 
     @override
