@@ -11,11 +11,12 @@ from hypothesis import settings
 
 from helpers.paths import ROOT
 
-# No test fails for being slow on a shared machine. `quick` tries the same examples in
-# each run, for a merge must not fail by chance; `thorough` tries new ones in each.
+# No test fails for being slow on a shared machine. `quick` and `thorough` try the same
+# examples in each run, for a merge must not fail by chance; `explore` tries new ones.
 common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
-settings.register_profile("thorough", max_examples=40, derandomize=False, **common)
+settings.register_profile("thorough", max_examples=40, derandomize=True, **common)
+settings.register_profile("explore", max_examples=200, derandomize=False, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Threads that wait for each other on a busy machine cost more than they gain here.

@@ -113,6 +113,27 @@ def errors(got: list[Tensor], expected: list[Tensor]) -> list[float]:
     ]
 
 
+def sensitivity(network: SetNetwork, tokens: Tokens) -> float:
+    """Return the error of torch's results if each weight changes in its last bit.
+
+    Saturated softmaxes and thin LayerNorms amplify rounding a million times and more.
+    """
+    generator = torch.Generator().manual_seed(0)
+    expected = results(network, tokens, "torch")
+    found = []
+    for _ in range(4):  # one change may cancel
+        other = copy.deepcopy(network)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                signs = (
+                    torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
+                )
+                eps = torch.finfo(parameter.dtype).eps
+                parameter += signs.to(parameter) * eps * parameter
+        found += errors(results(other, tokens, "torch"), expected)
+    return max(found)
+
+
 def is_used(network: SetNetwork, tokens: Tokens) -> bool:
     native = network._native or network._native_encoder
     assert native is not None
@@ -145,8 +166,7 @@ def test_float64_is_torchs(
     tokens = make_tokens(network, rows, padded=padded, seed=seed)
     assert is_used(network, tokens)
     expected = results(network, tokens, "torch")
-    # Saturated softmaxes and thin LayerNorms amplify rounding.
-    limit = 1e-9 if options["std"] <= 0.3 else 1e-6
+    limit = max(1e-9, 100 * sensitivity(network, tokens))
     assert max(errors(results(network, tokens, "native"), expected)) < limit
 
 
