@@ -207,6 +207,11 @@ class SetNetwork(nn.Module):
         """Return True if the compiled kernel computes the whole network."""
         return self._native is not None and self._may_use(self._native, tokens)
 
+    def has_native_encoder(self, tokens: Tokens) -> bool:
+        """Return True if the compiled kernel computes the encoder at least."""
+        plans = (self._native, self._native_encoder)
+        return any(plan is not None and self._may_use(plan, tokens) for plan in plans)
+
     def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
         parts = (self.embedding, self.encoder, self.pooling)
         # A subclass may encode otherwise.

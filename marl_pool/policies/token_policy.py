@@ -165,6 +165,10 @@ class TokenPolicy(SpecifiedPolicy):
         """Return True if the compiled kernel pools tokens of batch ``(B,)``."""
         return all(network.is_native(tokens) for network in self._networks)
 
+    def has_native_encoder(self, tokens: Tokens) -> bool:
+        """Return True if the compiled kernel encodes tokens of batch ``(B,)``."""
+        return all(network.has_native_encoder(tokens) for network in self._networks)
+
     @property
     def _networks(self) -> list[SetNetwork]:
         both = [self.network, self.value_network]

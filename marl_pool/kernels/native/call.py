@@ -10,7 +10,9 @@ import functools
 import hashlib
 import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,24 @@ from torch import Tensor
 
 _POINTER = ctypes.c_void_p
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
+_threads = ContextVar[int | None]("threads", default=None)
+
+
+@contextmanager
+def threads_for_kernel() -> Iterator[None]:
+    """Leave torch's threads to the kernel; torch itself computes with one.
+
+    Torch's threads synchronize at every small operation. Where another process uses a
+    core they cost several times what they gain; the kernel's meet once a call.
+    """
+    threads = torch.get_num_threads()
+    token = _threads.set(threads)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _threads.reset(token)
 
 
 class _Sizes(ctypes.Structure):
@@ -262,7 +282,7 @@ class _KernelCall:
             _pointer(out_gradient),
             None if for_parameters is None else _pointers(for_parameters),
             _pointer(for_values),
-            torch.get_num_threads(),
+            _threads.get() or torch.get_num_threads(),
         )
         if status == _NO_MEMORY:
             raise MemoryError("the compiled kernel could not allocate its memory")

@@ -4,7 +4,7 @@ import operator
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from marl_pool.kernels.native.call import threads_for_kernel
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatParameters
@@ -142,16 +143,17 @@ class BatchedPPOLearner(PPOTorchLearner):
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
         self._takes_whole = {mid: self._fits_cache(mid, r) for mid, r in batch.items()}
-        for minibatch in minibatches(
-            batch,
-            num_epochs=num_epochs,
-            num_minibatches=settings.num_minibatches,
-            generator=generator if shuffle_batch_per_epoch else None,
-            in_step=self.config.num_learners > 1,
-        ):
-            found = self._update(minibatch)
-            # A module with few rows may have none in the last minibatch.
-            last.update(dict.fromkeys(minibatch, found))
+        with self._threads(batch):
+            for minibatch in minibatches(
+                batch,
+                num_epochs=num_epochs,
+                num_minibatches=settings.num_minibatches,
+                generator=generator if shuffle_batch_per_epoch else None,
+                in_step=self.config.num_learners > 1,
+            ):
+                found = self._update(minibatch)
+                # A module with few rows may have none in the last minibatch.
+                last.update(dict.fromkeys(minibatch, found))
         self._log(last)
         for mid, rows in batch.items():
             steps = num_epochs * num_steps(rows)
@@ -267,6 +269,16 @@ class BatchedPPOLearner(PPOTorchLearner):
             return True
         policy = self.module[module_id].unwrapped().policy
         return not policy.recurrent and policy.is_native(tokens)
+
+    def _threads(self, batch: Mapping[str, Rows]) -> AbstractContextManager[None]:
+        """Leave the threads to the kernel where it computes every encoder."""
+        native = all(
+            self.module[mid]
+            .unwrapped()
+            .policy.has_native_encoder(Tokens(**rows[Columns.OBS]))
+            for mid, rows in batch.items()
+        )
+        return threads_for_kernel() if native else nullcontext()
 
     @contextmanager
     def _no_sync(self, modules: Iterable[str]) -> Iterator[None]:

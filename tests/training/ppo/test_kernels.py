@@ -77,9 +77,38 @@ def test_another_number_of_threads_gives_the_same_weights(tmp_path: Path) -> Non
         )
         policy = marl_pool.load_policies(run.path / "policy")["agent"]
         weights.append(dict(policy.named_parameters()))
+    # Only the kernel's threads differ.
     for name, weight in weights[0].items():
-        if name.startswith("network."):
-            torch.testing.assert_close(weight, weights[1][name], rtol=1e-6, atol=1e-7)
+        assert torch.equal(weight, weights[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("pooling", "kernels", "expected"),
+    [
+        ("ada", "native", {(1, 2)}),
+        ("pma", "native", {(1, 2)}),  # its encoder alone
+        ("ada", "torch", set()),
+    ],
+)
+def test_the_threads_of_learning_are_the_kernels(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pooling: str,
+    kernels: str,
+    expected: set[tuple[int, int]],
+) -> None:
+    found = set()
+    gradients = call.gradients
+
+    def observed(*args, **options):
+        found.add((torch.get_num_threads(), call._threads.get()))
+        return gradients(*args, **options)
+
+    monkeypatch.setattr(call, "gradients", observed)
+    options = [*TINY[:-1], "threads=2", f"kernels={kernels}", f"pooling={pooling}"]
+    marl_pool.train(*options, total_steps=64, run_dir=tmp_path / "run")
+    assert found == expected
+    assert call._threads.get() is None
 
 
 def test_a_run_without_a_kernel_says_so(
