@@ -203,7 +203,7 @@ def folders(tmp_path_factory) -> Callable[[str], Path]:
 
 
 class Told(NamedTuple):
-    """What a command did."""
+    """The exit status and output of a command."""
 
     status: int
     err: str
@@ -294,7 +294,7 @@ def frames_of(video: Path) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def undamaged(folders, tmp_path_factory) -> Callable[..., Told]:
-    """What a command does with the folder as it was made."""
+    """The result of a command on the undamaged folder."""
     known: dict[tuple[str, str], Told] = {}
 
     def get(verb: str, kind: str, capsys) -> Told:
@@ -323,7 +323,7 @@ def gaps(page: str) -> list[str]:
 
 
 def check(verb: str, kind: str, name: str, told: Told, whole: Told) -> None:
-    """What a command may say of a damaged folder; see the docstring above."""
+    """Accept only the answers that the module's docstring allows."""
     assert "Traceback" not in told.err
     lines = [line for line in told.err.splitlines() if line.startswith("marl-pool: ")]
     assert told.status in (0, 1, 2)

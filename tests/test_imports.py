@@ -1,4 +1,4 @@
-"""What is imported when: light things stay light, and ray stays behind training.
+"""Imports: light modules stay light, and ray stays behind training.
 
 One script does all of it and prints after each step the modules that should not be
 loaded: with a fresh interpreter for each step torch would be imported six times.

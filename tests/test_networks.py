@@ -491,7 +491,7 @@ def test_a_part_that_keeps_its_weights_keeps_them_inside_others() -> None:
 
 
 class OwnWeights(Encoder):
-    """What a user may write."""
+    """A user's encoder."""
 
     dim = 8
     keeps_initial_weights = True

@@ -54,7 +54,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands(program: str) -> list[list[str]]:
-    """What the README asks to type, in blocks and between backticks, in words."""
+    """Commands that the README asks to type, in blocks and between backticks."""
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", README)
     split = [shlex.split(line, comments=True) for line in lines]
@@ -63,7 +63,7 @@ def commands(program: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """Where a reader of the README would be: its modules written, its runs trained.
+    """The folder of a reader of the README: its modules written, its runs trained.
 
     What a reader trains for minutes is saved untrained here, in a small environment.
     """

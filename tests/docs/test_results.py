@@ -33,7 +33,7 @@ COUNTS = {
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading of the second level."""
+    """Return the text under a heading of the second level."""
     found = re.findall(rf"^## {title}.*?\n(.*?)(?=^## |\Z)", page, re.M | re.S)
     assert len(found) == 1, title
     return str(found[0])
@@ -49,7 +49,7 @@ def snippets() -> list[tuple[str, str]]:
 
 
 def commands() -> list[list[str]]:
-    """What the table of all results asks to type, in words."""
+    """Commands that the table of all results asks to type, in words."""
     found = re.findall(r"`(marl-pool [^`]+)`", REPRODUCTION)
     return [shlex.split(text)[1:] for text in found]
 
@@ -96,7 +96,7 @@ def test_a_command_is_understood(words: list[str]) -> None:
 
 
 def first_value(override: str) -> str:
-    """Of several values the first: composing hundreds of trials takes minutes."""
+    """Keep the first of several values: composing hundreds of trials takes minutes."""
     key, _, value = override.partition("=")
     if "," not in value:
         return override

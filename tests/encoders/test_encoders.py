@@ -50,7 +50,7 @@ def test_shapes(name: str, options: dict[str, Any]) -> None:
 
 
 def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
-    """Whether another order of the set gives the same results in that order."""
+    """Return True if another order of the set gives the results in that order."""
     x, padding, _ = random_set(seed)
     permuted = encoder(x[:, order], padding[:, order])
     expected = encoder(x, padding)[:, order]

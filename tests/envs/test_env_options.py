@@ -1,4 +1,4 @@
-"""What several environments read in the same way: numbers of entities, steering."""
+"""Options that environments share: numbers of entities, steering."""
 
 from typing import Any
 

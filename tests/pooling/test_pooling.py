@@ -182,7 +182,7 @@ def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> 
 
 
 def ignores_order(head: nn.Module, case: tuple[int, list[int]]) -> bool:
-    """Whether a permutation of the set leaves the result as it is."""
+    """Return True if a permutation of the set leaves the result as it is."""
     seed, order = case
     x, padding, types = random_set(seed)
     permuted = Prepended(head)(x[:, order], padding[:, order], types[:, order])

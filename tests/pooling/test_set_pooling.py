@@ -1,4 +1,4 @@
-"""What each set-learning head computes, against values by hand or from torch."""
+"""Set-learning heads against values by hand or from torch."""
 
 import itertools
 from typing import Any

@@ -85,7 +85,7 @@ class Disk:
             self.bytes[self.id_of(path)] = path.read_bytes()
 
     def image(self) -> dict[str, dict[str, bytes | None]]:
-        """What a power cut would leave now: bytes by path, None for a folder."""
+        """Return the files after a power cut: bytes by path, None for a folder."""
         lazy: dict[str, bytes | None] = {}
 
         def add(folder: int, prefix: str) -> None:
@@ -116,7 +116,7 @@ def rebuilt(image: dict[str, bytes | None], folder: Path) -> None:
 
 
 def write_parts(folder: Path, iteration: int) -> None:
-    """What a checkpoint and a policy hold, without anybody who syncs it."""
+    """Write the parts of a checkpoint and of a policy, without a sync."""
     (folder / "deep" / "down").mkdir(parents=True)
     (folder / "deep" / "down" / "weights").write_text(f"weights {iteration}" * 100)
     (folder / "progress.json").write_text(str(iteration))

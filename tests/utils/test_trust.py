@@ -44,7 +44,7 @@ SPREAD = "mpe2.simple_spread_v3"
 
 @pytest.fixture
 def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What a module leaves behind when it is imported; it can be imported."""
+    """Write an importable module that leaves a mark when it is imported."""
     folder = tmp_path / "importable"
     folder.mkdir()
     (folder / "sent_payload.py").write_text(CODE)
@@ -55,7 +55,7 @@ def payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def has_run(payload: Path) -> bool:
-    """Whether the module was imported since the last question."""
+    """Return True if the module was imported since the last call."""
     ran = payload.exists()
     payload.unlink(missing_ok=True)
     sys.modules.pop("sent_payload", None)

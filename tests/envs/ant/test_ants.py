@@ -276,7 +276,7 @@ def test_wrong_options_are_refused(
 
 
 def golden() -> dict[str, Any]:
-    """What two environments of each kind see, and the rewards."""
+    """Observations of two environments of each kind, and the rewards."""
     found: dict[str, Any] = {}
     for name in ("ant", "ant_bullet"):
         env = begun(name, 2, seed=7, **DOUBLE)

@@ -38,7 +38,7 @@ def solved(count: int, **options: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.slow
 def test_ten_thousand_levels_are_solved_within_thirty_steps() -> None:
-    """By playing them: the return tells that no distractor was opened."""
+    """The return of an episode tells that no distractor was opened."""
     returns, lengths = solved(10_000, observation="pixels")
     assert (returns == 11).all()
     assert lengths.max() == 23

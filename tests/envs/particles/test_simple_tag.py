@@ -291,7 +291,7 @@ def test_every_step_agrees_with_mpe2(counts: str, continuous: bool) -> None:
 
 
 def against_obstacles(env: SimpleTag) -> int:
-    """How many predators and prey stand in an obstacle."""
+    """Count the predators and prey that stand in an obstacle."""
     agents, obstacles = env.state[:, :, None, :2], env.state[:, None, :, :2]
     distance = (agents - obstacles).norm(dim=-1)
     return int((distance[:, : env.num_movable, env.num_movable :] < 0.2).sum())

@@ -587,7 +587,7 @@ def test_the_table_leaves_out_what_no_head_has(
 
 
 def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
-    """Where all resamples agree, a percentile may be off by the last bit."""
+    """A percentile of equal resamples may be off by the last bit."""
     row = Diagnosis("a", "avg", ALL, heads=1, num_signal=1, num_tokens=3, excess=0.3)
     above = replace(row, excess_low=np.nextafter(0.3, 1), excess_high=0.3)
     below = replace(row, excess_low=0.3, excess_high=np.nextafter(0.3, 0))

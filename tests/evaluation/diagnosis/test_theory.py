@@ -365,7 +365,7 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
 
 @given(seeds)
 def test_the_excess_of_the_mean_has_a_limit(seed: int) -> None:
-    """Of (N - k)/k variances, which docs/theory.md states."""
+    """It is (N - k)/k variances, as docs/theory.md states."""
     x = torch.randn(5, 9, DIM, generator=torch.Generator().manual_seed(seed))
     signal = (torch.arange(9) < 1 + seed % 9).expand(5, -1)
     x = x + 3.0 * signal[..., None]

@@ -1,4 +1,4 @@
-"""What a report reads: which evaluations count, what is a method, what is broken."""
+"""Inputs of a report: evaluations that count, methods, broken folders."""
 
 import io
 import json

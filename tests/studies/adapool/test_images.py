@@ -148,7 +148,7 @@ def test_a_cifar_archive_is_read(tmp_path, kind):
 
 
 class Evil:
-    """What would run a command when it is unpickled."""
+    """An object that would run a command when it is unpickled."""
 
     def __reduce__(self):
         return Path.touch, (Path("pwned"),)

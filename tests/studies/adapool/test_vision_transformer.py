@@ -187,7 +187,7 @@ def test_only_the_published_corner_query_is_added_to_the_result(head, residual):
 
 @pytest.mark.usefixtures("in_float64")
 def test_table_1_compares_place_and_residual_of_the_query_at_once():
-    """By the formula, with initial weights: the residual alone does most of it."""
+    """By the formula, the residual alone does most of it with initial weights."""
     torch.manual_seed(0)
     dim, heads, std = 512, 8, 0.02
     x = torch.randn(64, 64, dim)  # patches behind the encoder's final norm

@@ -112,7 +112,7 @@ def test_a_folder_is_written_that_acts_like_the_file(
 
 
 def random_sets(policy: SpecifiedPolicy, steps: int) -> Tensor:
-    """What a policy could see, ``(T, N, F)``."""
+    """Random observations ``(T, N, F)``."""
     generator = torch.Generator().manual_seed(0)
     shape = (steps, policy.spec.num_tokens, policy.spec.num_features)
     if policy.spec.dtype == "uint8":
@@ -289,7 +289,7 @@ def test_cartpoles_inner_values_are_the_published_ones(
 
 @pytest.mark.parametrize("case", ["f32", "n7", "perm", "dup10", "resh"])
 def test_cartpole_acts_as_published(case: str, golden: Any) -> None:
-    """By itself: with noise, permuted, doubled, and reshuffled in mid-episode.
+    """Try it with noise, permuted, doubled, and reshuffled in mid-episode.
 
     Doubled channels are not scaled in the golden run.
     """

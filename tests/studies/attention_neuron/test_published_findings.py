@@ -1,4 +1,4 @@
-"""What the AdaPool paper's published numbers on KNN-centroid are worth.
+"""The worth of the AdaPool paper's published numbers on KNN-centroid.
 
 Two findings, each from the formula or from the printed numbers alone, without any
 training: in Tables 3 to 8 `ClsPooling` is not told which vector is the target point,
@@ -88,7 +88,7 @@ def marked_right(network: SetNetwork, x: Tensor) -> Tensor:
 
 
 def change(predict: Any, head: str) -> float:
-    """How much a prediction changes when the target point is exchanged."""
+    """Return the change of a prediction when the target point is exchanged."""
     network, x = network_of(head), sets()
     before, after = predict(network, x), predict(network, exchanged(x))
     return float((after - before).abs().max() / before.abs().max())
@@ -255,7 +255,7 @@ def test_the_four_other_folds_if_they_are_alike(k: int, expected: float) -> None
 
 @pytest.mark.parametrize(("k", "mean", "sd"), MAX_POOL)
 def test_where_the_other_folds_beat_adapool(k: int, mean: float, sd: float) -> None:
-    """By the printed numbers alone, whatever the five losses were."""
+    """The printed numbers alone decide, whatever the five losses were."""
     ada = TABLE_3["AdaPool"][k]
     _, most = others_between(mean + HALF_DIGIT, sd - HALF_DIGIT)
     least, _ = others_between(mean - HALF_DIGIT, sd + HALF_DIGIT)

@@ -1,4 +1,4 @@
-"""Which tokens matter for the task, as envs and their tokens' types say."""
+"""Tokens that matter for the task, as envs and their tokens' types say."""
 
 from typing import Any
 
@@ -100,7 +100,7 @@ def shown(env: BatchedEnv, index: int) -> list[tuple[float, ...]]:
 
 
 def test_the_signal_of_a_level_is_its_path() -> None:
-    """By the solver: what it walks onto, and nothing else, is signal."""
+    """Everything that the solver walks onto, and nothing else, is signal."""
     entities = make_batched_env("boxworld", 16, **LEVELS)
     pixels = make_batched_env("boxworld", 16, observation="pixels", **LEVELS)
     group = entities.groups["agent"]

@@ -1,4 +1,4 @@
-"""What happens on a cluster: environments that raise, killed processes, full disks.
+"""Faults on a cluster: environments that raise, killed processes, full disks.
 
 NaN is in test_ppo_training.py, Ctrl-C in test_interrupt.py, damaged files in
 test_runs.py and test_policy_storage.py.

@@ -439,7 +439,7 @@ def test_a_restarted_runner_does_not_replay_its_environments(build):
 
 
 def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
-    """Of 2 * 8 environments of 8 steps an episode, 256 steps are two episodes each."""
+    """256 steps of 2 * 8 environments are two episodes of 8 steps each."""
     ramp = ["perturbation=occlude", "perturbation.severity=1", "perturbation.ramp=4"]
     config = rllib_config(config_of(*ramp)).copy(copy_frozen=False)
     config.num_env_runners = 2
