@@ -101,10 +101,11 @@ class Run:
         """Create the folder of a new run with a checked configuration.
 
         Raises:
-            InputError: the folder is not empty or cannot be created.
+            InputError: the folder cannot be created, or has files other than those of
+                a run that was killed before it had a configuration.
         """
         path = Path(path)
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not is_unused(path):
             raise InputError(
                 f"{path}: expected a new or empty folder for the run, got one with "
                 f"files; to continue a run: `marl-pool resume {path}`"
@@ -179,9 +180,14 @@ class Run:
             out.write(text.rstrip("\n") + "\n")
         return self.error_path
 
+    @property
+    def is_unused(self) -> bool:
+        """True if the folder contains nothing but the configuration."""
+        return {item.name for item in self.path.iterdir()} <= {CONFIG, LOCK}
+
     def discard_if_unused(self) -> None:
         """Remove the folder if it contains nothing but the configuration."""
-        if {item.name for item in self.path.iterdir()} <= {CONFIG, LOCK}:
+        if self.is_unused:
             shutil.rmtree(self.path)
 
     @contextmanager

@@ -111,7 +111,7 @@ def new_run(
         yield run
     except StoppedError:
         raise  # the checkpoints remain
-    except Exception:
+    except BaseException:  # Ctrl-C and SIGTERM too
         run.discard_if_unused()
         raise
 

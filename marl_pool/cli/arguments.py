@@ -288,6 +288,12 @@ def _parsers(
     # Flags of the verbs that train.
     flag: dict[str, Any] = {"action": "store_true"}
     add("train evolve clone fit", "--run-dir", "folder of the new run", metavar="DIR")
+    add(
+        "train evolve clone fit sweep",
+        "--or-resume",
+        "continue what the folder has of the same configuration, as a job's retry does",
+        **flag,
+    )
     add("fit", "--dry-run", "print what it would cost and stop", **flag)
     add(
         "sweep",

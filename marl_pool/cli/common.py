@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import compose_run
+from marl_pool.training.signals import exit_status
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable, quoted
@@ -99,10 +100,10 @@ def _quoted(value: str) -> str:
     return value
 
 
-def stopped(path: Path, *configs: Mapping[str, Any]) -> int:
+def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -> int:
     """Print the command that resumes, and return the exit status of Ctrl-C."""
     print(f"marl-pool: stopped; {resume_command(path, *configs)}", file=sys.stderr)
-    return 130
+    return exit_status(error)
 
 
 def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:

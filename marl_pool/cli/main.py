@@ -10,7 +10,8 @@ from marl_pool.cli import inspect as listing
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import parse, print_help
 from marl_pool.cli.common import reading, search_working_directory
-from marl_pool.utils.errors import InputError
+from marl_pool.training.signals import exit_status, terminable
+from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.extras import explain_missing_modules
 from marl_pool.utils.text import printable
 
@@ -38,23 +39,24 @@ READING = ("evaluate", "diagnose", "render", "report")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    It is 0, 1 if trials of a sweep failed, 2 for bad input, 130 if stopped.
+    It is 0; 1 if training or a trial of a sweep failed; 2 for bad input; 75 if a time
+    limit ended a run with ``--or-resume``; 130 after Ctrl-C and 143 after SIGTERM.
 
     Args:
         arguments: without the program's name; None takes the process's own.
     """
     try:
-        with explain_missing_modules():
+        with explain_missing_modules(), terminable():
             status = _main(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # here, where a closed pipe can be told from a fault
         return status
     except InputError as error:
         # Paths in the message may contain control characters.
         print(f"marl-pool: {printable(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+        return 1 if isinstance(error, StoppedError) else 2
+    except KeyboardInterrupt as error:
         print("marl-pool: stopped", file=sys.stderr)
-        return 130
+        return exit_status(error)
     except BrokenPipeError:
         # The reader has closed the pipe; Python must not try to flush more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

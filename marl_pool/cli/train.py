@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from marl_pool.sweeps import Sweep
 
 
+UNFINISHED = 75
+"""Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
 FLAGS = {"train": RESOURCES, "evolve": WORKERS}
 """Flags of verbs that set the keys ``resources.…``."""
 
@@ -41,8 +43,32 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(verb, arguments, overrides)
     if config is None:
         return 0
+    if not arguments.or_resume:
+        with new_run(verb, config, arguments.run_dir) as run:
+            return _run_training(run, config)
+    begun = _begun(verb, config, arguments.run_dir)
+    if begun is not None:
+        return _continue(begun, config) or _unfinished(begun, config)
     with new_run(verb, config, arguments.run_dir) as run:
-        return _run_training(run, config)
+        return _run_training(run, config) or _unfinished(run, config)
+
+
+def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
+    """Open the run that an earlier try of this command has begun, if any.
+
+    Raises:
+        InputError: no folder is named, or it has a run of another configuration.
+    """
+    from marl_pool.config.grid import validate_same
+    from marl_pool.runs import CONFIG, Run
+
+    if path is None:
+        raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
+    if not Path(path, CONFIG).is_file():
+        return None
+    run = Run.open(path)
+    validate_same(run, verb, config)
+    return run
 
 
 def fit(arguments: Namespace, overrides: list[str]) -> int:
@@ -79,6 +105,10 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     first = plan.trials[0].config
     label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
     path = arguments.sweep_dir or default_path(label)
+    if arguments.or_resume and arguments.sweep_dir is None:
+        raise InputError("--or-resume: expected the folder of the sweep by --sweep-dir")
+    if arguments.or_resume and Sweep.is_at(path):
+        return _run_sweep(_same_sweep(Sweep.open(path), plan, verb), plan)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
@@ -90,6 +120,18 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         )
     new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
     return _run_sweep(new, plan, arguments.dry_run)
+
+
+def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
+    """Reject a sweep that another command has begun."""
+    for key, expected, got in (
+        ("--verb", verb, sweep.verb),
+        ("grid", plan.grid, sweep.grid),
+        ("overrides", plan.overrides, sweep.overrides),
+    ):
+        if expected != got:
+            raise InputError(f"{sweep.path}: {key}: expected {expected}, got {got}")
+    return sweep
 
 
 def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
@@ -111,10 +153,11 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
         settings = SweepSettings(**plan.settings)
         try:
             failed = run_sweep(sweep, plan.trials, settings, dry_run)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
                 raise
-            return stopped(sweep.path, *(trial.config for trial in plan.trials))
+            configs = (trial.config for trial in plan.trials)
+            return stopped(error, sweep.path, *configs)
     # Report the results and the failures.
     if not dry_run:
         print_paths([sweep.path, sweep.table_path])
@@ -157,14 +200,21 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
             raise  # its message names the run
         except InputError as error:
             raise InputError(f"{run.path}: {error}") from error
-        # A raised limit adds training; otherwise the run may be complete.
-        done, wanted = job.saved(run), job.total(config)
-        if done >= wanted:
-            told = f"{done:,} of {wanted:,} {job.unit}"
-            print(f"{run.path}: {told} are done; nothing to do")
-            return 0
-        validate_ray_for(run.verb, config)
-        return _run_training(run, config)
+        return _continue(run, config)
+
+
+def _continue(run: "Run", config: dict[str, Any]) -> int:
+    """Train a run from its newest checkpoint on."""
+    from marl_pool.training.jobs import JOBS
+
+    # A raised limit adds training; otherwise the run may be complete.
+    if _is_finished(run, config):
+        job = JOBS[run.verb]
+        told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
+        print(f"{run.path}: {told} are done; nothing to do")
+        return 0
+    validate_ray_for(run.verb, config)
+    return _run_training(run, config)
 
 
 def _validate_same_network(
@@ -212,17 +262,31 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
             )
 
 
+def _is_finished(run: "Run", config: Mapping[str, Any]) -> bool:
+    from marl_pool.training.jobs import JOBS
+
+    job = JOBS[run.verb]
+    return job.saved(run) >= job.total(config)
+
+
+def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
+    """Return the exit status that tells a job whether to try again."""
+    return 0 if _is_finished(run, config) else UNFINISHED
+
+
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
     from marl_pool.training.jobs import JOBS
 
     job = JOBS[run.verb]
     try:
         perform(run, config)
-    except KeyboardInterrupt:
-        return stopped(run.path, config)
+    except KeyboardInterrupt as error:
+        if run.is_unused:
+            raise  # there is nothing to resume
+        return stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
     limit = job.config.from_plain(config).time_limit
-    if limit is not None and job.saved(run) < job.total(config):
+    if limit is not None and not _is_finished(run, config):
         way = resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.

@@ -20,6 +20,7 @@ from marl_pool.config.compose import (
 )
 from marl_pool.config.sections import VERBS
 from marl_pool.envs.options import expand_counts
+from marl_pool.runs import Run
 from marl_pool.sweeps import Grid, Sweep, Trial, naming, trial_name
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
@@ -115,7 +116,7 @@ def plan_grid(
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
-            trial = Trial(name, values, _with_absolute_folders(check(verb, config)))
+            trial = Trial(name, values, _as_stored(check(verb, config)))
         # Two spellings of one configuration are the same run.
         env = trial.config.get("env")
         expanded = {**trial.config, "env": env and expand_counts(env)}
@@ -134,17 +135,26 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
         InputError: a run was made by another verb, or with other settings.
     """
     # Defaults and presets may have changed since the runs were made.
-    ignored = {*RUN_CONTROL, *JOBS[sweep.verb].controls}
     for trial in plan.trials:
-        run = sweep.run(trial)
-        if run is None:
-            continue
-        if run.verb != sweep.verb:
-            raise InputError(
-                f"{run.path}: expected a run of {sweep.verb}, got one of {run.verb}"
-            )
-        if changed := differences(trial.config, run.config, ignored):
-            raise InputError(f"{run.path}: {'; '.join(changed)}")
+        if run := sweep.run(trial):
+            validate_same(run, sweep.verb, trial.config)
+
+
+def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
+    """Reject a run that another verb made, or with other settings.
+
+    Args:
+        run: an existing run.
+        verb: verb that would make it.
+        config: checked configuration that it would have; keys that a resumed run may
+            change are not compared.
+    """
+    if run.verb != verb:
+        raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
+    ignored = {*RUN_CONTROL, *JOBS[verb].controls}
+    wanted, found = _as_stored(config), _as_stored(run.config)
+    if changed := differences(wanted, found, ignored):
+        raise InputError(f"{run.path}: {'; '.join(changed)}")
 
 
 def differences(
@@ -209,13 +219,13 @@ def _whole_grid(
     return whole
 
 
-def _with_absolute_folders(config: dict[str, Any]) -> dict[str, Any]:
-    """Make the folders of frozen policies absolute, as training stores them."""
-    if config.get("fixed"):
-        from marl_pool.training.fixed_policies import with_absolute_folders
+def _as_stored(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as training stores it."""
+    if not config.get("fixed") and not config.get("teacher"):
+        return config
+    from marl_pool.training.fixed_policies import with_absolute_folders  # loads torch
 
-        config["fixed"] = with_absolute_folders(config["fixed"])
-    return config
+    return with_absolute_folders(config)
 
 
 def _choice(group: str, option: Any) -> str:

@@ -13,6 +13,7 @@ import torch
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
+from marl_pool.training.signals import keep_sigterm
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import inheritance
 
@@ -45,13 +46,14 @@ def ray_session(
     variables = {"PYTHONPATH": path, **kernels, **inheritance(), **(env or {})}
     local = {"num_cpus": num_cpus, "include_dashboard": False}
     try:
-        ray.init(
-            address=address,
-            runtime_env={"env_vars": variables},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **(local if address is None else {}),
-        )
+        with keep_sigterm():
+            ray.init(
+                address=address,
+                runtime_env={"env_vars": variables},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(local if address is None else {}),
+            )
     except Exception as error:
         # Ray also raises bare exceptions, for example if processes start too slowly.
         reason = one_line(error)

@@ -126,8 +126,9 @@ class TrainingMethod(ABC):
 class TrainingLoop:
     """Run a training method from the last checkpoint to the end.
 
-    After Ctrl-C, ``should_stop`` or the time limit, the current iteration ends and the
-    run is saved. A failure is an error of one line, with the checkpoint to resume from.
+    After Ctrl-C, SIGTERM, ``should_stop`` or the time limit, the current iteration ends
+    and the run is saved. A failure is an error of one line, with the checkpoint to
+    resume from.
 
     Args:
         run: run that receives metrics, checkpoints and the best policy.
@@ -158,7 +159,7 @@ class TrainingLoop:
         Raises:
             InputError: parts of the configuration that do not fit each other.
             StoppedError: training cannot continue; the last good checkpoint remains.
-            KeyboardInterrupt: Ctrl-C, after the run was saved.
+            KeyboardInterrupt: Ctrl-C or SIGTERM, after the run was saved.
         """
         with use_kernels(self.config.kernels):
             self._train(build)
@@ -190,8 +191,7 @@ class TrainingLoop:
                 self._run_round()
                 # A round ends with a checkpoint, and so does a stopped run.
                 self._save()
-                if self.ctrl_c.requested:
-                    raise KeyboardInterrupt
+                self.ctrl_c.raise_if_requested()
                 if self._must_stop():
                     return
 

@@ -1,6 +1,7 @@
 """The command: help, refusals, exit codes, and what each verb calls."""
 
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -36,8 +37,8 @@ def in_new_process(source: str, cwd: Path) -> list:
 def refused(capsys):
     """Run a command that must fail; return its one line."""
 
-    def run(*arguments: str) -> str:
-        assert cli.main(arguments) == 2
+    def run(*arguments: str, status: int = 2) -> str:
+        assert cli.main(arguments) == status
         out, err = capsys.readouterr()
         assert out == ""
         assert err.startswith("marl-pool: ")
@@ -280,20 +281,69 @@ def test_a_run_that_failed_later_is_kept(refused, provide, iterations):
         raise StoppedError("loss is nan")
 
     provide("marl_pool.training.ppo", train=train)
-    assert "loss is nan" in refused("train", "--run-dir", "new")
+    assert "loss is nan" in refused("train", "--run-dir", "new", status=1)
     assert Path("new/config.yaml").is_file()
 
 
-def test_control_c_says_how_to_go_on(capsys, provide):
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
+    before = signal.getsignal(signal.SIGTERM)
+
     def train(run, config):
-        raise KeyboardInterrupt
+        run.metrics_path.touch()
+        signal.raise_signal(signal.Signals[number])
 
     provide("marl_pool.training.ppo", train=train)
-    assert cli.main(["train", "--run-dir", "new"]) == 130
+    assert cli.main(["train", "--run-dir", "new"]) == status
     assert capsys.readouterr().err == (
         "marl-pool: stopped; resume with: marl-pool resume new\n"
     )
     assert Path("new/config.yaml").is_file()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_before_the_first_iteration_leaves_no_folder(
+    capsys, provide, number, status
+):
+    def train(run, config):
+        signal.raise_signal(signal.Signals[number])
+
+    provide("marl_pool.training.ppo", train=train)
+    assert cli.main(["train", "--run-dir", "new"]) == status
+    assert capsys.readouterr().err == "marl-pool: stopped\n"
+    assert not Path("new").exists()
+
+
+def test_the_same_command_starts_and_continues_a_run(capsys, provide, refused):
+    sessions = []
+
+    def train(run, config):
+        sessions.append((run.is_unused, config["total_steps"], config["time_limit"]))
+        number = len(sessions)
+        run.resume_at(number - 1)
+        run.log({"iteration": number, "env_steps": 100 * number})
+        with run.checkpoint(number) as folder:
+            (folder / "weights").touch()
+
+    provide("marl_pool.training.ppo", train=train)
+    job = ["train", "--run-dir", "job", "--or-resume", "total_steps=200", "seed=3"]
+    # An empty folder, or one that was killed before it had a configuration, starts.
+    Path("job").mkdir()
+    Path("job/.lock").touch()
+    assert cli.main([*job, "time_limit=60"]) == 75
+    assert "time_limit is over" in capsys.readouterr().err
+    # The time limit may change; it continues, then has nothing left to do.
+    assert "seed: expected 4, got 3" in refused(*job[:-1], "seed=4")
+    assert "expected a run of evolve, got one of train" in refused(
+        "evolve", "--run-dir", "job", "--or-resume"
+    )
+    assert "--or-resume: expected" in refused("train", "--or-resume")
+    assert cli.main(job) == 0
+    assert sessions == [(True, 200, 60.0), (False, 200, None)]
+    assert cli.main(job) == 0
+    assert "200 of 200 steps are done; nothing to do" in capsys.readouterr().out
+    assert len(sessions) == 2
 
 
 def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):

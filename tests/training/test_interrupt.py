@@ -1,4 +1,4 @@
-"""Ctrl-C, as a user presses it."""
+"""Ctrl-C, as a user presses it, and SIGTERM, as a scheduler sends it."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 
 from helpers.training import PATIENCE, wait_for_rows
 from marl_pool.runs import Run
-from marl_pool.training.signals import Interruptible
+from marl_pool.training.signals import Interruptible, Terminated
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,10 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("runners", [0, 1])
-def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
+@pytest.mark.parametrize(
+    ("runners", "number", "status"), [(0, "SIGTERM", 143), (1, "SIGINT", 130)]
+)
+def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     path = tmp_path / "run"
     process = subprocess.Popen(
         [
@@ -39,9 +41,9 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
         text=True,
     )
     wait_for_rows(path, process, 3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.Signals[number])
     _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, errors
+    assert process.returncode == status, errors
     assert f"marl-pool: stopped; resume with: marl-pool resume {path}" in errors
     assert "Traceback" not in errors
     run = Run.open(path)
@@ -68,8 +70,14 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path, runners):
     assert len(Run.open(path).rows()) == done + 2
 
 
-def test_the_first_press_says_what_happens(capfd):
-    with Interruptible() as ctrl_c:
-        signal.raise_signal(signal.SIGINT)
-        assert ctrl_c.requested
-    assert "stopping after this iteration" in capfd.readouterr().err
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_says_what_happens_and_the_second_stops(capfd, number):
+    before = signal.getsignal(number)
+    with Interruptible() as signals:
+        signal.raise_signal(number)
+        assert signals.requested
+        assert "stopping after this iteration" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt) as caught:
+            signal.raise_signal(number)
+    assert isinstance(caught.value, Terminated) == (number == signal.SIGTERM)
+    assert signal.getsignal(number) == before

@@ -1,6 +1,5 @@
 """Cloning, one iteration at a time: collect, learn, let the student play."""
 
-import dataclasses
 import json
 import math
 import time
@@ -64,9 +63,8 @@ def clone(
         StoppedError: the loss was not finite, or the disk is full; the last good
             checkpoint stays.
     """
-    typed = CloneConfig.from_plain(config)
-    folders = _absolute_folders(typed)
-    typed, plain = dataclasses.replace(typed, **folders), {**config, **folders}
+    plain = with_absolute_folders(config)
+    typed = CloneConfig.from_plain(plain)
     TrainingLoop(run, typed, plain, should_stop).train(
         lambda checkpoint: CloningMethod(run, typed, checkpoint)
     )
@@ -292,12 +290,3 @@ class CloningMethod(TrainingMethod):
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return writing(self.run, self.where(self.iteration), what)
-
-
-def _absolute_folders(config: CloneConfig) -> dict[str, Any]:
-    """Return folders as absolute paths, to resume a run from another directory."""
-    teacher, fixed = config.teacher, with_absolute_folders(config.fixed)
-    folder = teacher and Path(teacher).expanduser()
-    if folder and folder.is_dir():
-        teacher = str(folder.absolute())
-    return {"fixed": fixed, "teacher": teacher}

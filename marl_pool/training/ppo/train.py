@@ -8,7 +8,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +91,8 @@ def train(
         StoppedError: a number was not finite, the environment raised, processes died
             for good, or the disk is full; the last good checkpoint remains.
     """
-    typed = TrainConfig.from_plain(config)
-    # Store absolute paths: a run may be resumed from another working directory.
-    typed = replace(typed, fixed=with_absolute_folders(typed.fixed))
-    plain = {**config, "fixed": typed.fixed}
+    plain = with_absolute_folders(config)
+    typed = TrainConfig.from_plain(plain)
     validate_device(typed)
     with quiet():
         TrainingLoop(run, typed, plain, should_stop).train(

@@ -66,8 +66,8 @@ def run_trials(
         on_end: called after the end of each trial.
 
     Raises:
-        KeyboardInterrupt: after the first Ctrl-C, once the running trials have finished
-            their iteration and saved a checkpoint; at once after a second one.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
+            finished their iteration and saved a checkpoint; at once after a second one.
     """
     # Trials stop when the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
@@ -117,8 +117,7 @@ def run_trials(
             ).fit()
     finally:
         _clear(stop, scratch)
-    if monitor.interrupt.requested:
-        raise KeyboardInterrupt
+    monitor.interrupt.raise_if_requested()
 
 
 def bundles(

@@ -1,7 +1,6 @@
 """One trial, in a process of Ray Tune."""
 
 import contextlib
-import shutil
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from ray import tune
 
-from marl_pool.runs import CONFIG, Run, is_unused
+from marl_pool.runs import CONFIG, Run
 from marl_pool.training.jobs import JOBS
 from marl_pool.utils.errors import InputError
 
@@ -67,7 +66,4 @@ def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
 def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
     if (path / CONFIG).is_file():
         return Run.open(path)
-    # A run that was killed before it wrote its configuration may be created again.
-    if path.is_dir() and is_unused(path):
-        shutil.rmtree(path)
     return Run.create(path, config, verb)

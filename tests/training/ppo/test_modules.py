@@ -135,12 +135,14 @@ def test_folders_become_absolute_and_scripts_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fixed = {"a": "runs/x", "b": "random", "c": STILL, "d": "/r", "e": "~/y"}
     monkeypatch.setenv("HOME", "/home/me")
-    assert with_absolute_folders(fixed) == {
-        **fixed,
-        "a": str(tmp_path / "runs" / "x"),
-        "e": "/home/me/y",
-    }
-    assert with_absolute_folders(None) is None
+    (tmp_path / "teacher").mkdir()
+    config = {"fixed": fixed, "teacher": "teacher", "seed": 1}
+    own = {**fixed, "a": str(tmp_path / "runs" / "x"), "e": "/home/me/y"}
+    teacher = str(tmp_path / "teacher")
+    expected = {"fixed": own, "teacher": teacher, "seed": 1}
+    assert with_absolute_folders(config) == expected
+    scripted = {"fixed": None, "teacher": "heuristic"}
+    assert with_absolute_folders(scripted) == scripted
 
 
 def test_scripted_policies_are_built_for_their_group():
