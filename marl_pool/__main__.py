@@ -1,6 +1,17 @@
-"""``python -m marl_pool`` is the ``marl-pool`` command."""
+"""The ``marl-pool`` command, also as ``python -m marl_pool``."""
 
-from marl_pool.cli.main import main
+import sys
+
+
+def main() -> int:
+    """Run the command; Ctrl-C ends it quietly from the first import on."""
+    try:
+        from marl_pool.cli.main import main as run
+    except KeyboardInterrupt:
+        print("marl-pool: stopped", file=sys.stderr)
+        return 130
+    return run()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

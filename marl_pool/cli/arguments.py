@@ -234,7 +234,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     for text in rest:
         key, given, value = text.partition("=")
         if text.startswith("-") or not given:
-            raise _not_understood(text, known.verb, verbs.get(known.verb, parser))
+            following = [*arguments[arguments.index(text) + 1 :], "-"][0]
+            value = "VALUE" if following.startswith("-") else following
+            raise _not_understood(
+                text, known.verb, verbs.get(known.verb, parser), value
+            )
         # A flag is easily taken for a key.
         flag = f"--{key.lstrip('+').replace('_', '-')}"
         if flag in verbs[known.verb]._option_string_actions:
@@ -375,7 +379,7 @@ def _is_path(text: str) -> bool:
 
 
 def _not_understood(
-    text: str, verb: str, parser: argparse.ArgumentParser
+    text: str, verb: str, parser: argparse.ArgumentParser, following: str
 ) -> InputError:
     if not text.startswith("-"):
         hint = "; quote what has spaces: 'key={a: b}'" if text[-1:] in "]}" else ""
@@ -388,7 +392,7 @@ def _not_understood(
     if verb in COMPOSED and key.partition(".")[0] in COMPOSED[verb].keys:
         return InputError(
             f"{text!r}: expected key=value, got a flag. Did you mean "
-            f"{key}={value or 'VALUE'}?"
+            f"{key}={value or following}?"
         )
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)

@@ -83,6 +83,17 @@ def open_run(verb: str, path: str | None) -> "Run":
     return run
 
 
+@contextmanager
+def naming_file(file: Path) -> Iterator[None]:
+    """Name the file whose values are checked inside the block."""
+    try:
+        yield
+    except names.UntrustedError:
+        raise  # its message names the run
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
 def flags_as_keys(
     section: str, flags: Mapping[str, str], arguments: Namespace
 ) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from marl_pool.cli.common import composed, open_run, print_paths
+from marl_pool.cli.common import composed, naming_file, open_run, print_paths
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
@@ -86,6 +86,7 @@ class Reader(ABC):
             ``plugins``, the names that the run may use.
         """
         from marl_pool.evaluation.standalone import find_standalone
+        from marl_pool.runs import CONFIG
 
         policy = find_standalone(path, self.settings.pretrained)
         # A suite may choose an environment too: allow only names that the user typed.
@@ -98,7 +99,9 @@ class Reader(ABC):
                 raise InputError(
                     f"--out: the results of {path} are written to that run"
                 )
-            env = _env(self.change, run.env, run.path)
+            with naming_file(run.path / CONFIG):
+                trained = _env(run.env, None, run.path)
+            env = _env(self.change, trained, run.path)
             yield run, {"env": env, "plugins": plugins}
             return
         # A policy without a run: its environment is saved with it, or typed.

@@ -1,5 +1,6 @@
 """The ``marl-pool`` command: parse, call the verb, print an error as one line."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; None takes the process's own.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # Some terminals and pipes know ASCII only.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with explain_missing_modules(), terminable():
             status = _main(sys.argv[1:] if arguments is None else list(arguments))

@@ -13,6 +13,7 @@ from marl_pool.cli.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
 from marl_pool.cli.common import (
     composed,
     flags_as_keys,
+    naming_file,
     open_run,
     print_paths,
     reading,
@@ -21,7 +22,7 @@ from marl_pool.cli.common import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.extras import validate_ray, validate_ray_for
-from marl_pool.utils.names import UntrustedError, allowed, trust
+from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
 
 def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
+    from marl_pool.runs import CONFIG
     from marl_pool.training.jobs import JOBS
 
     # Find what trained the run.
@@ -190,16 +192,12 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     job = JOBS[run.verb]
     _validate_keys(job.controls, overrides)
     with trust(allowed(), run.path):
-        try:
+        with naming_file(run.path / CONFIG):
             # Complete a configuration that an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
             _validate_same_network(run.config, complete)
-            run.config = complete
-            config = check(run.verb, assign(run.config, overrides))
-        except UntrustedError:
-            raise  # its message names the run
-        except InputError as error:
-            raise InputError(f"{run.path}: {error}") from error
+        run.config = complete
+        config = check(run.verb, assign(run.config, overrides))
         return _continue(run, config)
 
 

@@ -7,7 +7,7 @@ signature, so every override of a key may add it, and the check that follows rej
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,17 @@ from marl_pool.config.sections import (
     VERBS,
     Group,
     built_in,
+    content_of,
     files_of,
     options_for,
     typed,
     unsuited,
 )
 from marl_pool.config.source import SignatureSource
+from marl_pool.config.wording import not_composed, unresolved, wrong_override
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.reading import YAML_BYTES, read_bytes
 from marl_pool.utils.signatures import options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
@@ -79,7 +81,7 @@ def compose_unresolved(
     verb: str, overrides: Sequence[str] = (), config_dir: str | Path | None = None
 ) -> DictConfig:
     """Compose, and keep interpolations for `resolve`."""
-    folder = _folder(config_dir)
+    folder = _folder(config_dir, overrides)
     # Translate the overrides, so that Hydra accepts new keys and plug-ins.
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
     own = [f"'file://{folder}'"] if folder else []
@@ -151,10 +153,9 @@ def _one_line_errors(verb: str) -> Iterator[None]:
     try:
         yield
     except OmegaConfBaseException as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{error.full_key or verb}: {reason}") from error
+        raise unresolved(verb, error) from error
     except (HydraException, yaml.YAMLError) as error:
-        raise InputError(f"configuration of {verb}: {_one_line(error)}") from error
+        raise not_composed(verb, error) from error
 
 
 def parse(text: str) -> Override:
@@ -173,10 +174,7 @@ def parse_any(text: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise InputError(
-            f"{text!r}: expected key=value in Hydra's syntax "
-            f"(quote special characters): {_one_line(error)}"
-        ) from error
+        raise wrong_override(text) from error
     if override.is_delete() or not override.key_or_group:
         raise InputError(f"{text!r}: expected key=value")
     return override
@@ -205,6 +203,8 @@ def _translate(verb: str, text: str, folder: Path | None) -> list[str]:
     key, value = override.key_or_group, override.value()
     if key.split(".")[0] == "hydra":
         raise InputError(f"{key}: Hydra's own settings have no effect here")
+    if override.package is not None:
+        raise InputError(f"{key}: expected {key}=…, got {text!r}")
     # A plain key may be new, so add or override it.
     if key not in kind.config_groups:
         _validate_group(verb, key)
@@ -242,7 +242,7 @@ def _validate_group(verb: str, key: str) -> None:
         )
 
 
-def _folder(config_dir: str | Path | None) -> Path | None:
+def _folder(config_dir: str | Path | None, overrides: Sequence[str]) -> Path | None:
     if config_dir is None:
         return None
     folder = Path(config_dir).resolve()
@@ -253,29 +253,34 @@ def _folder(config_dir: str | Path | None) -> Path | None:
         raise InputError(
             f"--config-dir: expected a path without ', $ and backslash, got {folder}"
         )
-    # Check the files before Hydra reads them.
-    for file in sorted(folder.rglob("*.yaml")):
+    files = sorted(folder.rglob("*.yaml"))
+    for file in files:
         # Hydra would silently use the package's own.
         own = file.relative_to(folder)
         known = own.stem in built_in(own.parent.as_posix())
         if known or (CONFIGS / own).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
-        _validate_file(file, own.parent.as_posix())
+    # Check the files that may be used, before Hydra reads them.
+    for file in _mentioned(files, overrides):
+        _validate_file(file, file.relative_to(folder).parent.as_posix())
     return folder
+
+
+def _mentioned(files: Sequence[Path], overrides: Sequence[str]) -> list[Path]:
+    """Return the files whose names occur in the overrides or in such files."""
+    found: list[Path] = []
+    text = "\n".join(overrides)
+    while new := [file for file in files if file.stem in text and file not in found]:
+        found += new
+        for file in new:
+            with suppress(OSError, InputError):  # the check names what is wrong
+                text += read_bytes(file, YAML_BYTES).decode("utf-8", "replace")
+    return found
 
 
 def _validate_file(file: Path, group: str) -> None:
     """Check what Hydra's reader would not, or explain without the file's name."""
-    content = read_yaml(file) or {}  # checks its size too
-    if not isinstance(content, dict):
-        raise InputError(
-            f"--config-dir: {file}: expected a mapping of keys, got {show(content):.80}"
-        )
-    if not isinstance(content.get("defaults", []), list):
-        raise InputError(
-            f"--config-dir: {file}: defaults: expected a list, got "
-            f"{show(content['defaults']):.80}"
-        )
+    content_of(file)
     # Without this line Hydra would put the keys into a section of the group's name.
     presets = {each for kind in VERBS.values() for each in kind.presets}
     if group in presets and PACKAGE not in file.read_text(encoding="utf-8"):
@@ -283,7 +288,3 @@ def _validate_file(file: Path, group: str) -> None:
             f"--config-dir: {file}: expected the first line '# {PACKAGE} _global_', "
             "got none"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).partition("\n\n")[0].split())

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
 RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
+MOST_TRIALS = 10_000
 
 
 class Plan(NamedTuple):
@@ -100,6 +102,7 @@ def plan_grid(
     settings = check_settings(
         SweepSettings, resolve(study, composition())["sweep"], "sweep"
     )
+    _validate_number("grid", prod(map(len, grid.values())))
     # Compose and check each combination.
     trials, names = [], dict[str, str]()
     for combination in product(*grid.values()):
@@ -183,13 +186,20 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
             raise InputError(f"{text!r}: expected key=value,value in a fixed order")
         # Hydra splits the values; each is parsed on its own.
         try:
-            texts = list(override.sweep_string_iterator())
+            texts = list(islice(override.sweep_string_iterator(), MOST_TRIALS + 1))
         except HydraException as error:
             raise InputError(
                 f"{key}: expected values, such as a,b or range(0,3), got {text!r}"
             ) from error
+        _validate_number(key, len(texts))
         swept[key] = [parse(f"{key}={each}").value() for each in texts]
     return fixed, swept
+
+
+def _validate_number(where: str, trials: int) -> None:
+    if trials > MOST_TRIALS:
+        got = f"{trials:,}" if where == "grid" else "more"
+        raise InputError(f"{where}: expected at most {MOST_TRIALS:,} trials, got {got}")
 
 
 def _whole_grid(

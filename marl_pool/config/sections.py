@@ -21,6 +21,7 @@ from marl_pool.training.supervised.settings import FitRunSettings, FitStudySetti
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import read_yaml
+from marl_pool.utils.signatures import show
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package: one for each verb, a folder for each group."""
@@ -258,9 +259,17 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     """
     files = files_of(group, config_dir)
     options = sorted({*built_in(group), *files})
-    if group in VERBS[verb].presets:
-        return [o for o in options if not _preset_misfit(verb, o, files, config_dir)]
-    return [o for o in options if _option_suits(verb, group, o, files)]
+    preset = group in VERBS[verb].presets
+
+    def suits(option: str) -> bool:
+        try:
+            if preset:
+                return not _preset_misfit(verb, option, files, config_dir)
+            return _option_suits(verb, group, option, files)
+        except InputError:  # a broken file, which is an error only where it is used
+            return False
+
+    return [option for option in options if suits(option)]
 
 
 def unsuited(
@@ -347,7 +356,19 @@ def with_bases(
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield file and content of an option, then those of the files it builds on."""
     if option in files:
-        content = read_yaml(files[option]) or {}
+        content = content_of(files[option])
         yield files[option], content
         for base in content.get("defaults", ()):
             yield from with_bases(str(base), files)
+
+
+def content_of(file: Path) -> dict[str, Any]:
+    """Read the keys of a YAML file; raise an `InputError` that names the file."""
+    content = read_yaml(file) or {}  # checks its size too
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: expected a mapping of keys, got {show(content):.80}")
+    if not isinstance(content.get("defaults", []), list):
+        raise InputError(
+            f"{file}: defaults: expected a list, got {show(content['defaults']):.80}"
+        )
+    return content

@@ -334,6 +334,8 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
     """
     for name, group in groups.items():
         policy = policies.get(name)
+        if policy is None:
+            return f"expected a policy of {name!r}, got {', '.join(policies)}"
         if isinstance(policy, SpecifiedPolicy) and (
             reason := policy.mismatch(group.tokens, group.action_space)
         ):

@@ -32,7 +32,12 @@ LIMITS: dict[str, int] = {
     **dict.fromkeys(SIZES, 16_384),
     **dict.fromkeys(REPEATS, 1024),
     **dict.fromkeys(("num_envs", "population", "episodes", "max_steps"), 1 << 20),
-    **dict.fromkeys(("num_samples", "num_test"), 100_000_000),
+    **dict.fromkeys(("repetitions", "max_envs"), 1 << 20),
+    **dict.fromkeys(("num_env_runners", "num_learners", "num_workers"), 1 << 14),
+    **dict.fromkeys(("concurrency", "cpus_per_trial"), 1 << 14),
+    **dict.fromkeys(("rows", "fps"), 1024),
+    **dict.fromkeys(("num_samples", "num_test", "max_observations"), 100_000_000),
+    **dict.fromkeys(("batch_size", "minibatch_size"), 100_000_000),
 }
 """By option: the largest number that it may be, or that a list in it may hold."""
 LONGEST = 16_384

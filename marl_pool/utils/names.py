@@ -166,7 +166,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InputError(f"{kind} {name!r} cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The command line shows no traceback, so name the line that raised. The
         # message of a SyntaxError names it already.
         reason = " ".join(f"{type(error).__name__}: {error}".split())

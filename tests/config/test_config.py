@@ -394,8 +394,8 @@ def test_an_override_sets_its_key(override, path, expected):
         ("a b=3", "'a b=3': expected key=value"),
         ("=3", "'=3': expected key=value"),
         ("~env", "'~env': expected key=value"),
-        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
-        ("env@here=simple_centroid", "configuration of train: Could not override"),
+        ("seed=${nothing}", "seed: expected a value, got ${nothing}, which is no key"),
+        ("env@here=simple_centroid", "env: expected env=…, got 'env@here="),
         (
             "pooling=no.such:Pool",
             "pooling 'no.such:Pool' cannot be imported: No module",

@@ -39,7 +39,7 @@ def find_factory(module: str) -> Factory:
     attribute = attribute or "parallel_env"
     try:
         found = importlib.import_module(path)
-    except Exception as error:  # third-party code may raise any exception
+    except (Exception, SystemExit) as error:  # third-party code may raise any exception
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
         hint = '; pip install "marl-pool[mpe]"' if missing else ""
         raise InputError(

@@ -26,11 +26,14 @@ from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, nev
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.atomic import new_binary_file, new_file
 from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.reading import read_npz
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
+MOST_EPISODES = 1 << 26
+"""Episodes of a generation, whose returns are held in memory."""
 COUNTED = ("steps", "episodes", "seconds")
 """Attributes in the file `STATE`."""
 
@@ -84,6 +87,12 @@ class EvolutionMethod(TrainingMethod):
             config.evolution.arguments,
             {"start": start.cpu(), "seed": config.seed},
         )
+        episodes = self.strategy.population * config.repetitions
+        if episodes > MOST_EPISODES:
+            raise InputError(
+                f"repetitions: expected at most {MOST_EPISODES:,} episodes a "
+                f"generation, with the population, got {episodes:,}"
+            )
         self.generation = self.steps = self.episodes = 0
         self.seconds = 0.0
         self.best: Tensor = start.double().cpu()

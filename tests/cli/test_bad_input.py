@@ -1,0 +1,149 @@
+"""Mistakes that once gave a traceback, another's words or a late refusal."""
+
+import io
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from marl_pool import __main__ as command
+from marl_pool import make_batched_env, make_policy, save_policies
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.runs import Run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys):
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run of simple_centroid, whose configuration may be edited."""
+    config = compose("train")
+    run = Run.create(tmp_path / "trained", config)
+    group = make_batched_env("simple_centroid", 1).groups["agent"]
+    policy = make_policy(group.tokens, group.action_space)
+    save_policies({"agent": policy}, {"agent": "agent"}, run.policy_dir)
+    return run.path
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("pooling=[max", "pooling: expected a closing ], got '[max'"),
+        ("ppo.lr='abc", "ppo.lr: expected a closing ', got \"'abc\""),
+        ("ppo.lr=1)", "ppo.lr: expected a number, a word, [list], {key: value} or"),
+        ("seed=int(a)", "got 'int(a)'; quote special characters: seed='…'"),
+        ("seed=${nothing}", "seed: expected a value, got ${nothing}, which is no key"),
+        ("seed=${seed}", "seed: expected a value, got an interpolation of itself"),
+        ("seed=${no:1}", "seed: expected a value, got the unknown function no in"),
+        ("seed=???", "seed: expected a value, got none"),
+        ("seed='${'", "seed: expected a number, a word, [list]"),
+        ("seed=${oc.env:NONE_SUCH}", "Environment variable 'NONE_SUCH' not found"),
+        ("env@here=simple_tag", "env: expected env=…, got 'env@here=simple_tag'"),
+    ],
+)
+def test_values_are_refused_in_words_of_the_package(refused, given, message):
+    assert message in refused("train", given, "--cfg")
+
+
+def test_a_flag_in_place_of_a_key_is_spelled_out_with_its_value(refused):
+    assert "Did you mean pooling=max?" in refused("train", "--pooling", "max")
+
+
+def test_a_slip_in_one_file_breaks_no_other(refused, capsys):
+    Path("mine/suite").mkdir(parents=True)
+    Path("mine/suite/slip.yaml").write_text("perturbations: [\n")
+    Path("mine/suite/list.yaml").write_text("- 3\n")
+    assert cli.main(["evaluate", "--config-dir", "mine", "suite=full", "--cfg"]) == 0
+    capsys.readouterr()
+    options = ("--config-dir", "mine", "--cfg")
+    assert "mine/suite/slip.yaml cannot be read: line 2" in refused(
+        "evaluate", *options, "suite=slip"
+    )
+    assert "list.yaml: expected a mapping of keys, got [3]" in refused(
+        "evaluate", *options, "suite=list"
+    )
+
+
+def test_a_plug_in_that_exits_at_import_is_named(refused):
+    Path("leaves.py").write_text("raise SystemExit(3)\n")
+    assert "'leaves:X' cannot be imported: SystemExit: 3" in refused(
+        "train", "pooling=leaves:X"
+    )
+
+
+def test_output_of_other_alphabets_fits_an_ascii_stream(monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert cli.main(["train", "--cfg"]) == 0
+    shown.flush()
+    assert rb"\u03bb of the generalized advantage" in shown.buffer.getvalue()
+
+
+def test_control_c_during_the_first_imports_is_quiet(monkeypatch, capsys):
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "marl_pool.cli.main", Interrupted("main"))
+    assert command.main() == 130
+    assert capsys.readouterr().err == "marl-pool: stopped\n"
+
+
+def test_an_environment_of_other_groups_is_refused_before_any_episode(
+    refused, run_folder
+):
+    message = refused("evaluate", str(run_folder), "env=simple_tag")
+    assert "does not fit the env simple_tag" in message
+    assert "expected a policy of 'predator', got agent" in message
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "resume"])
+def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb):
+    file = run_folder / "config.yaml"
+    *lines, _ = file.read_text().splitlines()
+    text = "\n".join(lines).replace("num_noise: null", "num_noise: many")
+    file.write_text(text + "\n")
+    assert f"{file}: env.num_noise: expected an integer >= 0 or null, got 'many'" in (
+        refused(verb, str(run_folder))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("evolve repetitions=1000000000", "repetitions: expected at most 1,048,576"),
+        (
+            "evolve repetitions=1000000 evolution.population=1000",
+            "repetitions: expected at most 67,108,864 episodes",
+        ),
+        ("sweep seed=range(0,100000000)", "seed: expected at most 10,000 trials"),
+        (
+            "sweep seed=range(0,200) total_steps=range(1,200)",
+            "grid: expected at most 10,000 trials, got 39,800",
+        ),
+        ("sweep seed=1,2 --concurrency 1000000", "concurrency: expected at most"),
+        ("train ppo.batch_size=1000000000000", "ppo.batch_size: expected at most"),
+        ("render rows=100000", "rows: expected at most 1,024, got 100,000"),
+    ],
+)
+def test_huge_counts_are_refused_before_memory_is_taken(refused, arguments, message):
+    assert message in refused(*arguments.split())
