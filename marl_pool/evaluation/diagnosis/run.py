@@ -31,6 +31,7 @@ from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.names import name_of
 from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
+from marl_pool.utils.progress import Progress
 from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
@@ -55,16 +56,19 @@ def diagnose_run(
     """
     # Play, and measure the trained groups.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
-    with computing(settings.threads, settings.kernels):
+    with (
+        computing(settings.threads, settings.kernels),
+        Progress(0, unit="diagnoses") as progress,
+    ):
+        progress.doing = f"playing {settings.episodes} episodes"
         observations = record_observations(
             target, settings.episodes, settings.max_observations
         )
-        rows = [
-            row
-            for group, own in observations.items()
-            if group not in target.fixed
-            for row in diagnose(group, target.policies[group], own, target.seed)
-        ]
+        rows = []
+        for group, own in observations.items():
+            if group not in target.fixed:
+                progress.doing = f"measuring the head of {group}"
+                rows += diagnose(group, target.policies[group], own, target.seed)
     # Single heads of MaxPooling are features, too many to show.
     shown = [row for row in rows if row.head == ALL or row.checked]
     named = list(zip(_names(shown), shown, strict=True))

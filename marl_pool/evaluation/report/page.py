@@ -30,6 +30,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.metrics import free
 from marl_pool.utils.names import trust
 from marl_pool.utils.plotting import line_styles
+from marl_pool.utils.progress import Progress
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ def report(
     """
     path = new_page(out, runs)
     # Evaluations also name perturbations and environments.
-    with computing(settings.threads), trust(plugins, "a run of the report"):
+    with (
+        computing(settings.threads),
+        trust(plugins, "a run of the report"),
+        Progress(0, unit="sections") as progress,
+    ):
+        progress.doing = f"writing {path.name}"
         methods = methods_of(read_runs(runs))
         content = _content(methods, settings, plugins)
     text = _template().render(content)

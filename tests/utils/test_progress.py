@@ -1,0 +1,64 @@
+"""Progress that never falls silent, measures what ends the work and fits a terminal."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from marl_pool.utils.progress import Progress
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_work_without_updates_is_shown_with_its_time():
+    stream = io.StringIO()
+    with Progress(0, stream=stream, interval=0.01) as progress:
+        progress.doing = "the last frames"
+        end = time.monotonic() + 60
+        while stream.getvalue().count("the last frames (0:") < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_the_bar_measures_what_ends_the_work_first():
+    clock = Clock()
+    progress = Progress(1000, time_limit=20, clock=clock, stream=io.StringIO())
+    clock.now += 10
+    progress.update(100)
+    assert progress.fraction == pytest.approx(0.5)
+    progress.update(900)
+    assert progress.fraction == pytest.approx(0.9)
+    clock.now += 100
+    assert progress.fraction == 1
+
+
+@pytest.mark.parametrize("numbers", [{}, {"return_mean": -1.5, "validated_score": 2.5}])
+def test_a_terminal_of_80_columns_has_one_line(numbers):
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress(10**9, clock=clock, stream=stream)
+    clock.now += 10
+    progress.update(10**8, **numbers)
+    progress._console = Console(file=stream, width=80)
+    progress._console.print(progress.display())
+    (line,) = stream.getvalue().splitlines()
+    assert len(line) <= 80
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress(100, stream=stream) as progress:
+        progress.update(50)
+    assert "\x1b" not in stream.getvalue()
+    assert "50 / 100 steps" in stream.getvalue()
