@@ -28,13 +28,16 @@ from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.metrics import ITERATION, Metrics, free
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CONFIG, METRICS, LOCK, ERROR = "config.yaml", "metrics.csv", ".lock", "error.txt"
 VERSION, VERB, TRAIN = "package_version", "verb", "train"
@@ -236,6 +239,12 @@ class Run:
     def rows(self) -> list[dict[str, float]]:
         """Return all logged rows; see `Metrics.rows`."""
         return self.metrics.rows()
+
+    def to_pandas(self) -> "DataFrame":
+        """Return all logged rows as a table; needs the extra ``plots``."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
 
     def metrics_problem(self) -> str:
         """Describe how ``metrics.csv`` differs from its record in the checkpoints."""

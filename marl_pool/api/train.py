@@ -3,7 +3,7 @@
 import json
 import numbers
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from marl_pool.utils.extras import explain_missing_modules, validate_ray_for
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
+OnIteration = Callable[["Run", dict[str, float]], Any]
+"""Takes the run and the last row of its metrics; true to stop."""
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 """Dotted keys that Hydra's grammar takes."""
 
@@ -22,6 +24,7 @@ def train(
     *overrides: str,
     run_dir: str | Path | None = None,
     config_dir: str | Path | None = None,
+    on_iteration: OnIteration | None = None,
     **options: Any,
 ) -> "Run":
     """Train a new run by PPO in this process, and return it.
@@ -45,6 +48,9 @@ def train(
         *overrides: ``group=option`` and ``key=value``, as on the command line.
         run_dir: folder of the run; None chooses a new one in ``runs/``.
         config_dir: a folder of YAML files of your own.
+        on_iteration: called as ``on_iteration(run, row)`` after each iteration with its
+            row of ``metrics.csv``; True saves the run and ends it. An exception ends it
+            too, and the newest checkpoint remains.
         **options: the same as keyword arguments, read after ``overrides``. A mapping
             sets the keys of a section, and its ``name`` chooses the option of a group.
             Dotted keys go by ``**{"ppo.lr": 1e-3}``.
@@ -62,6 +68,7 @@ def train(
     check_argument("overrides", overrides, tuple[str, ...])
     check_argument("run_dir", run_dir, str | Path | None)
     check_argument("config_dir", config_dir, str | Path | None)
+    check_argument("on_iteration", on_iteration, Callable[..., Any] | None)
     with explain_missing_modules():
         texts = [*overrides, *as_overrides(options)]
         config = compose_run("train", texts, config_dir)
@@ -69,7 +76,7 @@ def train(
             from marl_pool.evaluation.loading import computing
 
             with computing(None):  # restores the number that training sets
-                perform(run, config)
+                perform(run, config, on_iteration)
     return run
 
 
@@ -116,15 +123,38 @@ def new_run(
         raise
 
 
-def perform(run: "Run", config: Mapping[str, Any]) -> None:
+def perform(
+    run: "Run", config: Mapping[str, Any], on_iteration: OnIteration | None = None
+) -> None:
     """Do the work of a run from its newest checkpoint on, under the run's lock."""
     from marl_pool.training.jobs import JOBS
 
+    options = {}
+    if on_iteration is not None:
+        options["should_stop"] = _after_each_row(run, on_iteration)
     try:
         with run.lock():
-            JOBS[run.verb].load()(run, config)
+            JOBS[run.verb].load()(run, config, **options)
     finally:
         run.close()
+
+
+def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]:
+    """Make a ``should_stop`` of a callback, which is called once for each row."""
+    from marl_pool.utils.metrics import ITERATION  # loads yaml
+
+    told = 0.0
+
+    def should_stop() -> bool:
+        nonlocal told
+        # The loop also asks before the first row, and again after the last one.
+        row = run.metrics.last
+        if row.get(ITERATION, 0) <= told:
+            return False
+        told = row[ITERATION]
+        return bool(on_iteration(run, dict(row)))
+
+    return should_stop
 
 
 def as_overrides(options: Mapping[str, Any]) -> list[str]:

@@ -1,11 +1,13 @@
 """Measurement of policies: paired episodes, clean, perturbed and in other envs."""
 
 import copy
+import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +30,11 @@ from marl_pool.evaluation.statistics.scores import scored, severity_aucs
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import UnfitTokensError
 
+MOST_SHOWN = 24
+"""Rows on screen; a suite has more."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 OnProgress = Callable[[int, int], None]
 """Takes the number of finished cases and the number of all cases."""
 
@@ -47,10 +54,26 @@ class EvaluationResults:
     returns: np.ndarray
     aucs: list[SeverityAUC]
 
+    def __str__(self) -> str:
+        with redirect_stdout(io.StringIO()) as shown:
+            self.show("evaluation")
+        return shown.getvalue().rstrip("\n")
+
+    def to_pandas(self) -> "DataFrame":
+        """Return a row for each of ``results``; needs the extra ``plots``."""
+        import pandas
+
+        return pandas.DataFrame([asdict(row) for row in self.results])
+
     def show(self, title: str) -> None:
-        """Print the rows, then the AUCs."""
-        print_table(self.results, title)
+        """Print the AUCs, then the rows; of many rows only the unperturbed ones."""
         print_aucs(self.aucs)
+        shown = self.results
+        if len(shown) > MOST_SHOWN:
+            shown = [row for row in shown if not row.perturbed or row.missing]
+            left = len(self.results) - len(shown)
+            title = f"{title}; {left} perturbed rows are left out"
+        print_table(shown, title)
 
 
 def measure(

@@ -102,6 +102,11 @@ class Metrics:
 
     # Reading
 
+    @property
+    def last(self) -> Row:
+        """The row that this process logged last; empty before the first."""
+        return self._last
+
     def rows(self) -> list[Row]:
         """Read all rows; omitted values are NaN.
 

@@ -183,3 +183,32 @@ def test_it_trains_as_the_command_does(tmp_path):
         {k: v for k, v in row.items() if k not in timed} for row in rows
     )
     assert json.dumps(one_row) == json.dumps(two_row)
+
+
+def test_a_callback_gets_each_row_once_and_may_stop(monkeypatch, tmp_path):
+    def train(run, config, should_stop):
+        for iteration in range(1, 9):
+            if should_stop():
+                break
+            run.log({"iteration": iteration, "env_steps": 16 * iteration})
+        assert not should_stop()
+
+    stand_in = types.ModuleType("marl_pool.training.ppo")
+    stand_in.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    seen = []
+
+    def on_iteration(run, row):
+        seen.append((run.path, row["env_steps"]))
+        return row["iteration"] == 3
+
+    run = marl_pool.train(run_dir=tmp_path / "run", on_iteration=on_iteration)
+    assert seen == [(run.path, 16), (run.path, 32), (run.path, 48)]
+    pytest.importorskip("pandas")
+    assert run.to_pandas()["env_steps"].tolist() == [16, 32, 48]
+
+
+def test_a_callback_must_be_callable(trained):
+    with pytest.raises(InputError, match="on_iteration: expected .*, got 3"):
+        marl_pool.train(on_iteration=3)
+    assert not trained
