@@ -93,7 +93,7 @@ class EvaluationTarget:
         validate_device(settings.device)
         env = dict(env or run.env)
         # Names in the run's files may only be those that the user allows.
-        with trust(plugins, run.path):
+        with trust(plugins, run.path, config=run.config):
             groups = describe_env(env).groups
             fixed = _fixed_groups(run, groups)
             # Scripted opponents come from the env's registry, not from the folder.

@@ -10,17 +10,22 @@ import importlib
 import inspect
 import json
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import NamedTuple
 
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import quoted
 
 VARIABLE = "MARL_POOL_TRUSTED"
 """Environment variable that hands the restriction to child processes. It can only
 restrict: without it a process imports what its user names."""
+LONGEST_FILE = 1 << 16
+"""Bytes of the user's own list of plug-ins."""
 
 
 class UntrustedError(InputError):
@@ -33,6 +38,7 @@ class _Trust(NamedTuple):
     plugins: frozenset[str] = frozenset()
     source: str = "a file"
     command: str = ""
+    named: tuple[str, ...] = ()
 
 
 def _inherited() -> _Trust | None:
@@ -40,7 +46,7 @@ def _inherited() -> _Trust | None:
     if inherited is None:
         return None
     try:
-        plugins, source, command = json.loads(inherited)
+        plugins, source, command, *_ = json.loads(inherited)
         return _Trust(frozenset(plugins), str(source), str(command))
     except (ValueError, TypeError):
         return _Trust()
@@ -54,7 +60,10 @@ _restriction: ContextVar[_Trust | None] = ContextVar(
 
 @contextmanager
 def trust(
-    plugins: Iterable[str], source: object = None, command: str = ""
+    plugins: Iterable[str],
+    source: object = None,
+    command: str = "",
+    config: object = None,
 ) -> Iterator[None]:
     """Restrict imports by name to the package's own classes and ``plugins``.
 
@@ -67,6 +76,8 @@ def trust(
         source: the file or folder, for messages; None: that of the outer `trust`.
         command: the command to repeat with ``--plugin``, for messages; empty: that of
             the outer `trust`.
+        config: the file's content, so that a message names all that has to be allowed;
+            None: that of the outer `trust`.
     """
     # Inside another restriction, both apply.
     outer, allowed = _restriction.get(), frozenset(plugins)
@@ -74,7 +85,8 @@ def trust(
         allowed &= outer.plugins
     known = outer or _Trust()
     origin = known.source if source is None else str(source)
-    token = _restriction.set(_Trust(allowed, origin, command or known.command))
+    named = known.named if config is None else tuple(sorted(plug_ins_in(config)))
+    token = _restriction.set(_Trust(allowed, origin, command or known.command, named))
     try:
         yield
     finally:
@@ -104,14 +116,54 @@ def validate_trusted(name: str, kind: str) -> None:
     restriction = _restriction.get()
     if restriction is None or name in restriction.plugins:
         return
-    # Python and the command line allow names in different ways.
-    remedy = f"plugins=[{name!r}] or --plugin {name}"
+    # Name all that is missing at once. Python and the command line allow names in
+    # different ways.
+    others = [other for other in restriction.named if other not in restriction.plugins]
+    missing = list(dict.fromkeys([name, *others]))
+    flags = " ".join(f"--plugin {quoted(each)}" for each in missing)
+    remedy = f"plugins={missing} or {flags}"
     if restriction.command:
-        remedy = f"{restriction.command} --plugin {name}"
+        remedy = f"{restriction.command} {flags}"
     raise UntrustedError(
         f"{restriction.source} uses the {kind} {name!r}, which is not part of "
         f"marl_pool; if you trust it, allow it: {remedy}"
     )
+
+
+def plug_ins_in(config: object) -> set[str]:
+    """Return the plug-ins in a configuration: classes, and modules of environments."""
+    env = config.get("env") if isinstance(config, Mapping) else None
+    module = env.get("module") if isinstance(env, Mapping) else None
+    found = {name for name in texts_in(config) if is_plug_in(name)}
+    return found | ({module} if isinstance(module, str) else set())
+
+
+def user_plug_ins() -> list[str]:
+    """Read the plug-ins that the user trusts everywhere, from the user's own file.
+
+    It is ``marl_pool/plugins`` in ``$XDG_CONFIG_HOME``, by default ``~/.config``: one
+    name a line, as for ``--plugin``; ``#`` begins a comment.
+
+    Raises:
+        InputError: a line that is neither a class nor a module, or no readable file.
+    """
+    from marl_pool.utils.reading import read_bytes  # loads yaml
+
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    file = Path(home) / "marl_pool" / "plugins"
+    try:
+        lines = read_bytes(file, LONGEST_FILE).decode("utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    found = [line.partition("#")[0].strip() for line in lines]
+    for number, name in enumerate(found, 1):
+        if name and not re.fullmatch(r"[\w./]+(:\w+)?", name):
+            raise InputError(
+                f"{file}: line {number}: expected package.module:Class, got {name!r}"
+            )
+    return [name for name in found if name]
 
 
 def is_plug_in(name: str) -> bool:

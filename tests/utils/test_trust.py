@@ -33,7 +33,14 @@ from marl_pool.sweeps import Sweep
 from marl_pool.utils import names
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import UntrustedError, inheritance, resolve, trust
+from marl_pool.utils.names import (
+    UntrustedError,
+    inheritance,
+    resolve,
+    trust,
+    user_plug_ins,
+    validate_trusted,
+)
 from marl_pool.utils.signatures import ANY_OTHER, options_of
 
 PAYLOAD = "sent_payload:Part"
@@ -603,3 +610,28 @@ def test_a_policy_saved_with_a_plug_in_says_how_to_allow_it(tmp_path: Path) -> N
         load_policy(tmp_path / "mine")
     assert str(tmp_path / "mine") in str(refusal.value)
     load_policy(tmp_path / "mine", plugins=[name])
+
+
+def test_a_refusal_names_all_that_has_to_be_allowed():
+    config = {"pooling": {"name": "a.b:C"}, "env": {"name": "d:E", "module": "f.g"}}
+    with (
+        trust(["d:E"], "a run", "marl-pool resume a", config=config),
+        pytest.raises(UntrustedError) as refused,
+    ):
+        validate_trusted("f.g", "env.module")
+    assert str(refused.value).endswith("marl-pool resume a --plugin f.g --plugin a.b:C")
+
+
+def test_a_file_of_the_user_holds_trusted_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert user_plug_ins() == []
+    (tmp_path / "marl_pool").mkdir()
+    file = tmp_path / "marl_pool" / "plugins"
+    file.write_text("# mine\na.b:C\n\nmpe2.simple_v3  # a module\n")
+    assert user_plug_ins() == ["a.b:C", "mpe2.simple_v3"]
+    file.write_text("a.b:C\nrm -rf\n")
+    with pytest.raises(InputError) as refused:
+        user_plug_ins()
+    assert f"{file}: line 2: expected package.module:Class, got 'rm -rf'" in str(
+        refused.value
+    )
