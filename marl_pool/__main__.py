@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The ``marl-pool`` command, also as ``python -m marl_pool``."""
 
 import sys

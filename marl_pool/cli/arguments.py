@@ -2,19 +2,21 @@
 
 import argparse
 import difflib
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 from marl_pool import __version__
+from marl_pool.cli.completion import COMPLETING, complete
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
 PRETRAINED = "pretrained"
 KINDS = (
     *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
-    *("policies", "strategies", "tasks", PRETRAINED),
+    *("policies", "strategies", "tasks", "suites", "experiments", PRETRAINED),
 )
-"""Registries that `marl-pool list` shows."""
+"""Registries and presets that `marl-pool list` shows."""
 CLUSTER = "existing Ray cluster, host:port or auto"
 RESOURCES = {
     "num_env_runners": "processes that sample",
@@ -187,6 +189,25 @@ LIST = """\
 examples:
   marl-pool list
   marl-pool list pooling
+  marl-pool list pooling ada
+  marl-pool list experiments
+"""
+SHOW = """\
+examples:
+  marl-pool show runs/my-run
+"""
+LS = """\
+DIR is the working directory by default. Runs in its folders, and in the trials of
+sweeps in them, are listed.
+
+examples:
+  marl-pool ls
+  marl-pool ls sweeps/my-sweep
+"""
+HELP = """\
+examples:
+  marl-pool help
+  marl-pool help train
 """
 VERBS = {
     "train": ("train a policy with PPO", TRAIN),
@@ -200,7 +221,10 @@ VERBS = {
     "render": ("make a video of a policy", RENDER),
     "report": ("write a page about one run or several", REPORT),
     "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
+    "show": ("show a run's state, results and next commands", SHOW),
+    "ls": ("list the runs in a folder", LS),
     "list": ("list what can be named", LIST),
+    "help": ("show the options and examples of a verb", HELP),
 }
 """Summary and epilog of the help of each verb."""
 
@@ -244,6 +268,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if flag in verbs[known.verb]._option_string_actions:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
     return known, rest
+
+
+def answer_shell() -> None:
+    """Print the completions that a shell asks for, and exit; otherwise do nothing."""
+    if COMPLETING in os.environ:
+        complete(*_parsers([]))
 
 
 def print_help() -> None:
@@ -348,6 +378,11 @@ def _parsers(
     add(importer, "--agent", ", ".join(PUBLISHED), metavar="NAME", required=True)
     add(importer, "--out", "new folder", metavar="DIR", required=True)
     add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
+    add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
+    add("show", what="folder of a run", **run)
+    what = "folder with runs; default: the working directory"
+    add("ls", "folder", what, metavar="DIR", nargs="?", default=".")
+    add("help", "about", "a verb", metavar="VERB", nargs="?")
     return parser, dict(verbs.choices)
 
 

@@ -54,6 +54,8 @@ def reading(
     modules = any(each.key_or_group == "env.module" for each in parsed)
     if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
+    # What the user trusts everywhere is installed: it needs no working directory.
+    arguments.plugin = [*arguments.plugin, *names.user_plug_ins()]
     allowed = {*arguments.plugin, *typed}
     with names.trust(allowed, f"the configuration of {arguments.verb}", command):
         yield
@@ -122,12 +124,23 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
 
     The plug-ins that ``configs`` name must be allowed by the command.
     """
-    # Plug-ins are classes, or the module of a PettingZoo environment.
-    named = {name for name in names.texts_in(configs) if names.is_plug_in(name)}
-    modules = ((config.get("env") or {}).get("module") for config in configs)
-    plugins = sorted(named.union(filter(None, modules)))
+    plugins = sorted(set().union(*map(names.plug_ins_in, configs)))
     flags = "".join(f" --plugin {quoted(name)}" for name in plugins)
     return f"resume with: marl-pool resume {quoted(path)}{flags}"
+
+
+def print_next(*commands: str) -> None:
+    """Print commands that may follow, for a person: not to stdout."""
+    for place, command in enumerate(commands):
+        print("next:" if not place else "     ", command, file=sys.stderr)
+
+
+def following(run: "Run") -> list[str]:
+    """Return commands that may follow a training."""
+    path = quoted(run.path)
+    reads = [f"marl-pool evaluate {path}"] if run.policy_dir.is_dir() else []
+    logged = any(run.path.glob("events.out.tfevents*"))
+    return [*reads, *([f"tensorboard --logdir {path}"] if logged else [])]
 
 
 def print_paths(paths: Sequence[Path]) -> None:

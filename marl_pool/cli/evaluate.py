@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from marl_pool.cli.common import composed, naming_file, open_run, print_paths
+from marl_pool.cli.common import (
+    composed,
+    naming_file,
+    open_run,
+    print_next,
+    print_paths,
+)
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
@@ -53,7 +60,9 @@ class Reader(ABC):
         reader = cls(arguments, **config)
         if len(arguments.run) < 2:
             path = next(iter(arguments.run), None)
-            print_paths(reader.on_one(path, arguments.out))
+            written = reader.on_one(path, arguments.out)
+            print_paths(written)
+            print_next(*cls.next_commands(written[0].parent.parent))
         else:
             reader.on_several()
         return 0
@@ -62,6 +71,11 @@ class Reader(ABC):
         """Act on one run or policy, and return the files written."""
         with self.opened(path, out) as (run, options):
             return self.act(run, **options)
+
+    @staticmethod
+    def next_commands(run: Path) -> list[str]:
+        """Return commands that may follow, given the folder with the results."""
+        return []
 
     @abstractmethod
     def act(self, run: "Run", **options: Any) -> list[Path]:
@@ -100,7 +114,7 @@ class Reader(ABC):
                     f"--out: the results of {path} are written to that run"
                 )
             with naming_file(run.path / CONFIG):
-                trained = _env(run.env, None, run.path)
+                trained = _env(run.env, None, run.path, run.config)
             env = _env(self.change, trained, run.path)
             yield run, {"env": env, "plugins": plugins}
             return
@@ -145,6 +159,12 @@ class Evaluate(Reader):
 
         evaluated = evaluate_run(run, self.settings, **options)
         return evaluated.paths + analyse_run(evaluated, self.settings)
+
+    @staticmethod
+    @override
+    def next_commands(run: Path) -> list[str]:
+        path = quoted(run)
+        return [f"marl-pool render {path}", f"marl-pool report {path}"]
 
     @override
     def on_several(self) -> None:
@@ -240,12 +260,15 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _env(
-    change: Mapping[str, Any] | None, base: Mapping[str, Any] | None, source: object
+    change: Mapping[str, Any] | None,
+    base: Mapping[str, Any] | None,
+    source: object,
+    config: object = None,
 ) -> dict[str, Any] | None:
     """Return an environment's complete options, None without a change."""
     from marl_pool.config.checks import check_change
 
     if change is None:
         return None
-    with names.trust(names.allowed(), source):
+    with names.trust(names.allowed(), source, config=config):
         return check_change("env", change, base)

@@ -1,34 +1,91 @@
 """Verbs that list registered names and import published weights."""
 
 from argparse import Namespace
+from itertools import takewhile
+from pathlib import Path
 
-from marl_pool.cli.arguments import KINDS, PRETRAINED, PUBLISHED, WEIGHTS
+from marl_pool.cli.arguments import (
+    KINDS,
+    PRETRAINED,
+    PUBLISHED,
+    WEIGHTS,
+    parse,
+    print_help,
+)
 from marl_pool.cli.common import print_paths
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
+PRESETS = ("suites", "experiments")
+"""Kinds that are files, not classes."""
+
 
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
-    """Print what is registered, of one kind or of all."""
-    from marl_pool.config import registry
-    from marl_pool.pretrained import pretrained_names, pretrained_summary
-    from marl_pool.utils.signatures import summary
-
+    """Print what is registered, of one kind or of all, or the options of one name."""
     if overrides:
         raise InputError(f"list takes no keys, got {overrides[0]!r}")
     if arguments.kind and arguments.kind not in KINDS:
         raise names.unknown("registry", arguments.kind, KINDS)
+    if arguments.name:
+        print(_options(arguments.kind, arguments.name), end="")
+        return 0
     # Print one kind, or all kinds under headings.
     for kind in [arguments.kind] if arguments.kind else KINDS:
         if not arguments.kind:
             print(f"{kind}:")
-        if kind == PRETRAINED:
-            lines = [(name, pretrained_summary(name)) for name in pretrained_names()]
-        else:
-            found = sorted(registry(kind).items())
-            lines = [(name, summary(target)) for name, target in found]
-        for name, text in lines:
+        for name, text in _summaries(kind):
             print(f"  {name:<16} {text}")
+    return 0
+
+
+def _summaries(kind: str) -> list[tuple[str, str]]:
+    """Return each name of a kind with a line about it."""
+    from marl_pool.config import files_of, registry
+    from marl_pool.pretrained import pretrained_names, pretrained_summary
+    from marl_pool.utils.signatures import summary
+
+    if kind == PRETRAINED:
+        return [(name, pretrained_summary(name)) for name in pretrained_names()]
+    if kind in PRESETS:
+        files = sorted(files_of(kind.removesuffix("s")).items())
+        return [(name, _first_sentence(file)) for name, file in files]
+    return [(name, summary(target)) for name, target in sorted(registry(kind).items())]
+
+
+def _options(kind: str, name: str) -> str:
+    """Return the options of one name as YAML, or the text of a preset's file."""
+    from marl_pool.config import files_of, registry
+    from marl_pool.config.describe import commented_options
+
+    if kind in PRESETS:
+        files = files_of(kind.removesuffix("s"))
+        if name not in files:
+            raise names.unknown(kind.removesuffix("s"), name, files)
+        return files[name].read_text(encoding="utf-8")
+    if kind == PRETRAINED:
+        raise InputError(f"{kind}: expected no name, got {name!r}; render pretrained=…")
+    if name not in registry(kind):
+        raise names.unknown(kind, name, registry(kind))
+    return commented_options(kind, name)
+
+
+def _first_sentence(file: Path) -> str:
+    """Return the first sentence of the comment at the top of a YAML file."""
+    lines = takewhile(
+        lambda line: line.startswith("# "), file.read_text("utf-8").splitlines()[1:]
+    )
+    text = " ".join(line.removeprefix("# ") for line in lines)
+    return text.partition(". ")[0].partition(": ")[0].removesuffix(".") + "."
+
+
+def show_help(arguments: Namespace, overrides: list[str]) -> int:
+    """Print the summary of all verbs, or the help of one."""
+    if overrides:
+        raise InputError(f"help takes no keys, got {overrides[0]!r}")
+    if arguments.about is None:
+        print_help()
+    else:
+        parse([arguments.about, "--help"])  # prints it and exits
     return 0
 
 

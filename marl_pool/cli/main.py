@@ -8,8 +8,9 @@ from contextlib import nullcontext
 
 from marl_pool.cli import evaluate as measuring
 from marl_pool.cli import inspect as listing
+from marl_pool.cli import show as showing
 from marl_pool.cli import train as making
-from marl_pool.cli.arguments import parse, print_help
+from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
 from marl_pool.utils.errors import InputError, StoppedError
@@ -28,13 +29,18 @@ VERBS = {
     "render": measuring.Render.main,
     "report": measuring.report,
     "import-weights": listing.import_weights,
+    "show": showing.show,
+    "ls": showing.ls,
     "list": listing.list_registered,
+    "help": listing.show_help,
 }
 """Functions from flags and overrides to the exit status."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit")
 """Verbs that take all names from the user: modules may be in the working directory."""
 READING = ("evaluate", "diagnose", "render", "report")
 """Verbs that read files of others, which may only name what the user allows."""
+WORKING = ("sweep", "evolve", "clone", "fit", "resume", *READING)
+"""Verbs that announce themselves before their imports; ``train`` does it in detail."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,11 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    answer_shell()
     if not arguments:
         print_help()
         return 0
     known, overrides = parse(arguments)
     if known.verb in MAKING:
         search_working_directory()
+    # Imports take seconds; a person sees at once what has begun.
+    if known.verb in WORKING and sys.stderr.isatty() and not getattr(known, "cfg", 0):
+        runs = getattr(known, "run", None) or []
+        named = [runs] if isinstance(runs, str) else runs
+        words = [known.verb, *map(printable, named), *map(printable, overrides)]
+        print(f"{' '.join(words)}: starting …", file=sys.stderr, flush=True)
     with reading(known, overrides) if known.verb in READING else nullcontext():
         return VERBS[known.verb](known, overrides)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from marl_pool.cli.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
 from marl_pool.cli.common import (
     composed,
     flags_as_keys,
+    following,
     naming_file,
     open_run,
+    print_next,
     print_paths,
     reading,
     resume_command,
@@ -191,7 +194,7 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
     job = JOBS[run.verb]
     _validate_keys(job.controls, overrides)
-    with trust(allowed(), run.path):
+    with trust(allowed(), run.path, config=run.config):
         with naming_file(run.path / CONFIG):
             # Complete a configuration that an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
@@ -275,7 +278,7 @@ def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
     from marl_pool.training.jobs import JOBS
 
-    job = JOBS[run.verb]
+    job, began = JOBS[run.verb], time.monotonic()
     try:
         perform(run, config)
     except KeyboardInterrupt as error:
@@ -291,4 +294,10 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
     print_paths([run.path, *filter(Path.exists, written)])
+    from marl_pool.utils.progress import duration
+
+    best = run.best
+    result = f"best {best.score:.4g} at iteration {best.iteration}; " if best else ""
+    print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
+    print_next(*following(run))
     return 0

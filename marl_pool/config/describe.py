@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from marl_pool.config.sections import (
     GROUPS,
@@ -18,6 +19,7 @@ from marl_pool.config.sections import (
     Group,
     load,
     options_for,
+    registry,
 )
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import describe, meanings, options_of
@@ -41,6 +43,28 @@ def commented(
         if not preset and config.get(group):
             notes |= dict(_explained(kind.section(group), config[group], f"{group}."))
     return "\n".join(_lines(config, notes)) + "\n"
+
+
+def commented_options(kind: str, name: str) -> str:
+    """Write the options of a registered name as YAML, with defaults and comments.
+
+    Args:
+        kind: as in `registry`, such as ``"pooling"`` or ``"envs"``.
+        name: a key of that registry.
+    """
+    cls = load(registry(kind)[name])
+    named = {"strategies": "evolution", "policies": "policy"}
+    group = GROUPS.get(named.get(kind, kind.removesuffix("s")))
+    options = options_of(cls, group.context if group else frozenset())
+    about, lines = (
+        meanings(cls),
+        _comment(cleandoc(cls.__doc__ or "").partition("\n")[0]),
+    )
+    for key, option in options.items():
+        lines += _comment(f"{about.get(key, '')} [{describe(option.annotation)}]")
+        default = to_jsonable_python(option.default, fallback=str)
+        lines.append(f"{key}: {'???' if option.required else _flow(default)}")
+    return "\n".join(lines) + "\n"
 
 
 def explanations(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

@@ -1,0 +1,150 @@
+"""Verbs that tell about runs on disk: show and ls."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marl_pool.cli.common import following, open_run, resume_command
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
+
+if TYPE_CHECKING:
+    from marl_pool.runs import Run
+
+DEPTHS = ("", "*/", "*/*/", "*/trials/*/", "*/*/trials/*/")
+"""Where the runs of a folder are: runs/NAME, sweeps/NAME/trials/NAME, …"""
+
+
+def show(arguments: Namespace, overrides: list[str]) -> int:
+    """Print what a run is, how far it is, its results and what may follow."""
+    _reject_keys("show", overrides)
+    run = open_run("resume", arguments.run)
+    done, total, unit = _progress(run)
+    state = _state(run, done, total)
+    lines = {
+        "run": f"{run.path}, made by {run.verb} of marl_pool {run.version}",
+        "parts": _parts(run),
+        "state": f"{state}, {done:,} of {total:,} {unit}" if total else "no training",
+        "best": _best(run) or "none yet",
+        "evaluation": _last_evaluation(run) or "none yet",
+    }
+    for name, text in lines.items():
+        print(f"{name + ':':<12}{printable(text)}")
+    commands = following(run)
+    if total and done < total:
+        commands.insert(0, resume_command(run.path, run.config).partition(": ")[2])
+    for place, command in enumerate(commands):
+        print(f"{'' if place else 'next:':<12}{command}")
+    return 0
+
+
+def ls(arguments: Namespace, overrides: list[str]) -> int:
+    """Print a table of the runs in a folder."""
+    _reject_keys("ls", overrides)
+    from marl_pool.utils.tables import print_table
+
+    folder = Path(arguments.folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder with runs, got none")
+    rows = [_row(path, folder) for path in _runs_in(folder)]
+    if not rows:
+        raise InputError(f"{folder}: expected a folder with runs, got none in it")
+    columns = ["run", "parts", "state", "done", "best", "evaluated"]
+    print_table(columns, rows, title=str(folder), num_names=3)
+    return 0
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    from marl_pool.runs import CONFIG
+
+    found = {file.parent for depth in DEPTHS for file in folder.glob(depth + CONFIG)}
+    yield from sorted(found)
+
+
+def _row(path: Path, folder: Path) -> list[str]:
+    from marl_pool.runs import Run
+
+    name = str(path.relative_to(folder)) if path != folder else path.name
+    try:
+        run = Run.open(path)
+        done, total, _ = _progress(run)
+        evaluated = _last_evaluation(run).partition(":")[0]
+        share = f"{min(done / total, 1):.0%}" if total else ""
+        state = _state(run, done, total) if total else ""
+        best = f"{run.best.score:.4g}" if run.best else ""
+        return [name, _parts(run), state, share, best, evaluated]
+    except InputError as error:
+        return [name, f"cannot be read: {error}"]
+
+
+def _progress(run: "Run") -> tuple[int, int, str]:
+    """Return the amount of training, the whole, and its unit; 0 of 0 without any."""
+    from marl_pool.training.jobs import JOBS
+
+    if run.verb not in JOBS:
+        return 0, 0, ""
+    job = JOBS[run.verb]
+    try:
+        return job.logged(run), job.total(run.config), job.unit
+    except (TypeError, KeyError, AttributeError) as error:  # of another version
+        raise InputError(f"{run.path}: its configuration is not complete") from error
+
+
+def _state(run: "Run", done: int, total: int) -> str:
+    from marl_pool.runs import LOCK
+    from marl_pool.utils.atomic import locked
+
+    if done >= total:
+        return "finished"
+    try:
+        if (run.path / LOCK).is_file():
+            with locked(run.path / LOCK, "training"):
+                pass
+    except InputError as error:
+        return "training" if str(error) == "training" else "unfinished"
+    return "failed" if run.error_path.is_file() else "unfinished"
+
+
+def _parts(run: "Run") -> str:
+    """Name environment or task, policy, encoder, pooling head and seed."""
+    sections = ("env", "task", "policy", "encoder", "pooling")
+    given = [run.config.get(name) for name in sections]
+    named = [
+        part["name"] for part in given if isinstance(part, dict) and "name" in part
+    ]
+    seed = run.config.get("seed")
+    return ", ".join([*map(str, named), *([] if seed is None else [f"seed {seed}"])])
+
+
+def _best(run: "Run") -> str:
+    best = run.best
+    return f"{best.score:.4g} at iteration {best.iteration}" if best else ""
+
+
+def _last_evaluation(run: "Run") -> str:
+    """Return date, file and unperturbed return of the newest evaluation."""
+    from marl_pool.utils.reading import read_json
+
+    files = sorted(
+        run.evaluation_dir.glob("results*.json"), key=lambda file: file.stat().st_mtime
+    )
+    if not files:
+        return ""
+    date = f"{datetime.fromtimestamp(files[-1].stat().st_mtime):%Y-%m-%d %H.%M}"
+    try:
+        rows: list[dict[str, Any]] = read_json(files[-1])["results"]
+        clean = [
+            f"{row['group']} {row['mean']:.4g}"
+            for row in rows
+            if (row["perturbation"], row["policy"]) == ("clean", "trained")
+        ]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        clean = ["the file cannot be read"]
+    return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name})"
+
+
+def _reject_keys(verb: str, overrides: list[str]) -> None:
+    if overrides:
+        raise InputError(f"{verb} takes no keys, got {overrides[0]!r}")

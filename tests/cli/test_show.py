@@ -1,0 +1,111 @@
+"""What is told about runs and names: show, ls, list and help, and what comes next."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from marl_pool.cli import main as cli
+from marl_pool.config import compose, files_of
+from marl_pool.runs import Best, Run
+from marl_pool.utils.atomic import locked
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def printed(capsys):
+    def run(*arguments: str) -> str:
+        assert cli.main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def run():
+    """Half of a training, with a policy, an evaluation and TensorBoard's events."""
+    made = Run.create("runs/half", compose("train", ["total_steps=1000", "seed=7"]))
+    made.log({"iteration": 1, "env_steps": 500})
+    made.close()
+    with made.save_policy_dir(Best(1, -1.5)) as folder:
+        (folder / "model.safetensors").write_bytes(b"weights")
+    row = {"group": "agent", "mean": -1.25, "perturbation": "clean"}
+    document = {"results": [{**row, "policy": "trained"}, {**row, "policy": "random"}]}
+    (made.make_evaluation_dir() / "results.json").write_text(json.dumps(document))
+    return made
+
+
+def test_show_tells_state_results_and_what_comes_next(run, printed):
+    text = printed("show", "runs/half")
+    assert "simple_centroid, transformer, ada, seed 7" in text
+    assert "unfinished, 500 of 1,000 steps" in text
+    assert "-1.5 at iteration 1" in text
+    assert "agent -1.25, unperturbed (results.json)" in text
+    assert "next:       marl-pool resume runs/half\n" in text
+    assert "marl-pool evaluate runs/half\n" in text
+
+
+def test_a_run_that_is_trained_now_is_told_apart(run, printed):
+    with locked(run.path / ".lock", "held"):
+        assert "training, 500 of" in printed("show", "runs/half")
+
+
+def test_ls_lists_runs_and_names_broken_ones(run, printed, capsys):
+    (Path("sweeps/one/trials/seed=0")).mkdir(parents=True)
+    Path("sweeps/one/trials/seed=0/config.yaml").write_text("env: [\n")
+    text = printed("ls")
+    assert "runs/half" in text
+    assert "50%" in text
+    assert "sweeps/one/trials/seed=0" in text
+    assert "cannot be read" in text
+    assert "half" in printed("ls", "runs")
+    assert cli.main(["ls", "sweeps/one/trials/seed=0/nothing"]) == 2
+    assert "expected a folder with runs" in capsys.readouterr().err
+
+
+def test_presets_are_listed_with_a_sentence(printed):
+    for kind, group in (("suites", "suite"), ("experiments", "experiment")):
+        lines = printed("list", kind).splitlines()
+        assert [line.split()[0] for line in lines] == sorted(files_of(group))
+        assert all(len(line.split()) > 3 for line in lines)
+    assert "perturbations:" in printed("list", "suites", "quick")
+
+
+def test_the_options_of_one_name_are_listed_with_defaults_and_meanings(printed, capsys):
+    text = printed("list", "pooling", "ada")
+    assert (
+        "# Number of heads, a divisor of D. [an integer >= 1]\nnum_heads: 1\n" in text
+    )
+    assert "\ndim:" not in text
+    assert "population: 256" in printed("list", "strategies", "cma")
+    assert cli.main(["list", "pooling", "adda"]) == 2
+    assert "Did you mean 'ada'?" in capsys.readouterr().err
+
+
+def test_help_of_a_verb_is_that_of_its_flag(capsys):
+    for arguments in (["help", "train"], ["train", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert text[: len(text) // 2] == text[len(text) // 2 :]
+
+
+def test_the_last_lines_of_a_training_say_what_comes_next(monkeypatch, capsys):
+    def perform(run, config):
+        run.log({"iteration": 1, "env_steps": 1_000_000})
+        run.close()
+        with run.save_policy_dir(Best(1, -1.5)) as folder:
+            (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr("marl_pool.cli.train.perform", perform)
+    assert cli.main(["evolve", "--run-dir", "new run"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "best -1.5 at iteration 1; took 0:00"
+    assert lines[1] == "next: marl-pool evaluate 'new run'"
