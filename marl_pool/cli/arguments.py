@@ -192,6 +192,15 @@ examples:
   marl-pool list pooling ada
   marl-pool list experiments
 """
+EXPORT = """\
+The file computes the most likely action from features, types and padding of a batch of
+sets. It is compared with the policy on random sets. torch writes a file for
+torch.export.load, onnx one for any ONNX runtime. Policies with a memory have no export.
+
+examples:
+  marl-pool export runs/my-run --to onnx
+  marl-pool export runs/my-run --to torch --out my-policy.pt2
+"""
 SHOW = """\
 examples:
   marl-pool show runs/my-run
@@ -220,6 +229,7 @@ VERBS = {
     "diagnose": ("measure how a policy pools signal", DIAGNOSE),
     "render": ("make a video of a policy", RENDER),
     "report": ("write a page about one run or several", REPORT),
+    "export": ("export a policy for other programs", EXPORT),
     "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
     "show": ("show a run's state, results and next commands", SHOW),
     "ls": ("list the runs in a folder", LS),
@@ -360,7 +370,7 @@ def _parsers(
     add("report", what="folders of runs", nargs="*", **run)
     add(readers, "--out", new, metavar="DIR")
     add(
-        f"resume {readers} report",
+        f"resume {readers} report export",
         "--plugin",
         "package.module:Class that the run may use; may be given repeatedly",
         metavar="CLASS",
@@ -379,6 +389,9 @@ def _parsers(
     add(importer, "--out", "new folder", metavar="DIR", required=True)
     add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
     add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
+    add("export", what="folder of a run, or of a policy", nargs="?", **run)
+    add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
+    add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", metavar="FILE")
     add("show", what="folder of a run", **run)
     what = "folder with runs; default: the working directory"
     add("ls", "folder", what, metavar="DIR", nargs="?", default=".")

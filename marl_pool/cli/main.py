@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from marl_pool.cli import evaluate as measuring
+from marl_pool.cli import export as exporting
 from marl_pool.cli import inspect as listing
 from marl_pool.cli import show as showing
 from marl_pool.cli import train as making
@@ -28,6 +29,7 @@ VERBS = {
     "diagnose": measuring.Diagnose.main,
     "render": measuring.Render.main,
     "report": measuring.report,
+    "export": exporting.export,
     "import-weights": listing.import_weights,
     "show": showing.show,
     "ls": showing.ls,
@@ -37,7 +39,7 @@ VERBS = {
 """Functions from flags and overrides to the exit status."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit")
 """Verbs that take all names from the user: modules may be in the working directory."""
-READING = ("evaluate", "diagnose", "render", "report")
+READING = ("evaluate", "diagnose", "render", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""
 WORKING = ("sweep", "evolve", "clone", "fit", "resume", *READING)
 """Verbs that announce themselves before their imports; ``train`` does it in detail."""

@@ -150,7 +150,7 @@ class AdaPooling(Pooling):
             raise InputError("AdaPool: query 'self' needs types; got None")
         # Where no self token is left, all tokens present take its place.
         own = present & (types == SELF_TYPE)
-        return _mean(x, torch.where(own.any(1, keepdim=True), own, present))
+        return _mean(x, own | (present & ~own.any(1, keepdim=True)))
 
 
 def _mean(x: Tensor, chosen: Tensor) -> Tensor:

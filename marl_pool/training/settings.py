@@ -103,7 +103,7 @@ class RunConfig:
     seed: Seed = 0
     """Seed of environments, initial weights and every other random choice."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which training ends, with the iteration under way; None: no limit."""
+    """Seconds after which training ends with its iteration; None: no limit."""
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     kernels: Kernels = "auto"

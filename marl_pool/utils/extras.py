@@ -21,6 +21,9 @@ EXTRAS = {
     "pybullet": "bullet",
     "mujoco": "mujoco",
     "imageio": "mujoco",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
+    "onnxruntime": "onnx",
 }
 """By module that the base installation lacks: the extra that installs it."""
 

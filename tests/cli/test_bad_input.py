@@ -64,10 +64,6 @@ def test_values_are_refused_in_words_of_the_package(refused, given, message):
     assert message in refused("train", given, "--cfg")
 
 
-def test_a_flag_in_place_of_a_key_is_spelled_out_with_its_value(refused):
-    assert "Did you mean pooling=max?" in refused("train", "--pooling", "max")
-
-
 def test_a_slip_in_one_file_breaks_no_other(refused, capsys):
     Path("mine/suite").mkdir(parents=True)
     Path("mine/suite/slip.yaml").write_text("perturbations: [\n")

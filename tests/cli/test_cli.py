@@ -159,7 +159,7 @@ def test_cfg_prints_the_composed_config(capsys):
         (["train", "--run-dir"], "--run-dir: expected one argument"),
         (["train", "run_dir=x"], "run_dir: expected the flag --run-dir x, got 'run_d"),
         (["sweep", "dry-run=true"], "dry-run: expected the flag --dry-run true, got"),
-        (["train", "--pooling", "max"], "got a flag. Did you mean pooling=VALUE?"),
+        (["train", "--pooling", "max"], "got a flag. Did you mean pooling=max?"),
         (["train", "--ppo.lr=1"], "expected key=value, got a flag. Did you mean ppo.l"),
         (["evaluate", "--episodes=3"], "got a flag. Did you mean episodes=3?"),
         (

@@ -19,6 +19,7 @@ from marl_pool.config import compose, plan_sweep
 from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
+from marl_pool.policies.export import SUFFIXES
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Run
 from marl_pool.training.jobs import JOBS
@@ -145,8 +146,10 @@ def test_its_commands_are_understood(folder, words):
             assert known.source in arguments.WEIGHTS
             assert not overrides
             assert known.agent in arguments.PUBLISHED
-        elif known.verb == "list":
+        elif known.verb in ("list", "show", "ls", "help"):
             assert main(words) == 0
+        elif known.verb == "export":
+            assert known.to in SUFFIXES
         else:
             # A policy that comes with the package has an environment of its own size.
             own = any(word.startswith("pretrained=") for word in words)

@@ -50,6 +50,8 @@ def test_a_terminal_of_80_columns_has_one_line(numbers):
     clock.now += 10
     progress.update(10**8, **numbers)
     progress._console = Console(file=stream, width=80)
+    stream.truncate(0)
+    stream.seek(0)
     progress._console.print(progress.display())
     (line,) = stream.getvalue().splitlines()
     assert len(line) <= 80

@@ -1,0 +1,154 @@
+"""Export of policies for other programs, by torch.export or as ONNX, with a check."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from marl_pool.kernels.native import use_kernels
+from marl_pool.policies.base import SpecifiedPolicy
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.atomic import new_path
+from marl_pool.utils.errors import InputError
+
+Format = Literal["torch", "onnx"]
+SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+INPUTS = ("features", "types", "padding")
+TOLERANCE = 1e-4
+"""Largest difference of an action, in the units of its space, relative to its size."""
+
+
+class ActionNetwork(nn.Module):
+    """The most likely action of a policy without a memory, as plain operations.
+
+    Args:
+        policy: in eval mode.
+    """
+
+    def __init__(self, policy: SpecifiedPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    @override
+    def forward(self, features: Tensor, types: Tensor, padding: Tensor) -> Tensor:
+        """Return actions ``(B, A)`` in the units of the space, or ``(B,)`` int64.
+
+        Args:
+            features: ``(B, N, F)``.
+            types: ``(B, N)`` int64.
+            padding: ``(B, N)`` bool, True where there is no token.
+        """
+        tokens = Tokens(features[:, None], types[:, None], padding[:, None])
+        return self.policy.scale(self.policy.act(tokens).action)[:, 0]
+
+
+def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
+    """Write a policy to a file, and compare it with the policy on random tokens.
+
+    The batch size is free, the number of tokens is that of the policy's spec.
+
+    Args:
+        policy: a policy without a memory.
+        path: new file.
+        to: ``"torch"`` for `torch.export.load`, ``"onnx"`` for any ONNX runtime.
+
+    Returns:
+        The largest difference of an action.
+
+    Raises:
+        InputError: a policy with a memory, operations that cannot be exported, or
+            actions that differ by more than `TOLERANCE`.
+    """
+    if policy.recurrent:
+        raise InputError(
+            "export: expected a policy without a memory, got one that carries "
+            "previous actions and readings from step to step"
+        )
+    if path.exists():
+        raise InputError(f"{path} exists; choose another --out")
+    network, batch = ActionNetwork(policy.eval()), torch.export.Dim("batch")
+    with (
+        use_kernels("torch"),
+        torch.no_grad(),
+        _without_warnings(),
+        new_path(path) as beside,
+    ):
+        try:
+            program = torch.export.export(
+                network,
+                _random_tokens(policy.spec, 3),
+                dynamic_shapes=({0: batch},) * len(INPUTS),
+            )
+            _save(program, beside, to)
+            tokens = _random_tokens(policy.spec, 64)
+            expected, got = network(*tokens), _run(beside, tokens, to)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # of torch's compiler, which raises many kinds
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"export: {to} cannot express it: {reason:.200}"
+            ) from error
+        difference = float((got.double() - expected.double()).abs().max())
+        if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise InputError(
+                f"export: expected the actions of the policy, got a difference of "
+                f"{difference:.2g}"
+            )
+    return difference
+
+
+def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None:
+    if to == "torch":
+        torch.export.save(program, path)
+        return
+    import onnxscript  # noqa: F401  torch reports its absence in other words
+
+    converted = torch.onnx.export(
+        program, input_names=INPUTS, output_names=("action",), verbose=False
+    )
+    assert converted is not None
+    converted.save(str(path))
+
+
+def _run(path: Path, tokens: tuple[Tensor, ...], to: Format) -> Tensor:
+    """Compute actions from the written file alone."""
+    if to == "torch":
+        loaded: Tensor = torch.export.load(path).module()(*tokens)
+        return loaded
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = dict(zip(INPUTS, (part.numpy() for part in tokens), strict=True))
+    (action,) = session.run(None, given)
+    return torch.from_numpy(action)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide what torch and onnxscript warn about in their own code."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _random_tokens(spec: TokenSpec, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample sets with padding; the first token is always there."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, spec.num_tokens)
+    features = torch.randn(*shape, spec.num_features, generator=generator)
+    types = torch.randint(len(spec.type_names), shape, generator=generator)
+    padding = torch.rand(shape, generator=generator) < 0.3
+    types[:, 0], padding[:, 0] = 0, False
+    return features, types, padding

@@ -1,0 +1,52 @@
+"""Exported policies act as the policies themselves, or say why there are none."""
+
+import pytest
+import torch
+
+from helpers.samples import SPEC
+from marl_pool import make_policy, pooling_names
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.export import export_policy
+from marl_pool.utils.errors import InputError
+
+BOX, CHOICES = ActionSpec(low=(0.0, -2.0), high=(1.0, 2.0)), ActionSpec(n=3)
+RECURRENT = ("attention_neuron", "vision_neuron")
+
+
+def policy(pooling, actions=BOX):
+    return make_policy(SPEC, actions, pooling=pooling, seed=0)
+
+
+def test_torch_loads_what_was_exported(tmp_path):
+    file = tmp_path / "new.pt2"
+    assert export_policy(policy("ada", CHOICES), file, "torch") == 0
+    module = torch.export.load(file).module()
+    sizes = (5, SPEC.num_tokens)
+    types, padding = torch.zeros(sizes).long(), torch.zeros(sizes).bool()
+    actions = module(torch.zeros(*sizes, SPEC.num_features), types, padding)
+    assert actions.shape == (5,)
+    assert actions.dtype == torch.int64
+    with pytest.raises(InputError, match="new.pt2 exists; choose another --out"):
+        export_policy(policy("max"), file, "torch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", sorted({*pooling_names()} - {*RECURRENT}))
+def test_every_head_without_a_memory_is_exported(tmp_path, pooling):
+    assert export_policy(policy(pooling), tmp_path / "new.pt2", "torch") < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # onnxscript's and torch's own
+@pytest.mark.parametrize("pooling", ["ada", "max", "cls"])
+def test_onnx_runs_what_was_exported(tmp_path, pooling):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    assert export_policy(policy(pooling), tmp_path / "new.onnx", "onnx") < 1e-4
+
+
+@pytest.mark.parametrize("pooling", RECURRENT)
+def test_a_policy_with_a_memory_is_refused(tmp_path, pooling):
+    with pytest.raises(InputError, match="expected a policy without a memory, got one"):
+        export_policy(policy(pooling), tmp_path / "new.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
