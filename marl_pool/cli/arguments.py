@@ -392,7 +392,7 @@ def _parsers(
     add("export", what="folder of a run, or of a policy", nargs="?", **run)
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
     add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", metavar="FILE")
-    add("show", what="folder of a run", **run)
+    add("show", what="folder of a run or sweep", nargs="?", **run)
     what = "folder with runs; default: the working directory"
     add("ls", "folder", what, metavar="DIR", nargs="?", default=".")
     add("help", "about", "a verb", metavar="VERB", nargs="?")

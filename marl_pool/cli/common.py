@@ -68,14 +68,14 @@ def search_working_directory() -> None:
 
 
 def open_run(verb: str, path: str | None) -> "Run":
-    """Open a run; every verb but ``resume`` requires one with a policy."""
+    """Open a run; all verbs but ``resume`` and ``show`` need a policy."""
     from marl_pool.runs import Run
 
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
     run = Run.open(path)
     # A fit has no policy that the other verbs could read.
-    if run.verb == "fit" and verb != "resume":
+    if run.verb == "fit" and verb not in ("resume", "show"):
         from marl_pool.training.jobs import JOBS
 
         raise InputError(
@@ -124,9 +124,13 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
 
     The plug-ins that ``configs`` name must be allowed by the command.
     """
-    plugins = sorted(set().union(*map(names.plug_ins_in, configs)))
-    flags = "".join(f" --plugin {quoted(name)}" for name in plugins)
+    flags = _plugin_flags(*configs)
     return f"resume with: marl-pool resume {quoted(path)}{flags}"
+
+
+def _plugin_flags(*configs: Mapping[str, Any]) -> str:
+    plugins = sorted(set().union(*map(names.plug_ins_in, configs)))
+    return "".join(f" --plugin {quoted(name)}" for name in plugins)
 
 
 def print_next(*commands: str) -> None:
@@ -137,8 +141,8 @@ def print_next(*commands: str) -> None:
 
 def following(run: "Run") -> list[str]:
     """Return commands that may follow a training."""
-    path = quoted(run.path)
-    reads = [f"marl-pool evaluate {path}"] if run.policy_dir.is_dir() else []
+    path, flags = quoted(run.path), _plugin_flags(run.config)
+    reads = [f"marl-pool evaluate {path}{flags}"] if run.policy_dir.is_dir() else []
     logged = any(run.path.glob("events.out.tfevents*"))
     return [*reads, *([f"tensorboard --logdir {path}"] if logged else [])]
 

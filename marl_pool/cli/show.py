@@ -13,14 +13,21 @@ from marl_pool.utils.text import printable
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
-DEPTHS = ("", "*/", "*/*/", "*/trials/*/", "*/*/trials/*/")
+DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/trials/*/")
 """Where the runs of a folder are: runs/NAME, sweeps/NAME/trials/NAME, …"""
 
 
 def show(arguments: Namespace, overrides: list[str]) -> int:
-    """Print what a run is, how far it is, its results and what may follow."""
+    """Print what a run is, how far it is, its results and what may follow.
+
+    Of a sweep, its runs are listed.
+    """
     _reject_keys("show", overrides)
-    run = open_run("resume", arguments.run)
+    from marl_pool.sweeps import Sweep
+
+    if arguments.run is not None and Sweep.is_at(arguments.run):
+        return ls(Namespace(folder=arguments.run), [])
+    run = open_run("show", arguments.run)
     done, total, unit = _progress(run)
     state = _state(run, done, total)
     lines = {

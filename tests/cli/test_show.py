@@ -9,6 +9,7 @@ import pytest
 from marl_pool.cli import main as cli
 from marl_pool.config import compose, files_of
 from marl_pool.runs import Best, Run
+from marl_pool.sweeps import Sweep
 from marl_pool.utils.atomic import locked
 
 
@@ -67,6 +68,16 @@ def test_ls_lists_runs_and_names_broken_ones(run, printed, capsys):
     assert "half" in printed("ls", "runs")
     assert cli.main(["ls", "sweeps/one/trials/seed=0/nothing"]) == 2
     assert "expected a folder with runs" in capsys.readouterr().err
+
+
+def test_show_of_a_sweep_lists_its_runs(printed):
+    sweep = Sweep("sweeps/one", {"seed": [0]}, [])
+    sweep.path.mkdir(parents=True)
+    sweep.write()
+    Run.create("sweeps/one/trials/seed=0", compose("train"))
+    text = printed("show", "sweeps/one")
+    assert "trials/seed=0" in text
+    assert "unfinished" in text
 
 
 def test_presets_are_listed_with_a_sentence(printed):
