@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
+    console, rows, shown = Console(), list(rows), len(columns)
+    if console.is_terminal:
+        # Rows that break are hard to read: leave out the last columns instead.
+        shown = max(_fitting(columns, rows, console.width), num_names + 1)
+    else:
+        # A pipe has no width of its own, and rich's default of 80 columns breaks rows.
+        console.width = width
+    if shown < len(columns):
+        hint = f"a wider terminal shows {', '.join(columns[shown:])} too"
+        caption = f"{caption}; {hint}" if caption else hint
     table = Table(
         title=Text(printable(title)),
         title_justify="left",
@@ -64,14 +75,21 @@ def print_table(
         caption_justify="left",
     )
     # The first columns are names, the others numbers.
-    for place, name in enumerate(columns):
+    for place, name in enumerate(columns[:shown]):
         table.add_column(name, justify="left" if place < num_names else "right")
     for row in rows:
-        table.add_row(*(Text(printable(text)) for text in row))
-    console = Console()
-    # A pipe has no width of its own, and rich's default of 80 columns breaks rows.
-    console.width = console.width if console.is_terminal else width
+        table.add_row(*(Text(printable(text)) for text in row[:shown]))
     console.print(table)
+
+
+def _fitting(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> int:
+    """Return how many of the columns a table of ``width`` characters has room for."""
+    widest = [len(name) for name in columns]
+    for row in rows:
+        for place, text in enumerate(row):
+            widest[place] = max(widest[place], len(printable(text)))
+    ends = accumulate((each + 3 for each in widest), initial=1)
+    return sum(end <= width for end in ends) - 1
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

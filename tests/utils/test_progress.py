@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from marl_pool.utils.progress import Progress
+from marl_pool.utils.tables import print_table
 
 
 class Clock:
@@ -55,6 +56,18 @@ def test_a_terminal_of_80_columns_has_one_line(numbers):
     progress._console.print(progress.display())
     (line,) = stream.getvalue().splitlines()
     assert len(line) <= 80
+
+
+def test_a_table_leaves_out_columns_that_a_terminal_has_no_room_for(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    for stream, last in ((Terminal(), False), (io.StringIO(), True)):
+        monkeypatch.setattr("sys.stdout", stream)
+        print_table(["head", "a", "b"], [["ada", "1" * 15, "2" * 15]], title="t")
+        text = stream.getvalue()
+        assert ("2" * 15 in text) is last
+        assert "1" * 15 in text
+        assert ("a wider terminal shows b too" in text) is not last
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch):
