@@ -67,7 +67,7 @@ def test_a_table_leaves_out_columns_that_a_terminal_has_no_room_for(monkeypatch)
         text = stream.getvalue()
         assert ("2" * 15 in text) is last
         assert "1" * 15 in text
-        assert ("a wider terminal shows b too" in text) is not last
+        assert ("a wider terminal" in text) is not last
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch):
