@@ -1,6 +1,7 @@
 """Export of policies for other programs, by torch.export or as ONNX, with a check."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,10 +92,7 @@ def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
         except ModuleNotFoundError:
             raise
         except Exception as error:  # of torch's compiler, which raises many kinds
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"export: {to} cannot express it: {reason:.200}"
-            ) from error
+            raise InputError(f"export: {to} cannot: {_reason(error):.200}") from error
         difference = float((got.double() - expected.double()).abs().max())
         if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
             raise InputError(
@@ -102,6 +100,14 @@ def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
                 f"{difference:.2g}"
             )
     return difference
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first cause as one line, without colours."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None:
