@@ -69,7 +69,8 @@ class Progress:
         else:
             self._ended.set()
             self._ticker.join()
-        if not self._is_printed:
+        # Work of unknown size has no last number, and a refusal stays one line.
+        if not self._is_printed and self.total:
             self._print()
 
     def _tick(self) -> None:

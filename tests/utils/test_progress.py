@@ -32,6 +32,13 @@ def test_work_without_updates_is_shown_with_its_time():
             time.sleep(0.01)
 
 
+def test_short_work_of_unknown_size_prints_nothing():
+    stream = io.StringIO()
+    with Progress(0, stream=stream) as progress:
+        progress.doing = "a check"
+    assert stream.getvalue() == ""
+
+
 def test_the_bar_measures_what_ends_the_work_first():
     clock = Clock()
     progress = Progress(1000, time_limit=20, clock=clock, stream=io.StringIO())
