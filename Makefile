@@ -18,7 +18,7 @@ FILES := -n 2 --dist loadfile
 TRAININGS := tests/training tests/api
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all fast lint types imports quick slow coverage bench clean
+.PHONY: help demo test test-all fast lint types imports quick slow coverage docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -80,6 +80,10 @@ coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the t
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover --fail-under=0 | awk 'NR <= 2 || $$NF + 0 < 80'
 	$(BIN)/coverage report --format=total --fail-under=92
+
+docs: $(BIN)/.dev  ## The site, in docs/_build; warnings are errors
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build
+	@echo "Open docs/_build/index.html."
 
 bench: $(BIN)/.dev  ## The table of docs/benchmarks.md (leave the machine idle)
 	$(BIN)/python scripts/benchmark.py --json benchmarks.json

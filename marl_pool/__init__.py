@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from marl_pool.encoders import encoder_names, make_encoder
     from marl_pool.encoders.base import Encoder
     from marl_pool.envs import env_names, make_batched_env, make_env, make_heuristic
-    from marl_pool.envs.base import BatchedEnv
+    from marl_pool.envs.base import AgentGroup, BatchedEnv
     from marl_pool.networks import SetNetwork
     from marl_pool.perturbations import make_perturbation, perturbation_names
     from marl_pool.perturbations.base import Perturbation
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from marl_pool.tokens import Tokens, TokenSpec
 
 __all__ = [
+    "AgentGroup",
     "Encoder",
     "InputError",
     "Perturbation",
@@ -81,6 +82,7 @@ __getattr__, __dir__ = lazy_exports(
         "marl_pool.policies.token_policy:TokenPolicy",
         "marl_pool.tokens:TokenSpec",
         "marl_pool.tokens:Tokens",
+        "marl_pool.envs.base:AgentGroup",
         "marl_pool.envs.base:BatchedEnv",
         "marl_pool.rollout:collect",
         "marl_pool.encoders:encoder_names",

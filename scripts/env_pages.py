@@ -2,7 +2,7 @@
 
 ``python scripts/env_pages.py`` writes the pages and their index; ``--check`` writes
 nothing and fails if a page is stale. An environment whose extra is not installed
-keeps its page.
+keeps its page. A picture, docs/images/envs/NAME.png, is drawn where it is missing.
 """
 
 import argparse
@@ -15,11 +15,14 @@ from pathlib import Path
 from gymnasium import spaces
 
 from marl_pool.config.sections import GROUPS, files_of
-from marl_pool.envs import ENVS, HEURISTICS, env_names
+from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
+from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.envs.registration import VERSIONS, registered_id
+from marl_pool.policies import RandomPolicy
 from marl_pool.policies.base import Policy
+from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import (
@@ -34,12 +37,15 @@ from marl_pool.utils.signatures import (
 from marl_pool.utils.tables import markdown_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "envs"
+PICTURES = FOLDER.parent / "images" / "envs"
 INDEX = "README"
 NOTE = "<!-- Written by scripts/env_pages.py from the docstring: edit that. -->"
 NEEDED = {"pettingzoo": {"module": "mpe2.simple_spread_v3"}}
 """Options without a default, as the pages show them."""
 PRESETS = {"pettingzoo": "ppo=fast_spread"}
 """Presets of PPO that are not named after the environment."""
+PICTURED = {"cartpole": 220, "ant": 60, "ant_bullet": 60, "car_racing": 60, "pong": 90}
+"""Steps before the picture, where more than 25."""
 Row = tuple[object, ...]
 
 
@@ -158,12 +164,27 @@ def page(name: str) -> str:
     if name in VERSIONS:
         called += f" Id with PettingZoo and Gymnasium: `{registered_id(name)}`."
     parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
+    parts += [f"![{name}](../images/envs/{name}.png)"]
     parts += [prose(document), "## Options", table(option_rows(cls))]
     given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())
     parts += ["## Agents", f"By default{given}:", table(group_rows(groups))]
     if found := list(scripted(name)):
         parts += ["## Scripted policy", *found]
     return "\n\n".join([*parts, "## Use", commands(name)]) + "\n"
+
+
+def draw(name: str, file: Path) -> None:
+    """Draw an environment after some steps of its heuristic, or of random actions."""
+    env = make_batched_env(name, num_envs=1, **NEEDED.get(name, {}))
+    policies = {
+        role: make_heuristic(name, group, role=role)
+        if name in HEURISTICS
+        else RandomPolicy(group.action_space)
+        for role, group in env.groups.items()
+    }
+    Rollout(env, policies).advance(PICTURED.get(name, 20))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    opencv().imwrite(str(file), env.frame(size=320)[..., ::-1])
 
 
 def index() -> str:
@@ -183,7 +204,11 @@ def pages() -> dict[str, str]:
     return written
 
 
-def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
+def main(
+    arguments: list[str] | None = None,
+    folder: Path = FOLDER,
+    pictures: Path = PICTURES,
+) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     only_check = parser.parse_args(arguments).check
@@ -199,6 +224,9 @@ def main(arguments: list[str] | None = None, folder: Path = FOLDER) -> int:
             file.unlink()
         for file in stale:
             file.write_text(texts[file], encoding="utf-8")
+        for name in {file.stem for file in texts} - {INDEX}:
+            if not (picture := pictures / f"{name}.png").is_file():
+                draw(name, picture)
     return int(only_check and bool(gone or stale))
 
 

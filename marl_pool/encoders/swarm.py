@@ -106,7 +106,7 @@ class SwarmLayer(nn.Module):
 
 
 class SwarmEncoder(Encoder):
-    """`SwarmLayer`s with ReLU between them.
+    """Layers of kind `SwarmLayer` with ReLU between them.
 
     With ``population="causal"`` the result depends on the order of the vectors.
 

@@ -4,10 +4,23 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.envs.registration import register_ids
 from marl_pool.utils.construction import build
+from marl_pool.utils.lazy import lazy_exports
 from marl_pool.utils.names import unknown
 
 if TYPE_CHECKING:
-    from marl_pool.envs.base import AgentGroup, BatchedEnv
+    from marl_pool.envs.base import Advance as Advance
+    from marl_pool.envs.base import AgentGroup as AgentGroup
+    from marl_pool.envs.base import BatchedEnv as BatchedEnv
+    from marl_pool.envs.base import EnvOptions as EnvOptions
+    from marl_pool.envs.base import Step as Step
+    from marl_pool.envs.drawing.canvas import Disc as Disc
+    from marl_pool.envs.drawing.canvas import Frame as Frame
+    from marl_pool.envs.drawing.canvas import Projection as Projection
+    from marl_pool.envs.particles.physics import Entities as Entities
+    from marl_pool.envs.particles.physics import ParticleEnv as ParticleEnv
+    from marl_pool.envs.tokenizers.base import Observer as Observer
+    from marl_pool.envs.tokenizers.base import SlotTokenizer as SlotTokenizer
+    from marl_pool.envs.tokenizers.base import Tokenizer as Tokenizer
     from marl_pool.envs.views.pettingzoo import ParallelView
     from marl_pool.policies.base import Policy
 
@@ -34,6 +47,20 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
     },
 }
 """By environment: one class, or one for each group of agents."""
+
+CONTRACT = (
+    *("marl_pool.envs.base:Advance", "marl_pool.envs.base:AgentGroup"),
+    *("marl_pool.envs.base:BatchedEnv", "marl_pool.envs.base:EnvOptions"),
+    *("marl_pool.envs.base:Step", "marl_pool.envs.drawing.canvas:Disc"),
+    "marl_pool.envs.drawing.canvas:Frame",
+    "marl_pool.envs.drawing.canvas:Projection",
+    "marl_pool.envs.particles.physics:Entities",
+    "marl_pool.envs.particles.physics:ParticleEnv",
+    "marl_pool.envs.tokenizers.base:Observer",
+    "marl_pool.envs.tokenizers.base:SlotTokenizer",
+    "marl_pool.envs.tokenizers.base:Tokenizer",
+)
+"""Classes with which an environment of one's own is written."""
 
 register_ids()
 
@@ -96,3 +123,6 @@ def make_heuristic(
     if targets.get(name) == "":
         raise unknown(f"role of heuristic {name!r}:", role, HEURISTICS[name])
     return build(name, targets, "heuristic", Policy, options, {"group": group})
+
+
+__getattr__, __dir__ = lazy_exports(__name__, CONTRACT)

@@ -42,7 +42,7 @@ class AttentionNeuronPooling(MemoryPooling):
     vector layers apply a tanh to the codes (``squash``) that equation 2 lacks. Only
     here: a hidden layer of the feed-forward key, and initial weights for gradients,
     which vanish where all scores are small: projected queries start with unit variance
-    and projected keys with ``key_gain``² times the mean square of their input.
+    and projected keys with ``key_gain ** 2`` times the mean square of their input.
 
     Example:
         >>> pool = AttentionNeuronPooling(1, num_codes=16, action_dim=2)
