@@ -33,6 +33,7 @@ def test_every_world_has_a_page_and_is_in_the_index():
     index = (ROOT / "docs/envs/README.md").read_text(encoding="utf-8")
     for name in env_names():
         assert (ROOT / "docs/envs" / f"{name}.md").is_file()
+        assert (ROOT / "docs/images/envs" / f"{name}.png").is_file()
         assert f"[{name}]({name}.md)" in index
 
 
@@ -71,6 +72,17 @@ def test_a_stale_a_missing_and_a_foreign_page_are_found_and_mended(
     ]
     assert (tmp_path / "cartpole.md").read_text() == "new"
     assert script.main(["--check"], tmp_path) == 0
+
+
+def test_a_missing_picture_is_drawn_and_an_old_one_kept(script, tmp_path, monkeypatch):
+    cv2 = pytest.importorskip("cv2")
+    monkeypatch.setattr(script, "pages", lambda: {"simple_tag": "new"})
+    assert script.main([], tmp_path, tmp_path) == 0
+    picture = tmp_path / "simple_tag.png"
+    assert cv2.imread(str(picture)).std() > 0
+    picture.write_bytes(b"old")
+    assert script.main([], tmp_path, tmp_path) == 0
+    assert picture.read_bytes() == b"old"
 
 
 def test_a_world_whose_extra_is_missing_keeps_its_page(
