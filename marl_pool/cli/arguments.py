@@ -165,6 +165,18 @@ examples:
   marl-pool render runs/my-run perturbation=occlude beside_clean=true rows=2
   marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
 """
+PLAY = """\
+{keys}
+A page in the browser shows each policy's episode beside its unperturbed twin, and takes
+your hand: severities, clicks on entities, drags, a push. It is served to this machine
+alone, at the address printed, until Ctrl-C. Policies are named as for `marl-pool
+evaluate`; several play side by side. --export writes a page that needs no server.
+
+examples:
+  marl-pool play pretrained=cartpole_attention_neuron_reshuffled
+  marl-pool play runs/ada runs/max --no-browser --port 8000
+  marl-pool play runs/ada --export demo.html
+"""
 REPORT = """\
 FILE becomes a self-contained page: learning curves, robustness, comparisons, videos,
 and the origin of each number. Runs that differ only in their seed are one method. Each
@@ -228,6 +240,7 @@ VERBS = {
     "evaluate": ("measure a policy under perturbations", EVALUATE),
     "diagnose": ("measure how a policy pools signal", DIAGNOSE),
     "render": ("make a video of a policy", RENDER),
+    "play": ("watch and disturb a policy in the browser", PLAY),
     "report": ("write a page about one run or several", REPORT),
     "export": ("export a policy for other programs", EXPORT),
     "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
@@ -363,21 +376,29 @@ def _parsers(
     readers = "evaluate diagnose render"
     what = "folder of a run, or of a policy; or of several runs"
     new = "new folder for results that belong to no run"
+    add("play", "--port", "port of the page; default: a free one", metavar="N")
+    add("play", "--no-browser", "only print the address", **flag)
+    add("play", "--export", "new HTML file that needs no server", metavar="FILE")
     add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
     add("resume", what="folder of the run or sweep", nargs="?", **run)
-    add(readers, what=what, nargs="*", **run)
+    add(f"{readers} play", what=what, nargs="*", **run)
     add("report", what="folders of runs", nargs="*", **run)
     add(readers, "--out", new, metavar="DIR")
     add(
-        f"resume {readers} report export",
+    add("resume", what="folder of the run or sweep", nargs="?", **run)
+    add(f"{readers} play", what=what, nargs="*", **run)
+    add("report", what="folders of runs", nargs="*", **run)
+    add(readers, "--out", new, metavar="DIR")
+    add(
+        f"resume {readers} play report export",
         "--plugin",
         "package.module:Class that the run may use; may be given repeatedly",
         metavar="CLASS",
         action="append",
         default=[],
     )
-    composers = f"train evolve clone fit sweep {readers} report"
+    composers = f"train evolve clone fit sweep {readers} play report"
     add(composers, "--config-dir", "folder of your own YAML", metavar="DIR", type=Path)
     add(composers, "--cfg", "print the configuration and stop", **flag)
 

@@ -28,6 +28,7 @@ VERBS = {
     "evaluate": measuring.Evaluate.main,
     "diagnose": measuring.Diagnose.main,
     "render": measuring.Render.main,
+    "play": measuring.Play.main,
     "report": measuring.report,
     "export": exporting.export,
     "import-weights": listing.import_weights,
@@ -39,7 +40,7 @@ VERBS = {
 """Functions from flags and overrides to the exit status."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit")
 """Verbs that take all names from the user: modules may be in the working directory."""
-READING = ("evaluate", "diagnose", "render", "report", "export")
+READING = ("evaluate", "diagnose", "render", "play", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""
 WORKING = ("sweep", "evolve", "clone", "fit", "resume", *READING)
 """Verbs that announce themselves before their imports; ``train`` does it in detail."""

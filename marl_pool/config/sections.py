@@ -10,6 +10,7 @@ from typing import Any
 from marl_pool.evaluation.settings import (
     DiagnoseSettings,
     EvaluateSettings,
+    PlaySettings,
     RenderSettings,
     ReportSettings,
 )
@@ -215,6 +216,7 @@ VERBS = {
     "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
     "diagnose": Verb((), DiagnoseSettings, changes=("env",)),
     "render": Verb(("perturbation",), RenderSettings, changes=("env",)),
+    "play": Verb((), PlaySettings, changes=("env",)),
     "report": Verb((), ReportSettings),
 }
 

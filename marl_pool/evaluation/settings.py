@@ -131,6 +131,16 @@ class RenderSettings(TargetSettings):
 
 
 @dataclass(frozen=True)
+class PlaySettings(TargetSettings):
+    """Live page of trained policies."""
+
+    stochastic: bool = False
+    """Sample actions instead of taking the most likely one."""
+    threads: PositiveInt = 1
+    """CPU threads of torch."""
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """Contents of a report page besides the numbers of its runs."""
 

@@ -24,6 +24,7 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
+    "websockets": "play",
 }
 """By module that the base installation lacks: the extra that installs it."""
 

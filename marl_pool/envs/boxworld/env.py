@@ -200,6 +200,10 @@ class BoxWorld(BatchedEnv):
             return torch.arange(self.n**2 + 1, device=self.device)
         return self.places[index]
 
+    def cell_colors(self, index: int) -> Tensor:
+        """Return the colors ``(n² + 1, 3)`` uint8 of the held key and of the cells."""
+        return (self._colors[self.codes[index, :-1], :3] * 255).round().byte()
+
     @override
     def renumber(self, env_ids: Tensor, episode: int) -> None:
         super().renumber(env_ids, episode)
@@ -209,12 +213,11 @@ class BoxWorld(BatchedEnv):
     def _draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        colors = self._colors[self.codes[index, :-1], :3] * 255
         by_place = None
         if weights is not None:
             places = self.token_places(index).cpu().numpy()
             by_place = np.bincount(places, weights, self.n**2 + 2)[:-1]
-        cells = colors.round().byte().cpu().numpy()
+        cells = self.cell_colors(index).cpu().numpy()
         return draw_grid(cells, self.n, by_place, size=size)
 
     @override

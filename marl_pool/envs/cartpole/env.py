@@ -99,6 +99,7 @@ class CartPole(BatchedEnv):
         self.duplicates, self.noise_channels = duplicates, noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
         self.channel_ids = channel_ids
+        self.start_speed, self.start_angle = start_speed, start_angle
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
         # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]

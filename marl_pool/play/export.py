@@ -1,0 +1,241 @@
+"""A page without a server: environment and network in JavaScript."""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.cartpole.env import CartPole
+from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
+from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.play.session import LiveEpisode, Session
+from marl_pool.policies.base import Policy
+from marl_pool.policies.sensory import Sensory
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.pooling.ada import AdaPooling
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
+from marl_pool.pooling.basic import AvgPooling, MaxPooling
+from marl_pool.utils.atomic import new_file
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import EVALUATION_ENVS
+
+GOLDEN_STEPS = 16
+"""Steps in which the page compares itself with torch."""
+ENGINE, SCRIPT = "/*ENGINE*/", "engine.js"
+
+
+def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -> Path:
+    """Write a page that plays policies in the browser alone.
+
+    Args:
+        targets: policies by name, all in equal environments: `SimpleCentroid`, or a
+            `CartPole` with one frame and no noise.
+        path: new HTML file.
+        seed: of its first episode.
+
+    Raises:
+        InputError: a file that exists, or an environment or policy that the page's
+            JavaScript does not have.
+    """
+    if path.exists():
+        raise InputError(f"--export: expected a new file, got {path}, which exists")
+    session = Session(targets, seed)
+    env = session.lanes[0].episode.env
+    hello = session.hello()
+    if isinstance(env, CartPole):
+        hello["adds"] = False  # noise sensors are the environment's, not injected
+    demo = {
+        "hello": hello,
+        "seed": seed,
+        "has_self": env.groups[session.group].tokens.has_self,
+        "env": describe_world(env),
+        "policies": [
+            describe_policy(name, target.policies[session.group])
+            for name, target in targets.items()
+        ],
+        "golden": [golden(target, seed) for target in targets.values()],
+    }
+    # A closing tag within the data would end the script.
+    data = json.dumps(demo, separators=(",", ":")).replace("<", "\\u003c")
+    folder = files("marl_pool.play")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    script = (folder / SCRIPT).read_text(encoding="utf-8")
+    with new_file(path) as out:
+        out.write(page.replace(ENGINE, f"const DEMO = {data};\n{script}"))
+    return path
+
+
+def describe_world(env: BatchedEnv) -> dict[str, Any]:
+    """Return the constants of an environment that the page can simulate."""
+    common = {"first_env": EVALUATION_ENVS, "max_steps": env.max_steps}
+    if isinstance(env, SimpleCentroid):
+        group = env.groups["agent"]
+        types = env.observe()["agent"].types[0]
+        names = ("num_agents", "num_signal", "num_noise", "spread", "noise_offset")
+        return {
+            "name": "simple_centroid",
+            **common,
+            **{name: getattr(env, name) for name in (*names, "reward_scale", "extent")},
+            "feature_scale": env.feature_scale,
+            "acceleration": AGENT_ACCELERATION,
+            "orders": env.token_entities("agent").tolist(),
+            "token_types": [types[i].tolist() for i in range(group.num_agents)],
+        }
+    if isinstance(env, CartPole) and env.num_frames == 1 and not env.noise_channels:
+        channels = env.channel_names()
+        return {
+            "name": "cartpole",
+            **common,
+            "start_speed": env.start_speed,
+            "start_angle": env.start_angle,
+            "order": [channels.index(name) for name in channels],
+            "token_types": env.observe()["agent"].types[0, 0].tolist(),
+        }
+    raise InputError(
+        "--export: expected the env simple_centroid, or cartpole with num_frames=1 and "
+        f"noise_channels=0, got {type(env).__name__}"
+    )
+
+
+def describe_policy(name: str, policy: Policy) -> dict[str, Any]:
+    """Return the weights and options of a policy that the page can compute.
+
+    Raises:
+        InputError: another kind of policy.
+    """
+    if isinstance(policy, TokenPolicy) and policy.value_network is None:
+        return _token(name, policy)
+    if isinstance(policy, Sensory) and isinstance(
+        policy.sensor, AttentionNeuronPooling
+    ):
+        return _sensory(name, policy)
+    raise _unknown(name, type(policy).__name__)
+
+
+def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
+    network = policy.network
+    encoder, pooling = network.encoder, network.pooling
+    if not isinstance(encoder, TransformerEncoder):
+        raise _unknown(name, type(encoder).__name__)
+    if network.embedding.adds or network.embedding.project is None:
+        raise _unknown(name, "an embedding without a projection")
+    head: dict[str, Any] = {"name": "max"}
+    if isinstance(pooling, AdaPooling) and isinstance(pooling.query, str):
+        head = {
+            "name": "ada",
+            "query": pooling.query,
+            "residual": pooling.residual,
+            "heads": pooling.attention.num_heads,
+            "scale": pooling.attention.scale,
+        }
+    elif isinstance(pooling, AvgPooling):
+        head = {"name": "avg"}
+    elif not isinstance(pooling, MaxPooling):
+        raise _unknown(name, type(pooling).__name__)
+    layers = []
+    for layer in encoder.layers:
+        assert isinstance(layer, TransformerLayer)
+        attention = layer.attention
+        layers.append(
+            {
+                "heads": attention.num_heads,
+                "scale": attention.scale,
+                "activation": policy.config["encoder"].get("activation", "gelu"),
+            }
+        )
+    return {
+        "kind": "token",
+        "network": "network",
+        **_bounds(policy),
+        "width": network.dim_out,
+        "layers": layers,
+        "final_norm": encoder.final_norm is not None,
+        "input_activation": policy.config["input_activation"] or "none",
+        "activation": policy.config["activation"],
+        "head": _places(policy.action_head),
+        "pooling": head,
+        "weights": _weights(policy, skip="value_head."),
+    }
+
+
+def _sensory(name: str, policy: Sensory) -> dict[str, Any]:
+    sensor = policy.sensor
+    assert isinstance(sensor, AttentionNeuronPooling)
+    plain = sensor.activation == "tanh" and not sensor.expected_tokens
+    if sensor.cell is None or not plain or sensor.dim != 1:
+        raise _unknown(name, "attention neurons without an LSTM, or of images")
+    return {
+        "kind": "sensory",
+        **_bounds(policy),
+        "units": sensor.cell.hidden_size,
+        "table": sensor.table.tolist(),
+        "scale": sensor.scale,
+        "squash": sensor.squash,
+        "body": _places(policy.body),
+        "weights": _weights(policy),
+    }
+
+
+def golden(target: EvaluationTarget, seed: int) -> list[Any]:
+    """Play the twin's first steps in float64.
+
+    Returns:
+        For each step all actions, in one row and in the environment's units, the first
+        agent's attention, and the mean return so far.
+    """
+    env = replace(target, seed=seed).make_env(1, dtype=torch.float64)
+    group = next(iter(env.groups))
+    episode = LiveEpisode(target, env, None, explore=False)
+    steps = []
+    for _ in range(GOLDEN_STEPS):
+        weights = episode.attention(episode.perceived()[group], group)
+        transition = next(episode.transitions)
+        episode.steps += 1
+        policy = target.policies[group]
+        action = policy.scale(transition.decisions[group].action[0])
+        episode.returns[group] += transition.step.rewards[group][0]
+        attention = [] if weights is None else weights[0].tolist()
+        total = float(episode.returns[group].mean())
+        steps.append([action.flatten().tolist(), attention, total])
+        if (transition.step.terminated | transition.step.truncated).any():
+            break
+    return steps
+
+
+def _bounds(policy: TokenPolicy | Sensory) -> dict[str, Any]:
+    return {
+        "n": policy.actions.n,
+        "low": policy.low.tolist(),
+        "high": policy.high.tolist(),
+    }
+
+
+def _places(layers: nn.Sequential) -> list[int]:
+    return [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+
+
+def _weights(policy: nn.Module, skip: str = "\n") -> dict[str, Any]:
+    """Return the parameters as base64 of float32, in which they are trained."""
+    return {
+        name: [
+            list(weight.shape),
+            base64.b64encode(weight.detach().float().numpy().tobytes()).decode(),
+        ]
+        for name, weight in policy.named_parameters()
+        if not name.startswith(skip)
+    }
+
+
+def _unknown(name: str, got: str) -> InputError:
+    return InputError(
+        f"--export: expected a token policy with a transformer and the pooling ada, "
+        f"avg or max, or attention neurons with an LSTM, got {got} in {name}"
+    )

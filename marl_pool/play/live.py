@@ -1,0 +1,177 @@
+"""A chain of perturbations that a person changes in mid-episode."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.selection import append, identity_origin, take_features
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.randomness import Purpose, stream_keys
+
+HAND = "hand"
+ORDER = (
+    *(HAND, "freeze", "delay", "bias", "scale", "jitter", "rewire"),
+    *("confuse", "occlude", "duplicate", "inject", "shuffle"),
+)
+"""Order of the chain; a shuffle comes last, so that it moves added tokens too."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Hand(Perturbation):
+    """Hide, freeze and duplicate the tokens that a person chose.
+
+    The state holds the choice: ``hidden`` and ``frozen`` ``(1, agents, N)`` bool, the
+    ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``, the tokens
+    that are duplicated, -1 for none.
+    """
+
+    @override
+    def start(
+        self,
+        tokens: Tokens,
+        keys: Tensor,
+        state: PerturbationState | None = None,
+        where: Tensor | None = None,
+        episodes: Tensor | None = None,
+    ) -> PerturbationState:
+        none = torch.zeros_like(tokens.padding)
+        return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
+
+    def choose(
+        self,
+        tokens: Tokens,
+        chosen: dict[str, Tensor],
+        old: PerturbationState | None = None,
+    ) -> PerturbationState:
+        """Return the state of a choice; tokens that were frozen keep their readings.
+
+        Args:
+            tokens: current tokens of batch ``(1, agents)``.
+            chosen: masks ``(1, agents, N)`` bool, ``hidden``, ``frozen``, ``twice``.
+            old: state of the previous choice.
+        """
+        readings = tokens.features.clone()
+        if old is not None:
+            readings = torch.where(old["frozen"][..., None], old["readings"], readings)
+        # Copies come first to last; agents with fewer of them have empty slots.
+        twice = chosen["twice"]
+        count = int(twice.sum(-1).max())
+        order = (~twice).byte().argsort(dim=-1, stable=True)[..., :count]
+        copies = order.masked_fill(~twice.gather(-1, order), -1)
+        origin = torch.cat([identity_origin(tokens), copies], -1)
+        kept = {name: chosen[name] for name in ("hidden", "frozen")}
+        return {**kept, "readings": readings, "copies": copies, "origin": origin}
+
+    @override
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
+        frozen, copies = state["frozen"][..., None], state["copies"]
+        features = torch.where(frozen, state["readings"], tokens.features)
+        seen = Tokens(features, tokens.types, tokens.padding | state["hidden"])
+        if copies.shape[-1]:
+            source = copies.clamp(min=0)
+            added = Tokens(
+                take_features(features, source),
+                seen.types.gather(-1, source),
+                seen.padding.gather(-1, source) | (copies < 0),
+            )
+            seen = append(seen, added)
+        return seen, state
+
+
+@dataclass(kw_only=True, eq=False)
+class LivePerturbation(Perturbation):
+    """Several perturbations in a row, each of which may start or stop at any step.
+
+    Every part has random numbers of its own, which do not depend on the others. The
+    state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain.
+
+    Attributes:
+        parts: the present perturbations by name, in the order of `ORDER`.
+        turns: how often each part was sampled anew on request.
+    """
+
+    parts: dict[str, Perturbation] = field(default_factory=lambda: {HAND: Hand()})
+    turns: dict[str, int] = field(default_factory=dict)
+
+    def put(self, name: str, part: Perturbation | None) -> None:
+        """Insert, replace or (None) remove a part; `restart` its state afterwards."""
+        parts = {**self.parts, name: part}
+        self.parts = {n: p for n in ORDER if (p := parts.get(n)) is not None}
+
+    @override
+    def start(
+        self,
+        tokens: Tokens,
+        keys: Tensor,
+        state: PerturbationState | None = None,
+        where: Tensor | None = None,
+        episodes: Tensor | None = None,
+    ) -> PerturbationState:
+        return self.restart(tokens, {"keys": keys})
+
+    def restart(
+        self, tokens: Tokens, state: PerturbationState, name: str = ""
+    ) -> PerturbationState:
+        """Return the state with the part ``name`` started anew, and new parts begun.
+
+        Later parts go on, unless they now receive another number of tokens.
+        """
+        result = {"keys": state["keys"], "origin": identity_origin(tokens)}
+        for each, part in self.parts.items():
+            own, size = _own(each, state), torch.tensor([tokens.num_tokens])
+            if each == name or not own or not own["size"].equal(size):
+                turn, place = self.turns.get(each, 0), ORDER.index(each)
+                keys = stream_keys(
+                    turn,
+                    state["keys"],
+                    torch.full_like(state["keys"], place),
+                    Purpose.PERTURBATION,
+                )
+                own = part.start(tokens, keys) | {"size": size}
+            # The next part starts from the tokens that this one lets through.
+            tokens, _ = part(tokens, own)
+            result |= _prefixed(each, own)
+        return result
+
+    def choose(
+        self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]
+    ) -> PerturbationState:
+        """Return the state with another choice of the `Hand`."""
+        hand, old = self.parts[HAND], _own(HAND, state)
+        assert isinstance(hand, Hand)
+        own = {**hand.choose(tokens, chosen, old), "size": old["size"]}
+        return self.restart(tokens, {**state, **_prefixed(HAND, own)})
+
+    @override
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
+        origin, result = identity_origin(tokens), dict(state)
+        for name, part in self.parts.items():
+            tokens, own = part(tokens, _own(name, state))
+            result |= _prefixed(name, own)
+            if "origin" in own:
+                moved = own["origin"]
+                origin = origin.gather(-1, moved.clamp(min=0))
+                origin = origin.masked_fill(moved < 0, -1)
+        return tokens, {**result, "origin": origin}
+
+
+def own_tokens(tokens: Tokens, *, has_self: bool) -> Tensor:
+    """Return a mask ``(1, agents, N)`` of the observers' own tokens."""
+    return (tokens.types == SELF_TYPE) & has_self
+
+
+def _own(name: str, state: PerturbationState) -> PerturbationState:
+    prefix = f"{name}/"
+    own = {k: v for k, v in state.items() if k.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in own.items()}
+
+
+def _prefixed(name: str, state: PerturbationState) -> PerturbationState:
+    return {f"{name}/{key}": value for key, value in state.items()}

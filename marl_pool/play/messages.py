@@ -1,0 +1,142 @@
+"""Messages that a page may send: each a small JSON object with a field ``do``."""
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+
+from marl_pool.play.live import HAND, ORDER
+from marl_pool.utils.errors import InputError
+
+MAX_BYTES = 1024
+"""Longest message of a page; a longer one closes the connection."""
+FASTEST = 240.0
+"""Most steps per second that a page may ask for."""
+
+
+def _known_part(name: str) -> str:
+    if name == HAND or name not in ORDER:
+        raise ValueError(f"expected one of {', '.join(ORDER[1:])}")
+    return name
+
+
+Severity = Annotated[float, Field(ge=0, le=1)]
+Index = Annotated[int, Field(ge=0, lt=100_000)]
+Coordinate = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+PartName = Annotated[str, AfterValidator(_known_part)]
+
+
+class Message(BaseModel):
+    """A message without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PauseMessage(Message):
+    """Pause or continue."""
+
+    do: Literal["pause"]
+    on: bool
+
+
+class SpeedMessage(Message):
+    """Set the speed in steps per second."""
+
+    do: Literal["speed"]
+    value: Annotated[float, Field(ge=0.1, le=FASTEST)]
+
+
+class PlainMessage(Message):
+    """Take one step, start again, start the next episode, shuffle, or undo changes."""
+
+    do: Literal["step", "restart", "next", "shuffle", "clear"]
+
+
+class SeedMessage(Message):
+    """Play the first episode of another seed."""
+
+    do: Literal["seed"]
+    value: Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class SeverityMessage(Message):
+    """Set the severity of one perturbation."""
+
+    do: Literal["severity"]
+    name: PartName
+    value: Severity
+
+
+class TokenMessage(Message):
+    """Occlude, freeze or duplicate an entity, or undo it."""
+
+    do: Literal["occlude", "freeze", "duplicate"]
+    entity: Index
+
+
+class MoveMessage(Message):
+    """Put an entity at another place, in the environment's coordinates."""
+
+    do: Literal["move"]
+    entity: Index
+    x: Coordinate
+    y: Coordinate
+
+
+class PushMessage(Message):
+    """Push the pole; positive to the right."""
+
+    do: Literal["push"]
+    value: Annotated[float, Field(ge=-1, le=1)]
+
+
+class DistractorsMessage(Message):
+    """Set the number of added distractors."""
+
+    do: Literal["distractors"]
+    value: Annotated[int, Field(ge=0, le=32)]
+
+
+class ObserveMessage(Message):
+    """Show the perception of another agent."""
+
+    do: Literal["observe"]
+    agent: Index
+
+
+AnyMessage = (
+    PauseMessage
+    | SpeedMessage
+    | PlainMessage
+    | SeedMessage
+    | SeverityMessage
+    | TokenMessage
+    | MoveMessage
+    | PushMessage
+    | DistractorsMessage
+    | ObserveMessage
+)
+_ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(
+    Annotated[AnyMessage, Field(discriminator="do")]
+)
+
+
+def parse_message(text: str | bytes) -> AnyMessage:
+    """Parse and check one message.
+
+    Raises:
+        InputError: not one of these messages.
+    """
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "message"
+        got = f"{first['input']!r:.60}"
+        raise InputError(f"{where}: {first['msg']}, got {got}") from None

@@ -1,0 +1,230 @@
+"""Environments as a page draws them, and the places where a hand may change them."""
+
+import base64
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.boxworld.codes import AGENT, FLOOR, LOCK, LOOSE, NOTHING
+from marl_pool.envs.boxworld.env import BoxWorld
+from marl_pool.envs.cartpole.env import CartPole
+from marl_pool.envs.drawing.canvas import opencv
+from marl_pool.envs.particles.physics import POSITION, ParticleEnv
+from marl_pool.tokens import Tokens
+
+PUSH = 6.0
+"""Angular velocity in rad/s that a full push gives to the pole."""
+PICTURE = 384
+"""Height and width in pixels of environments that arrive as pictures."""
+
+
+class Scene:
+    """An environment without a drawing of its own: its picture, and a row of tokens.
+
+    Attributes:
+        kind: name of the page's drawing.
+        movable: entities can be dragged to another place.
+        pushable: there is a pole to push.
+        distractors: option of the environment that adds distractors; None if only the
+            perturbation ``inject`` can.
+    """
+
+    kind: ClassVar[str] = "picture"
+    movable: ClassVar[bool] = False
+    pushable: ClassVar[bool] = False
+    distractors: ClassVar[str | None] = None
+
+    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
+        """Return what stays the same, JSON-ready."""
+        grid = env.patch_grid
+        return {
+            "kind": self.kind,
+            "movable": self.movable,
+            "pushable": self.pushable,
+            "grid": None if grid is None else [*grid, grid.side],
+            "names": self.names(env, group),
+        }
+
+    def names(self, env: BatchedEnv, group: str) -> list[str]:
+        """Return the name of each token."""
+        spec = env.groups[group].tokens
+        return [f"{spec.type_names[0]} {i}" for i in range(spec.num_tokens)]
+
+    def state(self, env: BatchedEnv) -> dict[str, Any]:
+        """Return the present state of the first environment, JSON-ready."""
+        cv2 = opencv()
+        image = env.frame(size=PICTURE)
+        _, data = cv2.imencode(".jpg", image[..., ::-1])
+        return {"picture": base64.b64encode(data.tobytes()).decode()}
+
+    def entities(self, env: BatchedEnv, group: str) -> Tensor:
+        """Return the entity that each token shows, ``(agents, N)`` int64."""
+        own = env.groups[group]
+        return torch.arange(own.tokens.num_tokens).expand(own.num_agents, -1)
+
+    def places(self, env: BatchedEnv, tokens: Tokens, agent: int) -> list[Any] | None:
+        """Return where an agent perceives each token; None without places.
+
+        ``tokens`` have the batch ``(1, agents)``.
+        """
+        return None
+
+    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
+        """Put an entity at another place, if it can be there."""
+
+    def push(self, env: BatchedEnv, strength: float) -> None:
+        """Push the pole; ``strength`` in [-1, 1] is positive to the right."""
+
+
+class ParticleScene(Scene):
+    """Discs in the plane; a token is an entity."""
+
+    kind = "particles"
+    movable = True
+
+    @override
+    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
+        assert isinstance(env, ParticleEnv)
+        shown = [
+            {"kind": kind.kind, "size": kind.size, "still": not kind.movable}
+            for kind in env.entities
+        ]
+        about = {"extent": env.extent, "entities": shown}
+        return {**super().describe(env, group), **about}
+
+    @override
+    def names(self, env: BatchedEnv, group: str) -> list[str]:
+        assert isinstance(env, ParticleEnv)
+        return [kind.kind for kind in env.entities]
+
+    @override
+    def state(self, env: BatchedEnv) -> dict[str, Any]:
+        assert isinstance(env, ParticleEnv)
+        return {"state": rounded(env.state[0]), "goals": rounded(env.goals()[0])}
+
+    @override
+    def entities(self, env: BatchedEnv, group: str) -> Tensor:
+        assert isinstance(env, ParticleEnv)
+        return env.token_entities(group)
+
+    @override
+    def places(self, env: BatchedEnv, tokens: Tokens, agent: int) -> list[Any]:
+        assert isinstance(env, ParticleEnv)
+        group = next(iter(env.groups))
+        own = env.state[0, env.token_entities(group)[agent, 0], :2]
+        relative = tokens.features[0, agent][:, list(POSITION)]
+        return rounded(own + env.feature_scale * relative)
+
+    @override
+    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
+        assert isinstance(env, ParticleEnv)
+        if entity < len(env.entities):
+            place = [min(max(at, -env.extent), env.extent) for at in (x, y)]
+            env.state[0, entity] = torch.tensor([*place, 0, 0], dtype=env.dtype)
+
+
+class CartPoleScene(Scene):
+    """A cart with a pole; a token is a sensor channel."""
+
+    kind = "cartpole"
+    pushable = True
+    distractors = "noise_channels"
+
+    @override
+    def names(self, env: BatchedEnv, group: str) -> list[str]:
+        assert isinstance(env, CartPole)
+        return env.channel_names()
+
+    @override
+    def state(self, env: BatchedEnv) -> dict[str, Any]:
+        assert isinstance(env, CartPole)
+        readings = env.observe()["agent"].features[0, 0, :, -1]
+        cart = rounded(torch.stack((env.state[0, 0], env.angle[0])))
+        return {"cart": cart, "readings": rounded(readings)}
+
+    @override
+    def push(self, env: BatchedEnv, strength: float) -> None:
+        assert isinstance(env, CartPole)
+        x, velocity, _, _, turn = env.state[0, :5].tolist()
+        # The angle grows to the left.
+        start = [x, velocity, float(env.angle[0]), turn - PUSH * strength]
+        env.put(torch.tensor([0]), torch.tensor([start]))
+
+
+class BoxWorldScene(Scene):
+    """A room of cells; a token is a cell, or one of the things in them."""
+
+    kind = "boxworld"
+    movable = True
+
+    @override
+    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
+        assert isinstance(env, BoxWorld)
+        return {**super().describe(env, group), "side": env.n}
+
+    @override
+    def state(self, env: BatchedEnv) -> dict[str, Any]:
+        assert isinstance(env, BoxWorld)
+        colors = env.cell_colors(0).tolist()
+        return {"colors": colors, "cells": env.token_places(0).tolist()}
+
+    @override
+    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
+        """Move the agent, the loose key or a whole box to free cells.
+
+        ``entity`` is a token; x and y are the column and row of the cell.
+        """
+        assert isinstance(env, BoxWorld)
+        codes, places, n = env.codes[0], env.places[0], env.n
+        cells = self._cells(env, entity)
+        shift = round(y) * n + round(x) + 1 - cells[0] if cells else 0
+        after = [cell + shift for cell in cells]
+        # Stay within one row of the room, on free cells.
+        free = {*cells, *(codes == FLOOR).nonzero()[:, 0].tolist()} - {0, n**2 + 1}
+        rows = {(cell - 1) // n for cell in after} | {round(y)}
+        if not shift or len(rows) > 1 or not free.issuperset(after):
+            return
+        moved = codes[cells].clone()
+        codes[cells] = FLOOR
+        codes[after] = moved
+        # The tokens follow; those of opened boxes must not show what moves onto them.
+        nowhere = places.new_tensor(n**2 + 1)
+        before = places.clone()
+        for cell in set(after) - set(cells):
+            places[before == cell] = nowhere
+        for cell, target in zip(cells, after, strict=True):
+            places[before == cell] = target
+
+    def _cells(self, env: BoxWorld, token: int) -> list[int]:
+        """Return the cells that move with a token: its own, or those of its box."""
+        shown = env.token_places(0).tolist()
+        cell = shown[token] if token < len(shown) else 0
+        code = int(env.codes[0, cell])
+        if not 1 <= cell <= env.n**2 or code in (FLOOR, NOTHING):
+            return []
+        # A box is its content and, right of it, its lock.
+        if code >= LOCK:
+            return [cell - 1, cell]
+        single = code == AGENT or code >= LOOSE
+        return [cell] if single else [cell, cell + 1]
+
+
+def scene_of(env: BatchedEnv) -> Scene:
+    """Return the scene that fits an environment."""
+    known = {
+        ParticleEnv: ParticleScene,
+        CartPole: CartPoleScene,
+        BoxWorld: BoxWorldScene,
+    }
+    for kind, scene in known.items():
+        if isinstance(env, kind):
+            return scene()
+    return Scene()
+
+
+def rounded(tensor: Tensor) -> list[Any]:
+    """Convert to lists of numbers with four decimals, enough for a page."""
+    return (tensor.double() * 1e4).round().div(1e4).tolist()

@@ -1,0 +1,251 @@
+"""The server of the live page: HTTP and a websocket on one port of this machine."""
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+import webbrowser
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from marl_pool.play.messages import MAX_BYTES, parse_message
+from marl_pool.play.session import Session
+from marl_pool.utils.errors import InputError
+
+ADDRESS = "127.0.0.1"
+FPS = 30
+"""Most frames per second that a page receives."""
+VIEWERS = 4
+"""Most pages at a time; each has a session of its own."""
+HOLD = 1.5
+"""Seconds that the end of an episode stays on the page."""
+SLOW = 15
+"""Steps per second below which a page says that the environment is slow."""
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self' ws://{host}; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""The Content-Security-Policy of the page, which loads nothing from elsewhere."""
+
+
+class LiveServer:
+    """Serve one page to whoever has the token, and a session to each page.
+
+    Args:
+        make_session: called for each page that connects.
+        port: port on this machine; 0 for any that is free.
+
+    Attributes:
+        token: secret part of the address.
+        failure: set if a session fails; the server then ends.
+    """
+
+    def __init__(self, make_session: Callable[[], Session], port: int = 0) -> None:
+        self.make_session, self.port = make_session, port
+        self.token = secrets.token_urlsafe(16)
+        self.viewers = 0
+        self.page = page().encode()
+
+    @property
+    def url(self) -> str:
+        """Address of the page, token included."""
+        return f"http://{ADDRESS}:{self.port}/?token={self.token}"
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names under which a browser on this machine reaches the server."""
+        return [f"{name}:{self.port}" for name in (ADDRESS, "localhost")]
+
+    async def run(self, on_start: Callable[["LiveServer"], None]) -> None:
+        """Serve until cancelled.
+
+        Args:
+            on_start: called once the port is open.
+
+        Raises:
+            InputError: a port that is not free, or an environment that cannot be shown.
+        """
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A stranger's malformed request is nothing that the user has to read.
+        logger = logging.getLogger("marl_pool.play")
+        logger.setLevel(logging.CRITICAL)
+        try:
+            server: Server = await serve(
+                self._view,
+                ADDRESS,
+                self.port,
+                process_request=self._answer,
+                max_size=MAX_BYTES,
+                max_queue=16,
+                logger=logger,
+                server_header=None,
+            )
+        except OSError as error:
+            raise InputError(
+                f"--port: expected a free port, got {self.port}: {error.strerror}"
+            ) from None
+        async with server:
+            self.port = next(iter(server.sockets)).getsockname()[1]
+            on_start(self)
+            await self.failure
+
+    def _answer(
+        self, connection: ServerConnection, request: Request
+    ) -> Response | None:
+        """Answer a request; None lets a websocket connect."""
+        address = urlsplit(request.path)
+        given = parse_qs(address.query).get("token", [""])[0]
+        # The name that a browser asked for: a stranger's may point to this machine.
+        host, origin = request.headers.get("Host"), request.headers.get("Origin")
+        if host not in self.hosts:
+            return connection.respond(403, "unknown host\n")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            return connection.respond(403, "wrong or missing token\n")
+        if address.path == "/":
+            return Response(200, "OK", self._headers(host), self.page)
+        if address.path != "/live":
+            return connection.respond(404, "not found\n")
+        if origin not in [f"http://{host}" for host in self.hosts]:
+            return connection.respond(403, "unknown origin\n")
+        if self.viewers >= VIEWERS:
+            return connection.respond(503, f"at most {VIEWERS} pages at a time\n")
+        return None
+
+    def _headers(self, host: str) -> Headers:
+        return Headers(
+            {
+                "Content-Type": "text/html; charset=utf-8",
+                "Content-Length": str(len(self.page)),
+                "Content-Security-Policy": POLICY.format(host=host),
+                "Cache-Control": "no-store",
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "Connection": "close",
+            }
+        )
+
+    async def _view(self, connection: ServerConnection) -> None:
+        """Serve one page until it closes."""
+        self.viewers += 1
+        try:
+            viewer = Viewer(connection, self.make_session())
+            await viewer.run()
+        except ConnectionClosed:
+            pass
+        except Exception as error:
+            # The library would only log it.
+            if not self.failure.done():
+                self.failure.set_exception(error)
+        finally:
+            self.viewers -= 1
+
+
+class Viewer:
+    """One page: its session, stepped in real time, and its messages.
+
+    Args:
+        connection: websocket to the page.
+        session: its session.
+    """
+
+    def __init__(self, connection: ServerConnection, session: Session) -> None:
+        self.connection, self.session = connection, session
+        self.touched = asyncio.Event()
+        self.credit, self.ended = 0.0, 0.0
+        self.cost = 0.0
+
+    async def run(self) -> None:
+        """Send frames, and carry out what the page asks."""
+        await self._send(self.session.hello())
+        listening = asyncio.create_task(self._listen())
+        try:
+            await self._send_frames(listening)
+        finally:
+            listening.cancel()
+
+    async def _listen(self) -> None:
+        async for text in self.connection:
+            try:
+                self.session.act(parse_message(text))
+            except InputError as error:
+                await self._send({"kind": "error", "text": str(error)})
+            self.touched.set()
+
+    async def _send_frames(self, listening: "asyncio.Task[None]") -> None:
+        self.touched.set()
+        while not listening.done():
+            began, busy = time.monotonic(), time.process_time()
+            steps = self._advance()
+            if steps or self.touched.is_set():
+                self.touched.clear()
+                frame = self.session.frame()
+                used = time.process_time() - busy
+                # A running mean over about a second.
+                self.cost += (used - self.cost) / (FPS if self.cost else 1)
+                frame["milliseconds"] = round(1000 * self.cost, 2)
+                frame["slow"] = self.cost > 1 / SLOW
+                await self._send(frame)
+            # Sleep at least once, so that messages are read.
+            await asyncio.sleep(max(0.001, began + 1 / FPS - time.monotonic()))
+        listening.result()
+
+    def _advance(self) -> int:
+        """Take the steps that are due; return their number."""
+        session = self.session
+        if session.paused:
+            self.ended = 0.0
+            return 0
+        # Show the end for a while, then begin the next episode.
+        if session.over:
+            self.ended = self.ended or time.monotonic()
+            if time.monotonic() - self.ended < HOLD:
+                return 0
+            self.ended = 0.0
+            session.next_episode()
+            return 1
+        self.credit += session.speed / FPS
+        steps, self.credit = divmod(self.credit, 1)
+        began = time.monotonic()
+        for done in range(int(steps)):
+            session.step()
+            # A slow environment takes fewer steps, but the page stays responsive.
+            if time.monotonic() - began > 1 / FPS or session.over:
+                return done + 1
+        return int(steps)
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.connection.send(json.dumps(message, separators=(",", ":")))
+
+
+def page() -> str:
+    """Return the page, one HTML file."""
+    return (files("marl_pool.play") / "page.html").read_text(encoding="utf-8")
+
+
+def announce(server: LiveServer, *, browser: bool) -> None:
+    """Print the address, and open it where a browser can show it."""
+    print(f"{server.url}\nCtrl-C ends it.", flush=True)
+    # Without a display, a browser of the terminal would take it over.
+    graphical = sys.platform != "linux" or {"DISPLAY", "WAYLAND_DISPLAY"} & {
+        *os.environ
+    }
+    if browser and graphical:
+        webbrowser.open(server.url)
+
+
+def play(make_session: Callable[[], Session], *, port: int, browser: bool) -> None:
+    """Serve the page until Ctrl-C."""
+    server = LiveServer(make_session, port)
+    asyncio.run(server.run(lambda started: announce(started, browser=browser)))

@@ -1,0 +1,108 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from helpers.played import (
+    browser_page,
+    file_url,
+    pretrained_target,
+    served,
+    token_target,
+    wait_for,
+)
+from marl_pool.play.export import export
+from marl_pool.play.session import Session
+
+pytestmark = pytest.mark.slow
+
+CENTROID = {"name": "simple_centroid"}
+LANE = "view.frame.lanes[0]"
+
+
+def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
+    session = Session(
+        {"ada": token_target(CENTROID), "max": token_target(CENTROID, name="max")}
+    )
+    with served(session) as server, browser_page(width=800) as page:
+        page.goto(server.url)
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        # An invariant head: the same actions as the twin.
+        page.click("#shuffle")
+        wait_for(page, "view.frame.severities.shuffle === 1")
+        at = page.evaluate(f"{LANE}.episode.steps")
+        wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+        order = page.evaluate(f"{LANE}.episode.tokens.entity")
+        assert order != sorted(order)
+        assert page.evaluate(f"{LANE}.episode.action") == page.evaluate(
+            f"{LANE}.twin.action"
+        )
+        assert page.evaluate(f"{LANE}.parted") is None
+        assert "same actions" in page.inner_text(".badge >> nth=0")
+        # Occlude nearly all: the curves part.
+        page.click("#restart")
+        page.focus("input[data-name=occlude]")
+        page.keyboard.press("End")
+        wait_for(page, "view.frame.severities.occlude === 1")
+        wait_for(page, f"{LANE}.parted !== null && {LANE}.episode.steps > 40")
+        lane = "view.lanes[0]"
+        ends = page.evaluate(f"[{lane}.returns.at(-1)[1], {lane}.twins.at(-1)[1]]")
+        assert ends[0] != ends[1]
+        # A click on an entity occludes it; the keyboard undoes all and pauses.
+        page.keyboard.press("Escape")
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("c")
+        page.keyboard.press("Space")
+        wait_for(page, "view.frame.paused && !view.frame.severities.occlude")
+        x, y, _ = page.evaluate("view.lanes[0].tools.episode.centre(3)")
+        page.click(".episode canvas >> nth=0", position={"x": x, "y": y})
+        wait_for(page, "view.frame.chosen.hidden.length === 1")
+        # Nothing is wider than a window of 800 pixels.
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800
+
+
+@pytest.mark.parametrize("env", ["simple_centroid", "cartpole"])
+def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
+    targets = {
+        "simple_centroid": {
+            "ada": token_target(CENTROID),
+            "mean": token_target(CENTROID, name="ada", query="mean", num_heads=2),
+            "learned": token_target(CENTROID, name="ada", query="learned"),
+            "max": token_target(CENTROID, name="max"),
+            "avg": token_target(CENTROID, name="avg"),
+        },
+        "cartpole": {"neurons": pretrained_target("cartpole_attention_neuron")},
+    }[env]
+    path = export(targets, tmp_path / "demo.html", seed=3)
+    with browser_page(offline=True) as page:
+        page.goto(file_url(path))
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        # Actions, attention and returns of torch in float64, step by step.
+        assert page.evaluate("window.engine.state.error") < 1e-9
+        assert page.evaluate("DEMO.golden.length") == len(targets)
+        assert page.evaluate("DEMO.golden.every((steps) => steps.length === 16)")
+        if env == "simple_centroid":
+            page.click("#shuffle")
+            at = page.evaluate(f"{LANE}.episode.steps")
+            wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+            assert page.evaluate(f"{LANE}.parted") is None
+            page.evaluate("send({do: 'severity', name: 'occlude', value: 0.9})")
+        else:
+            page.evaluate("send({do: 'occlude', entity: 2})")
+        wait_for(page, f"{LANE}.parted !== null")
+
+
+def test_ctrl_c_ends_the_command_cleanly(tmp_path):
+    name = "pretrained=cartpole_attention_neuron"
+    command = [sys.executable, "-m", "marl_pool", "play", name, "--no-browser"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    assert not list(tmp_path.iterdir())

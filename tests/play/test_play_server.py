@@ -1,0 +1,145 @@
+import json
+import re
+import socket
+import sys
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from helpers.played import served, token_target
+from marl_pool.cli.main import main
+from marl_pool.play.messages import MAX_BYTES
+from marl_pool.play.server import play
+from marl_pool.play.session import Session
+from marl_pool.utils.errors import InputError
+
+CENTROID = {"name": "simple_centroid"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(Session({"a": token_target(CENTROID)})) as running:
+        yield running
+
+
+def fetch(server, path, **headers):
+    """Return status, headers and text of an answer."""
+    url = f"http://127.0.0.1:{server.port}{path}"
+    try:
+        with urlopen(Request(url, headers=headers), timeout=30) as answer:
+            return answer.status, answer.headers, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read().decode()
+
+
+def live(server, origin="http://127.0.0.1", token=None):
+    query = f"token={server.token if token is None else token}"
+    return connect(
+        f"ws://127.0.0.1:{server.port}/live?{query}",
+        origin=f"{origin}:{server.port}" if origin else None,
+        proxy=None,
+    )
+
+
+def test_the_page_is_served_to_the_token_alone(server):
+    status, headers, text = fetch(server, f"/?token={server.token}")
+    assert status == 200
+    assert text.startswith("<!doctype html>")
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "http" not in headers["Content-Security-Policy"].replace("ws://", "")
+    for path in ("/", "/?token=", "/?token=x", "/live", "/?token=ä"):
+        path = path.encode("ascii", "xmlcharrefreplace").decode()
+        assert fetch(server, path)[0] == 403
+    assert fetch(server, f"/other?token={server.token}")[0] == 404
+    # A name of the attacker's that points to this machine.
+    evil = fetch(server, f"/?token={server.token}", Host=f"evil.example:{server.port}")
+    assert evil[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "token"),
+    [("http://evil.example", None), (None, None), ("http://127.0.0.1", "wrong")],
+)
+def test_a_websocket_from_elsewhere_is_refused(server, origin, token):
+    with pytest.raises(InvalidStatus) as refusal, live(server, origin, token):
+        pass
+    assert refusal.value.response.status_code == 403
+
+
+def test_messages_are_bounded_and_malformed_ones_answered(server):
+    def receive(connection, kind):
+        while True:
+            message = json.loads(connection.recv(timeout=60))
+            if message["kind"] == kind:
+                return message
+
+    with live(server) as connection:
+        assert receive(connection, "hello")["env"] == "simple_centroid"
+        connection.send('{"do": "push", "value": "far"}')
+        told = receive(connection, "error")["text"]
+        assert "push.value" in told
+        assert "number" in told
+        assert "far" in told
+        # The session goes on.
+        connection.send('{"do": "pause", "on": true}')
+        while not receive(connection, "frame")["paused"]:
+            pass
+        connection.send("x" * (MAX_BYTES + 1))
+        with pytest.raises(ConnectionClosed) as closed:
+            receive(connection, "nothing")
+        assert closed.value.rcvd.code == 1009  # message too big
+    with live(server) as connection:
+        assert receive(connection, "frame")["lanes"]
+
+
+def test_only_a_few_pages_at_a_time(server, monkeypatch):
+    monkeypatch.setattr("marl_pool.play.server.VIEWERS", 0)
+    with pytest.raises(InvalidStatus) as refusal, live(server):
+        pass
+    assert refusal.value.response.status_code == 503
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            InputError, match=f"--port: expected a free port, got {port}"
+        ):
+            play(lambda: None, port=port, browser=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere"], "nowhere"),
+        (["pretrained=nobody"], "unknown pretrained policy 'nobody'"),
+        (["--port", "x"], "--port: expected a number from 0 to 65535, got 'x'"),
+        (["--port", "65536"], "--port: expected a number from 0 to 65535, got '65536'"),
+        ([], "play: expected the folder of a run, got none"),
+        (["pretrained=cartpole_feed_forward", "--export", "."], "--export: .*exists"),
+        (["pretrained=cartpole_feed_forward", "--export", "new"], "got FeedForward in"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["play", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(told, error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("marl_pool.play")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("websockets")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    assert main(["play", "pretrained=cartpole_feed_forward"]) == 2
+    assert 'pip install "marl-pool[play]"' in capsys.readouterr().err

@@ -1,0 +1,197 @@
+import pytest
+import torch
+
+from helpers.played import pretrained_target, tell, token_target
+from marl_pool.evaluation.episodes import play
+from marl_pool.play.messages import parse_message
+from marl_pool.play.session import Session
+from marl_pool.utils.errors import InputError
+
+CENTROID = {"name": "simple_centroid", "max_steps": 12}
+BOXES = {"name": "boxworld", "observation": "entities"}
+
+
+def steps(session, count):
+    for _ in range(count):
+        session.step()
+
+
+def parted(session):
+    return [lane.parted for lane in session.lanes]
+
+
+def test_a_shuffle_changes_no_action_of_an_invariant_head_and_others_by_position():
+    session = Session(
+        {
+            "invariant": token_target(CENTROID),
+            "by position": token_target(CENTROID, name="ada", query=[3]),
+        }
+    )
+    steps(session, 2)
+    assert parted(session) == [None, None]
+    for _ in range(3):
+        tell(session, do="shuffle")
+        steps(session, 2)
+    assert parted(session) == [None, 3]
+    shown = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
+    assert shown != sorted(shown)
+
+
+def test_the_twin_plays_the_episode_of_an_evaluation():
+    target = token_target(CENTROID)
+    session = Session({"a": target})
+    tell(session, do="severity", name="occlude", value=0.9)
+    steps(session, 20)
+    assert session.over
+    twin = session.lanes[0].twin
+    expected = play(target.policies, target.make_env(1))["agent"]
+    assert float(twin.returns["agent"].mean()) == expected[0]
+    assert session.frame()["lanes"][0]["twin"]["over"] == "time is up"
+    # The same episode again, and another one.
+    tell(session, do="clear")
+    tell(session, do="restart")
+    start = session.lanes[0].twin.env.state.clone()
+    tell(session, do="next")
+    assert not session.lanes[0].twin.env.state.equal(start)
+
+
+def test_occluding_and_freezing_by_hand():
+    session = Session({"a": token_target(CENTROID)})
+    lane = session.lanes[0]
+    steps(session, 2)
+    tell(session, do="occlude", entity=2)
+    tell(session, do="freeze", entity=3)
+    tell(session, do="duplicate", entity=1)
+    before = lane.episode.perceived()["agent"]
+    steps(session, 2)
+    tokens = lane.episode.perceived()["agent"]
+    order = lane.episode.env.token_entities("agent")[0].tolist()
+    assert tokens.num_tokens == 33
+    assert tokens.padding[0, 0].nonzero()[:, 0].tolist() == [order.index(2)]
+    frozen = order.index(3)
+    assert tokens.features[0, 0, frozen].equal(before.features[0, 0, frozen])
+    assert tokens.features[0, 0, -1].equal(tokens.features[0, 0, order.index(1)])
+    assert lane.parted == 3
+    # A second click undoes the first; an agent's own token is left alone.
+    tell(session, do="occlude", entity=2)
+    tell(session, do="occlude", entity=0)
+    assert not lane.episode.perceived()["agent"].padding.any()
+
+
+def test_several_perturbations_at_once_show_where_tokens_come_from():
+    session = Session(
+        {"a": token_target(CENTROID), "b": token_target(CENTROID, seed=1)}
+    )
+    for name in ("jitter", "occlude", "duplicate", "inject", "shuffle"):
+        tell(session, do="severity", name=name, value=0.5)
+    steps(session, 2)
+    shown = session.frame()["lanes"][1]["episode"]["tokens"]
+    assert len(shown["entity"]) == 32 + 16 + 16
+    # Injected tokens come from nowhere; occluded ones stay where they were.
+    pairs = list(zip(shown["entity"], shown["padding"], strict=True))
+    assert pairs.count((-1, 0)) == 16
+    assert sum(padding for entity, padding in pairs if entity >= 0) >= 16
+    assert set(shown["entity"]) == set(range(-1, 32))
+    tell(session, do="clear")
+    assert session.frame()["severities"] == {}
+    entities = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
+    assert len(entities) == 32
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_moving_an_entity_moves_it_in_the_twin_too(at):
+    session = Session({"a": token_target(CENTROID)})
+    steps(session, at)
+    tell(session, do="move", entity=2, x=1.25, y=-99.0)
+    for episode in (session.lanes[0].episode, session.lanes[0].twin):
+        place = episode.env.state[0, 2].tolist()
+        assert place == pytest.approx([1.25, -episode.env.extent, 0, 0])
+    session.step()
+    assert parted(session) == [None]
+
+
+def test_a_box_moves_as_a_whole_to_free_cells_only():
+    session = Session({"a": token_target(BOXES)})
+    env, n = session.lanes[0].episode.env, session.lanes[0].episode.env.n
+    content, lock = env.token_places(0)[2:4].tolist()
+    code = env.codes[0, [content, lock]].tolist()
+    free = next(
+        cell
+        for cell in range(1, n**2)
+        if (cell - 1) % n < n - 1 and env.codes[0, [cell, cell + 1]].eq(1).all()
+    )
+    tell(
+        session, do="move", entity=2, x=float((free - 1) % n), y=float((free - 1) // n)
+    )
+    assert env.token_places(0)[2:4].tolist() == [free, free + 1]
+    assert env.codes[0, [free, free + 1]].tolist() == code
+    # Onto another box, and outside.
+    other = int(env.token_places(0)[4])
+    for x, y in (((other - 1) % n, (other - 1) // n), (n - 1, 0), (-1, 0), (0, 99)):
+        tell(session, do="move", entity=2, x=float(x), y=float(y))
+        assert env.token_places(0)[2:4].tolist() == [free, free + 1]
+
+
+def test_a_push_turns_the_pole_and_a_memory_takes_more_sensors():
+    target = pretrained_target("cartpole_attention_neuron")
+    session = Session({"a": target})
+    steps(session, 2)
+    env = session.lanes[0].twin.env
+    turn = float(env.state[0, 4])
+    tell(session, do="push", value=0.5)
+    assert float(env.state[0, 4]) == pytest.approx(turn - 3.0)
+    tell(session, do="severity", name="duplicate", value=1.0)
+    steps(session, 2)
+    memory = session.lanes[0].episode.rollout.states["agent"]["memory"]
+    assert memory[0].shape[2] == 10
+    tell(session, do="distractors", value=3)
+    steps(session, 2)
+    assert session.frame()["distractors"] == 3
+    assert len(session.frame()["lanes"][0]["twin"]["tokens"]["entity"]) == 8
+
+
+def test_a_change_that_a_policy_cannot_take_is_undone():
+    session = Session({"a": pretrained_target("cartpole_feed_forward")})
+    steps(session, 2)
+    with pytest.raises(InputError, match=r"at most 5 tokens, got 7"):
+        tell(session, do="severity", name="duplicate", value=0.5)
+    with pytest.raises(InputError, match=r"at most 5 tokens, got 6"):
+        tell(session, do="duplicate", entity=1)
+    with pytest.raises(InputError, match=r"noise_channels.*at most 5 tokens"):
+        tell(session, do="distractors", value=1)
+    with pytest.raises(InputError, match="confuse.*at least two types"):
+        tell(session, do="severity", name="confuse", value=0.5)
+    frame = session.frame()
+    assert (frame["severities"], frame["distractors"]) == ({}, 0)
+    steps(session, 2)
+    assert parted(session) == [None]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "JSON"),
+        ("[]", r"got \[\]"),
+        ('{"do": "fly"}', "'pause'.*got {'do': 'fly'}"),
+        ('{"do": "push", "value": 2}', "push.value: .*less than or equal to 1, got 2"),
+        ('{"do": "move", "entity": 1, "x": 0, "y": NaN}', "y: .*, got nan"),
+        ('{"do": "severity", "name": "hand", "value": 1}', "name: .*bias.*'hand'"),
+        ('{"do": "step", "more": 1}', "more: Extra .*got 1"),
+        ('{"do": "seed", "value": -1}', "value: .*greater than or equal to 0, got -1"),
+    ],
+)
+def test_a_malformed_message_is_refused_with_key_expected_and_got(text, told):
+    with pytest.raises(InputError, match=told):
+        parse_message(text)
+
+
+def test_every_environment_without_a_drawing_shows_its_picture():
+    pytest.importorskip("cv2")
+    torch.manual_seed(0)
+    from marl_pool.play.scenes import Scene
+
+    env = token_target(CENTROID).make_env(1)
+    env.reset()
+    scene = Scene()
+    assert scene.describe(env, "agent")["kind"] == "picture"
+    assert scene.state(env)["picture"].startswith("/9j/")  # a JPEG in base64
