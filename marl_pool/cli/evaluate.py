@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -24,7 +23,7 @@ from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
-    from marl_pool.evaluation.settings import PlaySettings, RenderSettings
+    from marl_pool.evaluation.settings import RenderSettings
     from marl_pool.runs import Run
 
 
@@ -222,89 +221,6 @@ class Render(Reader):
                 targets[name] = load_target(run, self.settings, **options)
         video = render_side_by_side(folder, targets, self.settings, self.perturbation)
         print_paths([video])
-
-
-class Play(Reader):
-    """Serve a live page of runs or policies, or export one."""
-
-    verb = "play"
-    settings: "PlaySettings"
-
-    @override
-    @classmethod
-    def main(cls, arguments: Namespace, overrides: list[str]) -> int:
-        from marl_pool.play import server  # first: the extra may be missing
-
-        port = _port(arguments.port)
-        config = composed(cls.verb, arguments, overrides)
-        if config is None:
-            return 0
-        reader = cls(arguments, **config)
-        targets = reader.targets()
-        settings = reader.settings
-        if arguments.export is not None:
-            from marl_pool.play.export import export
-
-            print_paths([export(targets, Path(arguments.export), settings.seed)])
-            return 0
-        from marl_pool.evaluation.loading import computing
-        from marl_pool.play.session import Session
-
-        # Ctrl-C is the way to end it.
-        with (
-            computing(settings.threads, settings.kernels),
-            suppress(KeyboardInterrupt),
-        ):
-            server.play(
-                lambda: Session(targets, settings.seed, settings.stochastic),
-                port=port,
-                browser=not arguments.no_browser,
-            )
-        return 0
-
-    def targets(self) -> "dict[str, EvaluationTarget]":
-        """Load all policies, by name; they play in equal environments."""
-        from marl_pool.evaluation.loading import EvaluationTarget
-        from marl_pool.evaluation.standalone import find_standalone
-
-        targets: dict[str, EvaluationTarget] = {}
-        for path in self.arguments.run or [None]:
-            name = Path(path).name if path else str(self.settings.pretrained)
-            name = str(path) if name in targets else name
-            # A standalone policy needs a run for as long as it is read.
-            with TemporaryDirectory() as folder:
-                alone = find_standalone(path, self.settings.pretrained)
-                out = str(Path(folder) / "run") if alone else None
-                with self.opened(path, out) as (run, options):
-                    targets[name] = EvaluationTarget.from_run(
-                        run, self.settings, **options
-                    )
-        first, *others = targets.items()
-        for other, target in others:
-            for key in {**first[1].env, **target.env}:
-                ours, its = first[1].env.get(key), target.env.get(key)
-                if ours != its:
-                    raise InputError(
-                        f"play: expected policies of one environment, got env.{key} "
-                        f"= {ours} in {first[0]} and {its} in {other}"
-                    )
-        return targets
-
-    @override
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        raise NotImplementedError
-
-    @override
-    def on_several(self) -> None:
-        raise NotImplementedError
-
-
-def _port(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise InputError(f"--port: expected a number from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 def report(arguments: Namespace, overrides: list[str]) -> int:

@@ -10,6 +10,7 @@ from marl_pool.cli import evaluate as measuring
 from marl_pool.cli import export as exporting
 from marl_pool.cli import inspect as listing
 from marl_pool.cli import show as showing
+from marl_pool.cli import play as playing
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import reading, search_working_directory
@@ -28,7 +29,7 @@ VERBS = {
     "evaluate": measuring.Evaluate.main,
     "diagnose": measuring.Diagnose.main,
     "render": measuring.Render.main,
-    "play": measuring.Play.main,
+    "play": playing.Play.main,
     "report": measuring.report,
     "export": exporting.export,
     "import-weights": listing.import_weights,

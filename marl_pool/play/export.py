@@ -29,7 +29,7 @@ from marl_pool.utils.randomness import EVALUATION_ENVS
 
 GOLDEN_STEPS = 16
 """Steps in which the page compares itself with torch."""
-ENGINE, SCRIPT = "/*ENGINE*/", "engine.js"
+ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
 def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -> Path:
@@ -65,12 +65,25 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     }
     # A closing tag within the data would end the script.
     data = json.dumps(demo, separators=(",", ":")).replace("<", "\\u003c")
-    folder = files("marl_pool.play")
-    page = (folder / "page.html").read_text(encoding="utf-8")
-    script = (folder / SCRIPT).read_text(encoding="utf-8")
     with new_file(path) as out:
-        out.write(page.replace(ENGINE, f"const DEMO = {data};\n{script}"))
+        out.write(wrapped(data))
     return path
+
+
+def page() -> str:
+    """Return the page, one HTML file."""
+    return (files("marl_pool.play") / "page.html").read_text(encoding="utf-8")
+
+
+def wrapped(data: str) -> str:
+    """Return the page around the data of a demonstration, JSON in one line."""
+    script = (files("marl_pool.play") / SCRIPT).read_text(encoding="utf-8")
+    return page().replace(ENGINE, f"{DATA}{data};\n{script}")
+
+
+def data_of(exported: str) -> str:
+    """Return the data of an exported page; see `wrapped`."""
+    return exported.partition(DATA)[2].partition(";\n")[0]
 
 
 def describe_world(env: BatchedEnv) -> dict[str, Any]:

@@ -141,9 +141,8 @@ class CartPoleScene(Scene):
     @override
     def state(self, env: BatchedEnv) -> dict[str, Any]:
         assert isinstance(env, CartPole)
-        readings = env.observe()["agent"].features[0, 0, :, -1]
         cart = rounded(torch.stack((env.state[0, 0], env.angle[0])))
-        return {"cart": cart, "readings": rounded(readings)}
+        return {"cart": cart, "names": env.channel_names()}
 
     @override
     def push(self, env: BatchedEnv, strength: float) -> None:

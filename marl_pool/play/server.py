@@ -10,7 +10,6 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +18,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from marl_pool.play.export import page
 from marl_pool.play.messages import MAX_BYTES, parse_message
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
@@ -227,11 +227,6 @@ class Viewer:
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self.connection.send(json.dumps(message, separators=(",", ":")))
-
-
-def page() -> str:
-    """Return the page, one HTML file."""
-    return (files("marl_pool.play") / "page.html").read_text(encoding="utf-8")
 
 
 def announce(server: LiveServer, *, browser: bool) -> None:

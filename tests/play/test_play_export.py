@@ -1,0 +1,52 @@
+import runpy
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.played import pretrained_target, token_target
+from marl_pool.play.export import data_of, export, wrapped
+from marl_pool.utils.errors import InputError
+
+SCRIPT = str(ROOT / "scripts" / "refresh_demos.py")
+
+
+def test_the_pages_of_the_documentation_are_the_present_ones(tmp_path, capsys):
+    main = runpy.run_path(SCRIPT)["main"]
+    assert main(["--check"]) == 0
+    # One that is stale is found, and renewed with its own data.
+    page = Path(tmp_path / "old.html")
+    page.write_text(wrapped('{"seed":1}').replace("<title>", "<title>old "))
+    assert main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().out == "old.html is stale\n"
+    assert main([], tmp_path) == 0
+    assert page.read_text() == wrapped('{"seed":1}')
+    assert data_of(page.read_text()) == '{"seed":1}'
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (token_target({"name": "simple_tag"}), "cartpole.*got SimpleTag"),
+        (pretrained_target("cartpole_feed_forward"), "got FeedForward in a"),
+        (token_target({"name": "cartpole"}, name="pma"), "got PMAPooling in a"),
+        (token_target({"name": "cartpole", "num_frames": 2}), "got CartPole"),
+        (
+            token_target({"name": "simple_centroid"}, name="ada", query=[1]),
+            "got AdaPooling in a",
+        ),
+    ],
+)
+def test_what_the_page_cannot_compute_is_refused(target, told, tmp_path):
+    path = tmp_path / "demo.html"
+    with pytest.raises(InputError, match=rf"--export: expected .*{told}"):
+        export({"a": target}, path)
+    assert not path.exists()
+
+
+def test_an_existing_file_stays(tmp_path):
+    path = tmp_path / "demo.html"
+    path.write_text("mine")
+    with pytest.raises(InputError, match=r"--export: expected a new file.*demo\.html"):
+        export({"a": token_target({"name": "cartpole"})}, path)
+    assert path.read_text() == "mine"
