@@ -175,8 +175,10 @@ class Session:
 
     def __post_init__(self) -> None:
         self.number, self.paused, self.speed = 0, False, 30.0
-        self.agent, self.distractors = 0, 0
+        # Sensors added to the environment, and the perturbations' strengths and turns.
+        self.agent, self.sensors = 0, 0
         self.severities: dict[str, float] = {}
+        self.turns: dict[str, int] = {}
         self.chosen: dict[str, set[int]] = {
             "hidden": set(),
             "frozen": set(),
@@ -225,7 +227,8 @@ class Session:
             "agent": self.agent,
             "severities": self.severities,
             "chosen": chosen,
-            "distractors": self.distractors,
+            "distractors": self.sensors
+            or round(self.severities.get("inject", 0) * INJECTED),
             "lanes": [
                 {
                     "parted": lane.parted,
@@ -316,23 +319,21 @@ class Session:
                 toggled = self.chosen[name] ^ {message.entity}
                 self._choose({**self.chosen, name: toggled})
             case PlainMessage():
-                getattr(self, f"_{message.do}")()
+                {
+                    "step": self._step_once,
+                    "restart": self.restart,
+                    "next": self.next_episode,
+                    "shuffle": self._shuffle,
+                    "clear": self._clear,
+                }[message.do]()
 
-    def _step(self) -> None:
+    def _step_once(self) -> None:
         self.paused = True
         self.step()
 
-    def _restart(self) -> None:
-        self.restart()
-
-    def _next(self) -> None:
-        self.next_episode()
-
     def _shuffle(self) -> None:
         """Sample another permutation, of all tokens unless a severity is set."""
-        for lane in self.lanes:
-            turns = lane.live.turns
-            turns["shuffle"] = turns.get("shuffle", 0) + 1
+        self.turns["shuffle"] = self.turns.get("shuffle", 0) + 1
         self._set_severity("shuffle", self.severities.get("shuffle") or 1.0)
 
     def _clear(self) -> None:
@@ -340,11 +341,11 @@ class Session:
         self._choose({name: set() for name in self.chosen})
         for name in list(self.severities):
             self._set_severity(name, 0.0)
-        if self.distractors:
+        if self.sensors:
             self._set_distractors(0)
 
     def step(self) -> None:
-        """Step all episodes; once all are over, start the next ones."""
+        """Step all episodes that are not over."""
         for lane in self.lanes:
             lane.step()
 
@@ -364,11 +365,7 @@ class Session:
             entities.clear()
         lanes: list[Lane] = []
         for name, target in self.targets.items():
-            live, turns = LivePerturbation(), {}
-            if self.lanes:
-                turns = self.lanes[len(lanes)].live.turns
-            env = self._make_env(target)
-            live.turns = turns
+            env, live = self._make_env(target), LivePerturbation(turns=self.turns)
             for part, severity in self.severities.items():
                 live.put(part, perturb({"name": part, "severity": severity}, env))
             start = partial(LiveEpisode, target, explore=self.explore)
@@ -393,8 +390,6 @@ class Session:
         self.severities.pop(name, None)
         if severity:
             self.severities[name] = severity
-        if name == "inject" and self.scene.distractors is None:
-            self.distractors = round(severity * INJECTED)
         self._try(name, before)
 
     def _try(self, name: str, before: dict[str, float]) -> None:
@@ -417,17 +412,18 @@ class Session:
         live.put(name, part)
         if episode.over:
             return
-        states, rollout = episode.rollout.perturbation_states, episode.rollout
+        states = episode.rollout.perturbation_states
         for group, tokens in episode.env.observe().items():
             states[group] = live.restart(tokens, states[group], name)
-        self._check(episode, rollout.policies)
+        self._check(episode)
 
-    def _check(self, episode: LiveEpisode, policies: Mapping[str, Policy]) -> None:
+    def _check(self, episode: LiveEpisode) -> None:
         """Let the policies decide once, which raises where they cannot."""
+        rollout = episode.rollout
         episode.refit()
         for group, tokens in episode.perceived().items():
             with torch.no_grad():
-                policies[group].act(tokens, episode.rollout.states[group])
+                rollout.policies[group].act(tokens, rollout.states[group])
 
     def _choose(self, chosen: dict[str, set[int]]) -> None:
         """Occlude, freeze and duplicate these entities, and no others."""
@@ -454,7 +450,7 @@ class Session:
                     for name, entities in chosen.items()
                 }
                 states[group] = lane.live.choose(tokens, states[group], masks)
-            self._check(episode, episode.rollout.policies)
+            self._check(episode)
 
     def _set_distractors(self, count: int) -> None:
         """Add distractors: injected tokens, or more sensors of the environment."""
@@ -462,14 +458,14 @@ class Session:
         if option is None:
             self._set_severity("inject", count / INJECTED)
             return
-        before, self.distractors = self.distractors, count
+        before, self.sensors = self.sensors, count
         for target in self.targets.values():
             groups = self._make_env(target).groups
             reason = misfit(target.policies, groups)
             if not reason:
                 reason = self._refusal(target)
             if reason:
-                self.distractors = before
+                self.sensors = before
                 raise InputError(f"{option}: {reason}")
         self.restart()
 
@@ -477,15 +473,15 @@ class Session:
         """Return the reason why policies cannot act on more tokens, or nothing."""
         try:
             episode = LiveEpisode(target, self._make_env(target), None, explore=False)
-            self._check(episode, target.policies)
+            self._check(episode)
         except InputError as error:
             return str(error)
         return ""
 
     def _make_env(self, target: EvaluationTarget) -> BatchedEnv:
         changes = {}
-        if self.distractors and (option := self.scene.distractors):
-            changes[option] = target.env.get(option, 0) + self.distractors
+        if self.sensors and (option := self.scene.distractors):
+            changes[option] = target.env.get(option, 0) + self.sensors
         seeded = replace(target, seed=self.seed)
         return seeded.make_env(1, first=self.number, **changes)
 

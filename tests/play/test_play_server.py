@@ -96,6 +96,20 @@ def test_messages_are_bounded_and_malformed_ones_answered(server):
         assert receive(connection, "frame")["lanes"]
 
 
+def test_a_slow_environment_says_so(server, monkeypatch):
+    def slow():
+        with live(server) as connection:
+            while True:
+                message = json.loads(connection.recv(timeout=60))
+                if message["kind"] == "frame":
+                    return message["slow"]
+
+    monkeypatch.setattr("marl_pool.play.server.SLOW", 1e-9)
+    assert not slow()
+    monkeypatch.setattr("marl_pool.play.server.SLOW", 1e9)
+    assert slow()
+
+
 def test_only_a_few_pages_at_a_time(server, monkeypatch):
     monkeypatch.setattr("marl_pool.play.server.VIEWERS", 0)
     with pytest.raises(InvalidStatus) as refusal, live(server):
