@@ -97,12 +97,21 @@ def test_ctrl_c_ends_the_command_cleanly(tmp_path):
     name = "pretrained=cartpole_attention_neuron"
     command = [sys.executable, "-m", "marl_pool", "play", name, "--no-browser"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # A shell starts tests in the background deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("http://127.0.0.1:")
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
     assert not list(tmp_path.iterdir())
