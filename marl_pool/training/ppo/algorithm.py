@@ -30,6 +30,7 @@ from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_to
 from marl_pool.training.ppo.batch import BatchSettings
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import BATCH, BatchedPPOLearner
+from marl_pool.training.ppo.local_group import setup_locally
 from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import (
     RESTARTS,
@@ -70,8 +71,15 @@ class BatchedPPO(PPO):
         return self.restarts + missing - runners.num_healthy_remote_env_runners()
 
     @override
+    def setup(self, config: PPOConfig) -> None:
+        if has_processes(self.config):
+            super().setup(config)
+        else:
+            setup_locally(self, config)
+
+    @override
     def training_step(self) -> None:
-        if self.config.num_env_runners or self.config.num_learners:
+        if has_processes(self.config):
             super().training_step()
             return
         runner, learner = self.env_runner, self.learner_group._learner
@@ -112,6 +120,11 @@ class BatchedPPO(PPO):
     def _setup_logdir(self) -> None:
         # RLlib would make a folder in ~/ray_results; runs write their own logs.
         self._logdir = tempfile.gettempdir()
+
+
+def has_processes(config: PPOConfig) -> bool:
+    """Return True for remote runners or learners, which need Ray."""
+    return config.num_env_runners + config.num_learners > 0
 
 
 def assign_modules(

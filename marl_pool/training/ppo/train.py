@@ -32,7 +32,12 @@ from marl_pool.training.cluster import (
 from marl_pool.training.errors import StepError
 from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.ppo.algorithm import MAX_RESTARTS, BatchedPPO, algorithm_config
+from marl_pool.training.ppo.algorithm import (
+    MAX_RESTARTS,
+    BatchedPPO,
+    algorithm_config,
+    has_processes,
+)
 from marl_pool.training.ppo.faults import (
     all_learners_live,
     bad_loss,
@@ -130,17 +135,7 @@ class PPOMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        resources = self.config.resources
-        runners, learners = resources.num_env_runners, resources.num_learners
-        with (
-            ray_session(resources.address, num_cpus=runners + learners + 1),
-            errors_to(self.run),
-        ):
-            # Check that the cluster has the GPUs that all processes need together.
-            validate_cluster(
-                GPU=runners * resources.num_gpus_per_env_runner
-                + learners * resources.num_gpus_per_learner
-            )
+        with self._ray(), errors_to(self.run):
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -149,13 +144,29 @@ class PPOMethod(TrainingMethod):
             finally:
                 self.algo.stop()
 
+    @contextmanager
+    def _ray(self) -> Iterator[None]:
+        """Join or start Ray, unless all runs in this process."""
+        resources = self.config.resources
+        if not has_processes(self.algorithm):
+            yield
+            return
+        runners, learners = resources.num_env_runners, resources.num_learners
+        with ray_session(resources.address, num_cpus=runners + learners + 1):
+            # Check that the cluster has the GPUs that all processes need together.
+            validate_cluster(
+                GPU=runners * resources.num_gpus_per_env_runner
+                + learners * resources.num_gpus_per_learner
+            )
+            yield
+
     def _build(self) -> BatchedPPO:
         algorithm = self.algorithm
         try:
             algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
             # Without other processes it is a fault of this package or a plug-in.
-            if not algorithm.num_env_runners + algorithm.num_learners:
+            if not has_processes(algorithm):
                 raise
             # Prefer a logged traceback, unless ray raised the error itself.
             logged = isinstance(error, RayError) or not self.run.error_path.is_file()

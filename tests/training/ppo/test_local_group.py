@@ -1,0 +1,58 @@
+"""A run without remote runners and learners, which needs no process of Ray."""
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.algorithms.ppo import PPO
+
+from helpers.ppo import assert_same, resumed, run_of
+from helpers.training import RAY_WARNINGS
+from marl_pool.cli import main as cli
+from marl_pool.config import compose
+from marl_pool.training.ppo.algorithm import BatchedPPO
+
+pytestmark = [pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
+
+SMALL = [
+    "env=helpers.toy:FoxAndHens",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=128",
+    "ppo.minibatch_size=64",
+    "ppo.num_epochs=1",
+    "ppo.kl_coeff=0.2",
+    "checkpoint.every=1",
+    "threads=1",
+]
+BATCH = 32
+"""Environment steps of an iteration."""
+
+
+def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
+    def fail(*args, **options):
+        raise AssertionError("ray was started")
+
+    monkeypatch.setattr(ray, "init", fail)
+    config = compose("train", [*SMALL, f"total_steps={BATCH}"])
+    run_of(tmp_path / "run", config)
+    run = resumed(tmp_path / "run", 2 * BATCH)
+    assert [row["env_steps"] for row in run.rows()] == [BATCH, 2 * BATCH]
+    few = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
+    assert cli.main(["evaluate", str(run.path), *few]) == 0, capsys.readouterr()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_local_run_is_that_of_rllibs_own_group_bit_for_bit(tmp_path, monkeypatch):
+    config = compose("train", [*SMALL, f"total_steps={2 * BATCH}"])
+    run_of(tmp_path / "run", config)
+    run = resumed(tmp_path / "run", 4 * BATCH)
+    assert not ray.is_initialized()
+    ray.init(num_cpus=1, include_dashboard=False)
+    # The same with Ray beside it, and in RLlib's group, whose resume uses the store.
+    run_of(tmp_path / "beside", config)
+    assert_same(resumed(tmp_path / "beside", 4 * BATCH), run)
+    monkeypatch.setattr(BatchedPPO, "setup", PPO.setup)
+    run_of(tmp_path / "other", config)
+    assert_same(resumed(tmp_path / "other", 4 * BATCH), run)
