@@ -84,6 +84,9 @@ def _main(arguments: list[str]) -> int:
         print_help()
         return 0
     known, overrides = parse(arguments)
+    if sys.stderr.isatty() and known.verb in (*MAKING, "resume"):
+        # Torch and ray take seconds to load.
+        print(f"marl-pool {known.verb}: loading", file=sys.stderr, flush=True)
     if known.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.
