@@ -1,21 +1,31 @@
 """Sessions of ray, on this machine or on a cluster."""
 
 import contextlib
+import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ray
 import torch
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
-from marl_pool.training.errors import one_line
+from marl_pool.training.errors import one_line, print_warning
+from marl_pool.training.last_words import last_words
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import keep_sigterm
-from marl_pool.utils.errors import InputError
+from marl_pool.training.signals import STDERR, keep_sigterm
+from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.names import inheritance
+
+RAY_ADDRESS = "RAY_ADDRESS"
+"""Environment variable with the address of a cluster; Ray sets it within its jobs."""
+LOCAL = "local"
+"""Address for which ray starts on this machine, whatever else runs there."""
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable in which Ray gives a job its own runtime environment."""
 
 
 @contextlib.contextmanager
@@ -24,45 +34,108 @@ def ray_session(
     num_cpus: int,
     env: Mapping[str, str] | None = None,
     key: str = "resources.address",
+    resume: str = "",
 ) -> Iterator[None]:
-    """Start ray or join a cluster, and leave it; a running session is kept.
+    """Join a cluster or start ray, and leave it; a running session is kept.
 
     Args:
-        address: address of a cluster; None starts ray on this machine.
+        address: address of a cluster; None joins the one in ``RAY_ADDRESS``, as within
+            a Ray job, and without that variable starts ray on this machine.
         num_cpus: CPUs that a local ray assumes.
         env: environment variables of the workers.
         key: configuration key of the address, for messages.
+        resume: way to resume, printed if ray ends this process.
 
     Raises:
-        InputError: ray cannot be started or joined.
+        InputError: the cluster cannot be joined.
+        StoppedError: ray does not start on this machine.
     """
     if ray.is_initialized():
         yield
         return
+    # Ray's C++ code would print errors that it recovers from.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    key = key if address else RAY_ADDRESS
+    address = address or os.environ.get(RAY_ADDRESS) or LOCAL
+    variables = _worker_variables(env or {})
+    if address == LOCAL:
+        _start(num_cpus, variables)
+    else:
+        _join(address, key, variables)
+    # Leave the session that was started here, whatever happens in it.
+    lost = f"marl-pool: this process was killed, or lost ray; {resume}"
+    try:
+        with last_words(lost) if resume else contextlib.nullcontext():
+            yield
+    finally:
+        ray.shutdown()
+
+
+def _worker_variables(env: Mapping[str, str]) -> dict[str, str]:
     # Let workers import plug-ins from where the driver does, and trust the same ones.
     own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
     path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     kernels = {KERNELS_VARIABLE: chosen_kernels()}
-    variables = {"PYTHONPATH": path, **kernels, **inheritance(), **(env or {})}
-    local = {"num_cpus": num_cpus, "include_dashboard": False}
+    variables = {"PYTHONPATH": path, **kernels, **inheritance(), **env}
+    # Ray rejects variables that the job sets already.
+    job = json.loads(os.environ.get(JOB_CONFIG) or "{}")
+    given = (job.get("runtime_env") or {}).get("env_vars") or {}
+    return {name: variables[name] for name in variables.keys() - given.keys()}
+
+
+def _start(num_cpus: int, variables: Mapping[str, str]) -> None:
+    """Start ray on this machine; try again once, as a busy one can be too slow."""
     try:
-        with keep_sigterm():
-            ray.init(
-                address=address,
-                runtime_env={"env_vars": variables},
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **(local if address is None else {}),
-            )
+        _init(LOCAL, variables, num_cpus=num_cpus, include_dashboard=False)
     except Exception as error:
-        # Ray also raises bare exceptions, for example if processes start too slowly.
-        reason = one_line(error)
-        raise InputError(f"{key}: cannot join or start ray: {reason}") from error
-    # Leave the session that was started here, whatever happens in it.
+        print_warning(f"ray did not start, trying again: {one_line(error)}")
+        ray.shutdown()
+        try:
+            _init(LOCAL, variables, num_cpus=num_cpus, include_dashboard=False)
+        except Exception as again:
+            raise StoppedError(
+                f"ray did not start on this machine, twice: {one_line(again)}; try "
+                "again when the machine is less busy"
+            ) from again
+
+
+def _join(address: str, key: str, variables: Mapping[str, str]) -> None:
     try:
+        _init(address, variables)
+    except Exception as error:
+        raise InputError(
+            f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; a "
+            "cluster with a token needs the same one here (docs/commands.md)"
+        ) from error
+    there = ray.cluster_resources()
+    print_warning(
+        f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
+        f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
+    )
+
+
+def _init(address: str, variables: Mapping[str, str], **options: Any) -> None:
+    with _hidden_stderr(), keep_sigterm():
+        ray.init(
+            address=address,
+            runtime_env={"env_vars": dict(variables)},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **options,
+        )
+
+
+@contextlib.contextmanager
+def _hidden_stderr() -> Iterator[None]:
+    """Hide what C++ code prints, such as the level of its own log."""
+    shown = os.dup(STDERR)
+    try:
+        with open(os.devnull, "w") as hidden:
+            os.dup2(hidden.fileno(), STDERR)
         yield
     finally:
-        ray.shutdown()
+        os.dup2(shown, STDERR)
+        os.close(shown)
 
 
 def validate_device(config: TrainConfig) -> None:
@@ -87,6 +160,12 @@ def validate_device(config: TrainConfig) -> None:
                 f"resources.num_gpus_per_{kind}: expected at most {most} without "
                 f"processes of their own (num_{kind}s), got {gpus:g}"
             )
+    # Learners average their gradients by NCCL, which has one process on a GPU.
+    if resources.num_learners > 1 and 0 < resources.num_gpus_per_learner < 1:
+        raise InputError(
+            f"resources.num_gpus_per_learner: expected 0 or at least 1 for several "
+            f"learners, got {resources.num_gpus_per_learner:g}"
+        )
     # Each device must exist here.
     there = torch.cuda.device_count()
     for key, device in wanted.items():
@@ -98,9 +177,11 @@ def validate_device(config: TrainConfig) -> None:
 
 
 def validate_cluster(**wanted: float) -> None:
-    """Reject more CPUs or GPUs than ray has: it would wait for them forever."""
+    """Reject more CPUs or GPUs than ray has or an autoscaler may bring."""
+    # Ray has no public name for the autoscaler's limits.
+    coming = ray._private.state.state.get_max_resources_from_cluster_config() or {}
     for kind, number in wanted.items():
-        there = ray.cluster_resources().get(kind, 0)
+        there = max(ray.cluster_resources().get(kind, 0), coming.get(kind, 0))
         if number > there:
             raise InputError(
                 f"resources: expected at most {there:g} {kind}s, got {number:g}"

@@ -178,6 +178,8 @@ class TrainingLoop:
         if self.plain != self.run.config:
             self.run.write_config(self.plain)
 
+        # The start of processes counts towards the time limit.
+        self.began = time.monotonic()
         with method.session():
             if checkpoint is not None:
                 with reading(self.run, checkpoint):
@@ -186,7 +188,6 @@ class TrainingLoop:
             # Rows logged after the checkpoint are computed again.
             with self._writing("metrics.csv"):
                 trim_log(self.run, self.iteration)
-            self.began = time.monotonic()
             for _ in method.rounds():
                 self._run_round()
                 # A round ends with a checkpoint, and so does a stopped run.

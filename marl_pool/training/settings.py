@@ -141,7 +141,8 @@ class ResourceSettings:
     num_gpus_per_learner: NonNegativeFloat = 0
     """GPUs of each learner; fractions are allowed."""
     address: str | None = None
-    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
+    environment variable RAY_ADDRESS, or starts a local one."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ class WorkerSettings:
     num_gpus_per_worker: NonNegativeFloat = 0
     """GPUs of each worker; fractions are allowed."""
     address: str | None = None
-    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
+    environment variable RAY_ADDRESS, or starts a local one."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,8 @@ class SweepSettings:
     seed_sd: PositiveFloat | None = None
     """Standard deviation of the return between seeds, if known from earlier runs."""
     address: str | None = None
-    """Address of a Ray cluster ("auto", "host:port"); None starts a local one."""
+    """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
+    environment variable RAY_ADDRESS, or starts a local one."""
 
 
 @dataclass(frozen=True)

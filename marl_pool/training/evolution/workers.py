@@ -18,6 +18,7 @@ from marl_pool.training.evolution.evaluator import (
 )
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.text import quoted
 
 RESTARTS = 1
 """Restarts of a dead actor, which repeats its chunk."""
@@ -38,7 +39,11 @@ def episode_runner(
         return
     from marl_pool.training.cluster import ray_session
 
-    with ray_session(resources.address, num_cpus=resources.num_workers + 1):
+    with ray_session(
+        resources.address,
+        num_cpus=resources.num_workers + 1,
+        resume=f"resume with: marl-pool resume {quoted(run.path)}",
+    ):
         yield Workers(evaluator, config, run)
 
 

@@ -1,10 +1,12 @@
 """Translation of a run's configuration into an RLlib algorithm."""
 
+import functools
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
@@ -27,7 +29,8 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
-from marl_pool.training.ppo.batch import BatchSettings
+from marl_pool.training.patience import patience
+from marl_pool.training.ppo.batch import BatchSettings, ModuleShards
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import BATCH, BatchedPPOLearner
 from marl_pool.training.ppo.local_group import setup_locally
@@ -44,6 +47,8 @@ from marl_pool.utils.names import unknown
 
 MAX_RESTARTS = 3
 """Restarts of a failed runner by RLlib before the run ends."""
+UPDATE_SECONDS = 1800.0
+"""Limit on one update by remote learners, in seconds."""
 RESTART_SECONDS = 120.0
 """Longest wait for a restarted runner when all runners have died, in seconds."""
 
@@ -72,10 +77,14 @@ class BatchedPPO(PPO):
 
     @override
     def setup(self, config: PPOConfig) -> None:
-        if has_processes(self.config):
-            super().setup(config)
-        else:
+        if not has_processes(self.config):
             setup_locally(self, config)
+            return
+        super().setup(config)
+        if self.config.num_learners:
+            # RLlib has no hook for the division of a batch, and no limit on an update.
+            update = self.learner_group.update
+            self.learner_group.update = functools.partial(_update_in_time, update)
 
     @override
     def training_step(self) -> None:
@@ -125,6 +134,18 @@ class BatchedPPO(PPO):
 def has_processes(config: PPOConfig) -> bool:
     """Return True for remote runners or learners, which need Ray."""
     return config.num_env_runners + config.num_learners > 0
+
+
+def _update_in_time(
+    update: Callable[..., Any], *, episodes: Any, **options: Any
+) -> Any:
+    """Update remote learners by all modules; end an update in which they are stuck.
+
+    Raises:
+        TimeoutError: the learners took longer than `UPDATE_SECONDS`.
+    """
+    with patience("updating the learners", UPDATE_SECONDS, interval=UPDATE_SECONDS / 3):
+        return update(training_data=ModuleShards(episodes=episodes), **options)
 
 
 def assign_modules(

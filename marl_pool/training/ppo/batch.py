@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
 from marl_pool.rollout import Trajectory
 from marl_pool.training.ppo.episodes import RECORDED, STATE
@@ -101,6 +104,33 @@ def episode_rows(episodes: Sequence[SingleAgentEpisode]) -> dict[str, Rows]:
         module: map_rows(torch.as_tensor, _concatenate(chunks))
         for module, chunks in by_module.items()
     }
+
+
+class ModuleShards(TrainingData):
+    """Episodes that are divided module by module, so that each learner has all modules.
+
+    Learners synchronize at each module. RLlib divides episodes by their lengths alone,
+    and a learner whose part lacks a module would let the others wait forever.
+    """
+
+    @override
+    def shard(
+        self, num_shards: int, len_lookback_buffer: int | None = None, **options: Any
+    ) -> list[tuple[TrainingData, dict[str, Any]]]:
+        by_module = defaultdict(list)
+        for episode in self.episodes:
+            by_module[episode.module_id].append(episode)
+        parts: list[list[SingleAgentEpisode]] = [[] for _ in range(num_shards)]
+        for module, chunks in by_module.items():
+            # All learners leave out a module with fewer steps than learners.
+            if sum(map(len, chunks)) < num_shards:
+                continue
+            shards = ShardEpisodesIterator(chunks, num_shards, len_lookback_buffer=0)
+            for part, shard in zip(parts, shards, strict=True):
+                for chunk in shard:
+                    chunk.module_id = module  # a piece of a chunk has none
+                part += shard
+        return [(TrainingData(episodes=part), {}) for part in parts]
 
 
 def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:

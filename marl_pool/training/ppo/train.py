@@ -29,9 +29,10 @@ from marl_pool.training.cluster import (
     validate_cluster,
     validate_device,
 )
-from marl_pool.training.errors import StepError
+from marl_pool.training.errors import StepError, print_warning
 from marl_pool.training.fixed_policies import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.patience import patience
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     BatchedPPO,
@@ -61,7 +62,10 @@ from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_m
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.text import quoted
 
+START_SECONDS = 300.0
+"""Limit on the start of remote runners and learners, in seconds."""
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
@@ -149,27 +153,46 @@ class PPOMethod(TrainingMethod):
         """Join or start Ray, unless all runs in this process."""
         resources = self.config.resources
         if not has_processes(self.algorithm):
+            if resources.address:
+                print_warning(
+                    "resources.address: not used, as the run has neither "
+                    "num_env_runners nor num_learners"
+                )
             yield
             return
         runners, learners = resources.num_env_runners, resources.num_learners
-        with ray_session(resources.address, num_cpus=runners + learners + 1):
-            # Check that the cluster has the GPUs that all processes need together.
-            validate_cluster(
-                GPU=runners * resources.num_gpus_per_env_runner
-                + learners * resources.num_gpus_per_learner
-            )
+        way = f"resume with: marl-pool resume {quoted(self.run.path)}"
+        with ray_session(
+            resources.address, num_cpus=runners + learners + 1, resume=way
+        ):
+            validate_cluster(**self._needed())
             yield
+
+    def _needed(self) -> dict[str, float]:
+        """Count the CPUs and GPUs that all processes need together."""
+        given = self.config.resources
+        # RLlib reserves no CPU for a learner that has a GPU.
+        cpus = 0 if given.num_gpus_per_learner else given.num_learners
+        return {
+            "CPU": given.num_env_runners + cpus,
+            "GPU": given.num_env_runners * given.num_gpus_per_env_runner
+            + given.num_learners * given.num_gpus_per_learner,
+        }
 
     def _build(self) -> BatchedPPO:
         algorithm = self.algorithm
+        if not has_processes(algorithm):
+            local: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
+            return local
+        needed = " and ".join(f"{n:g} {kind}s" for kind, n in self._needed().items())
+        limit = min(START_SECONDS, self.config.time_limit or math.inf)
         try:
-            algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
+            with patience(f"starting processes that need {needed}", limit):
+                algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
-            # Without other processes it is a fault of this package or a plug-in.
-            if not has_processes(algorithm):
-                raise
-            # Prefer a logged traceback, unless ray raised the error itself.
-            logged = isinstance(error, RayError) or not self.run.error_path.is_file()
+            # Prefer a logged traceback, unless ray or the limit raised the error.
+            own = isinstance(error, RayError | TimeoutError)
+            logged = own or not self.run.error_path.is_file()
             text = str(error) if logged else self.run.error_path.read_text()
             raise StoppedError(
                 f"the processes of the run did not start: {last_line(text)}; see "
@@ -240,6 +263,8 @@ class PPOMethod(TrainingMethod):
         """Run one iteration of RLlib's algorithm, and check that no process failed."""
         try:
             result: Mapping[str, Any] = self.algo.train()
+        except TimeoutError as error:
+            raise StepError(str(error)) from error
         except Exception as error:
             if all_learners_live(self.algo):
                 raise

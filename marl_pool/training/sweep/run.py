@@ -20,6 +20,7 @@ from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, s
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
 from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.text import quoted
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (validate_device, algorithm_config),
@@ -59,7 +60,10 @@ def run_sweep(
         # Print the size, the detectable effect and the estimated duration.
         _say(size_of(sweep.grid, trials, done, job))
         _say(detectable(sweep.grid, settings.seed_sd))
-        with _resources(sweep.verb, left, settings) as concurrency:
+        way = f"resume with: marl-pool resume {quoted(sweep.path)}"
+        with _resources(
+            sweep.verb, left, settings, "" if dry_run else way
+        ) as concurrency:
             _say(_duration(left, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, done, settings, concurrency)
@@ -157,9 +161,11 @@ def _duration(
 
 @contextlib.contextmanager
 def _resources(
-    verb: str, trials: Sequence[Trial], settings: SweepSettings
+    verb: str, trials: Sequence[Trial], settings: SweepSettings, resume: str
 ) -> Iterator[int]:
     """Start or join ray if there is a trial to run; yield the concurrency.
+
+    ``resume`` is printed if ray ends this process.
 
     Raises:
         InputError: there are too few resources for a single trial.
@@ -176,7 +182,11 @@ def _resources(
     each = int(largest["CPU"])
     count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // each)
     with ray_session(
-        settings.address, num_cpus=count * each, env=WORKER_ENV, key="sweep.address"
+        settings.address,
+        num_cpus=count * each,
+        env=WORKER_ENV,
+        key="sweep.address",
+        resume=resume,
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
         there = ray.cluster_resources()

@@ -1,0 +1,206 @@
+"""Which ray is started or joined, and what ends a wait for it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from helpers.training import PATIENCE, RAY_WARNINGS
+from marl_pool.config import compose
+from marl_pool.training.cluster import (
+    JOB_CONFIG,
+    RAY_ADDRESS,
+    ray_session,
+    validate_device,
+)
+from marl_pool.training.patience import patience
+from marl_pool.training.ppo.batch import ModuleShards, episode_rows
+from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError, StoppedError
+
+pytestmark = RAY_WARNINGS
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[dict]:
+    """Arguments of the calls of `ray.init`, which does nothing."""
+    calls: list[dict] = []
+    context = SimpleNamespace(gcs_address="10.0.0.1:6379")
+    for name, result in {
+        "is_initialized": False,
+        "shutdown": None,
+        "cluster_resources": {"CPU": 8.0},
+        "get_runtime_context": context,
+    }.items():
+        monkeypatch.setattr(ray, name, lambda result=result: result)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.delenv(RAY_ADDRESS, raising=False)
+    monkeypatch.delenv(JOB_CONFIG, raising=False)
+    return calls
+
+
+def test_no_address_is_a_ray_of_ones_own(started, capsys):
+    with ray_session(None, num_cpus=3):
+        pass
+    (call,) = started
+    # None would join whatever `ray start` ran on this machine.
+    assert (call["address"], call["num_cpus"]) == ("local", 3)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("key", ["sweep.address", RAY_ADDRESS])
+def test_a_cluster_is_joined_with_its_own_cpus_and_named(
+    started, capsys, monkeypatch, key
+):
+    address = "head:6379"
+    if key == RAY_ADDRESS:
+        monkeypatch.setenv(RAY_ADDRESS, address)
+    given = None if key == RAY_ADDRESS else address
+    with ray_session(given, num_cpus=3, key="sweep.address"):
+        pass
+    (call,) = started
+    assert call["address"] == address
+    assert "num_cpus" not in call
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    for part in (key, "10.0.0.1:6379", "8 CPUs", "0 GPUs"):
+        assert part in told
+
+
+def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
+    job = {"runtime_env": {"env_vars": {"PYTHONPATH": "/job"}, "working_dir": "x"}}
+    monkeypatch.setenv(JOB_CONFIG, json.dumps(job))
+    monkeypatch.setenv(RAY_ADDRESS, "head:6379")
+    with ray_session(None, num_cpus=1, env={"MINE": "1"}):
+        pass
+    variables = started[0]["runtime_env"]["env_vars"]
+    assert "PYTHONPATH" not in variables
+    assert variables["MINE"] == "1"
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_that_fails_is_tried_once_more(started, monkeypatch, capsys, failures):
+    def init(**options):
+        started.append(options)
+        if len(started) <= failures:
+            raise RuntimeError("The node timed out\nduring startup")
+
+    monkeypatch.setattr(ray, "init", init)
+    if failures == 1:
+        with ray_session(None, num_cpus=1):
+            pass
+    else:
+        with (
+            pytest.raises(StoppedError, match=r"node timed out during") as caught,
+            ray_session(None, num_cpus=1),
+        ):
+            pass
+        assert "address" not in str(caught.value)
+    assert len(started) == 2
+    assert "trying again: The node timed out" in capsys.readouterr().err
+
+
+def test_a_cluster_that_cannot_be_joined_is_named(started, monkeypatch):
+    def init(**options):
+        started.append(options)
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv(RAY_ADDRESS, "head:1")
+    with (
+        pytest.raises(InputError, match=r"RAY_ADDRESS: .* head:1: Failed to connect"),
+        ray_session(None, num_cpus=1),
+    ):
+        pass
+    assert len(started) == 1
+
+
+def test_learners_do_not_share_a_gpu():
+    keys = ["resources.num_learners=2", "resources.num_gpus_per_learner=0.5"]
+    config = TrainConfig.from_plain(compose("train", keys))
+    with pytest.raises(InputError, match=r"num_gpus_per_learner: .*at least 1.*0\.5"):
+        validate_device(config)
+
+
+def test_a_wait_prints_lines_and_ends_at_its_limit(capfd):
+    stuck = threading.Event().wait
+    with (
+        pytest.raises(TimeoutError, match="starting 2 CPUs: not within"),
+        patience("starting 2 CPUs", 0.1, interval=0.02),
+    ):
+        stuck()
+    assert "marl-pool: starting 2 CPUs: 0 s" in capfd.readouterr().err
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.usefixtures("default_sigint")
+def test_ctrl_c_ends_a_wait_as_such():
+    with pytest.raises(KeyboardInterrupt), patience("starting", 1000):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("ending", ["os._exit(1)", "sys.exit(3)"])
+def test_a_process_that_ends_without_a_word_leaves_one(ending):
+    other = subprocess.Popen(
+        [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE
+    )
+    script = (
+        "import os, sys\n"
+        "from marl_pool.training.last_words import last_words\n"
+        "with last_words('lost; resume') as outlived_by:\n"
+        f"    outlived_by({other.pid})\n"
+        f"    {ending}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    is_sudden = ending.startswith("os.")
+    try:
+        assert done.stderr == ("lost; resume\n" if is_sudden else "")
+        assert done.returncode == (1 if is_sudden else 3)
+        if is_sudden:
+            assert other.wait(PATIENCE) == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_every_part_of_a_batch_has_every_module():
+    def chunk(module: str, agent: int, steps: int) -> SingleAgentEpisode:
+        numbers = np.arange(steps) + 100 * agent
+        made = SingleAgentEpisode(
+            observations={"x": np.arange(steps + 1.0)},
+            infos=[{}] * (steps + 1),
+            actions=numbers,
+            rewards=np.zeros(steps),
+            extra_model_outputs={"log_prob": numbers},
+            t_started=0,
+            len_lookback_buffer=0,
+        )
+        made.module_id = module
+        return made
+
+    # RLlib would give the fox to one of the learners.
+    episodes = [chunk("fox", 0, 7), *(chunk("hen", i, 7) for i in (1, 2, 3))]
+    rare = chunk("rare", 4, 1)
+    parts = ModuleShards(episodes=[*episodes, rare]).shard(2, len_lookback_buffer=1)
+    rows = [episode_rows(data.episodes) for data, _ in parts]
+    assert [set(each) for each in rows] == [{"fox", "hen"}] * 2
+    for module, agents in {"fox": [0], "hen": [1, 2, 3]}.items():
+        counts = [len(each[module]["actions"]) for each in rows]
+        assert max(counts) - min(counts) <= 1
+        together = torch.cat([each[module]["actions"] for each in rows])
+        expected = [100 * agent + step for agent in agents for step in range(7)]
+        assert sorted(together.tolist()) == expected
+        for each in rows:
+            assert torch.equal(each[module]["log_prob"], each[module]["actions"])

@@ -1,0 +1,160 @@
+"""Trainings on a cluster that runs already, and what is left when ray dies."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from helpers.ppo import run_of
+from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
+from marl_pool.config import compose
+from marl_pool.training.cluster import RAY_ADDRESS
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
+
+TRAIN = [sys.executable, "-m", "marl_pool", "train"]
+SMALL = [
+    "env.num_noise=2",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=32",
+    "ppo.minibatch_size=32",
+    "ppo.num_epochs=1",
+    "checkpoint.every=1",
+    "threads=1",
+]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """Address of a cluster of two CPUs, with Ray's default authentication."""
+    # Paths of sockets are short, and the machine's own last cluster stays what it is.
+    folder = tempfile.mkdtemp(dir="/tmp")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head"]
+    options = [
+        *("--block", "--num-cpus=2", "--include-dashboard=false"),
+        *("--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}"),
+        f"--temp-dir={folder}",
+    ]
+    log = Path(folder) / "start.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, *options], stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        end = time.monotonic() + PATIENCE
+        while "--block" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(PATIENCE)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*TRAIN, "--run-dir", str(path), *SMALL, *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
+    done = train(
+        tmp_path / "run",
+        *("--num-env-runners=1", "total_steps=64"),
+        **{RAY_ADDRESS: head},
+    )
+    assert done.returncode == 0, done.stderr
+    first, *progress = done.stderr.splitlines()
+    for part in (head, RAY_ADDRESS, "2 CPUs", "0 GPUs"):
+        assert part in first
+    # Nothing but the progress: no line of Ray's C++ code.
+    assert progress
+    assert all(" / 64 steps" in line for line in progress), done.stderr
+
+
+def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
+    done = train(tmp_path / "run", "--num-env-runners=3", f"--address={head}")
+    assert done.returncode == 2
+    assert "resources: expected at most 2 CPUs, got 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
+    ray.init(address=head, log_to_driver=False)
+    try:
+        taken = ray.remote(num_cpus=2)(Idle).remote()
+        ray.get(taken.ping.remote())
+        arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=12")
+        done = train(tmp_path / "run", *arguments)
+    finally:
+        ray.shutdown()
+    assert done.returncode != 0
+    assert "starting processes that need 2 CPUs and 0 GPUs: 10 s" in done.stderr
+    assert "0 GPUs: not within 12 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Idle:
+    def ping(self) -> None:
+        """Answer, once the actor lives."""
+
+
+def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
+    path = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            *(*TRAIN, "--run-dir", str(path), *SMALL),
+            *("--num-env-runners=1", "total_steps=10_000_000"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_rows(path, process, 3)
+    threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+    children = [int(number) for file in threads for number in file.read_text().split()]
+    (raylet,) = (
+        number
+        for number in children
+        if Path(f"/proc/{number}/comm").read_text() == "raylet\n"
+    )
+    os.kill(raylet, signal.SIGKILL)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    assert errors.splitlines()[-1].startswith("marl-pool: this process was killed, or")
+    assert f"resume with: marl-pool resume {path}" in errors
+
+
+@pytest.mark.usefixtures("cluster")
+def test_every_learner_has_rows_of_every_module(tmp_path):
+    # One environment: the fox's only chunk went to one learner, and both waited.
+    few = ["env=helpers.toy:FoxAndHens", "ppo.num_envs=1", "resources.num_learners=2"]
+    others = [each for each in SMALL if not each.startswith(("env.", "ppo.num_envs"))]
+    config = compose("train", [*others, *few, "total_steps=16"])
+    (first, last) = run_of(tmp_path / "run", config).rows()
+    for row in (first, last):
+        assert row["fox/policy_loss"] == row["fox/policy_loss"]
+        assert row["hen/policy_loss"] == row["hen/policy_loss"]
