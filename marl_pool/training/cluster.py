@@ -104,8 +104,8 @@ def _join(address: str, key: str, variables: Mapping[str, str]) -> None:
         _init(address, variables)
     except Exception as error:
         raise InputError(
-            f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; a "
-            "cluster with a token needs the same one here (docs/commands.md)"
+            f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
+            "the cluster has a token, set RAY_AUTH_MODE=token here (docs/commands.md)"
         ) from error
     there = ray.cluster_resources()
     print_warning(

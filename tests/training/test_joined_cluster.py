@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 
 from helpers.ppo import run_of
 from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
@@ -37,9 +37,22 @@ SMALL = [
 ]
 
 
+AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+"""Variables of those that may join the cluster."""
+OCCUPY = """
+import ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False)
+placed = ray.util.placement_group([{"CPU": 2}])
+ray.get(placed.ready())
+print("occupied", flush=True)
+input()
+"""
+"""Program that holds the CPUs of the cluster until it is killed."""
+
+
 @pytest.fixture(scope="module")
 def head() -> Iterator[str]:
-    """Address of a cluster of two CPUs, with Ray's default authentication."""
+    """Address of a cluster of two CPUs, which demands a token."""
     # Paths of sockets are short, and the machine's own last cluster stays what it is.
     folder = tempfile.mkdtemp(dir="/tmp")
     with socket.socket() as free:
@@ -54,7 +67,11 @@ def head() -> Iterator[str]:
     log = Path(folder) / "start.log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, *options], stdout=out, stderr=out, start_new_session=True
+            [*command, *options],
+            env={**os.environ, **AUTH},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     try:
         end = time.monotonic() + PATIENCE
@@ -73,7 +90,7 @@ def head() -> Iterator[str]:
 def train(path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [*TRAIN, "--run-dir", str(path), *SMALL, *arguments],
-        env={**os.environ, **variables},
+        env={**os.environ, **AUTH, **variables},
         capture_output=True,
         text=True,
         check=False,
@@ -97,30 +114,30 @@ def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
 
 
 def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
-    done = train(tmp_path / "run", "--num-env-runners=3", f"--address={head}")
+    more = ("--num-env-runners=3", "ppo.batch_size=48")
+    done = train(tmp_path / "run", *more, f"--address={head}")
     assert done.returncode == 2
     assert "resources: expected at most 2 CPUs, got 3" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
-    ray.init(address=head, log_to_driver=False)
-    try:
-        taken = ray.remote(num_cpus=2)(Idle).remote()
-        ray.get(taken.ping.remote())
+    occupying = subprocess.Popen(
+        [sys.executable, "-c", OCCUPY, head],
+        env={**os.environ, **AUTH},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with occupying:
+        assert occupying.stdout.readline() == "occupied\n"
         arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=12")
         done = train(tmp_path / "run", *arguments)
-    finally:
-        ray.shutdown()
+        occupying.kill()
     assert done.returncode != 0
     assert "starting processes that need 2 CPUs and 0 GPUs: 10 s" in done.stderr
     assert "0 GPUs: not within 12 s" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-class Idle:
-    def ping(self) -> None:
-        """Answer, once the actor lives."""
 
 
 def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
