@@ -14,7 +14,7 @@ import torch
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line, print_warning
-from marl_pool.training.last_words import last_words
+from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STDERR, keep_sigterm
 from marl_pool.utils.errors import InputError, StoppedError
@@ -58,14 +58,17 @@ def ray_session(
     key = key if address else RAY_ADDRESS
     address = address or os.environ.get(RAY_ADDRESS) or LOCAL
     variables = _worker_variables(env or {})
+    before = descendants(os.getpid())
     if address == LOCAL:
         _start(num_cpus, variables)
     else:
         _join(address, key, variables)
-    # Leave the session that was started here, whatever happens in it.
+    # Leave the session that was started here, whatever happens in it. Some of Ray's
+    # processes would outlive a killed driver.
     lost = f"marl-pool: this process was killed, or lost ray; {resume}"
+    orphans = descendants(os.getpid()) - before
     try:
-        with last_words(lost) if resume else contextlib.nullcontext():
+        with last_words(lost, orphans) if resume else contextlib.nullcontext():
             yield
     finally:
         ray.shutdown()

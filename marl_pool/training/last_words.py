@@ -8,54 +8,55 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 CLEAN = "."
-"""Line that says that the parent ends on its own."""
+"""What the child reads from its parent if that ends on its own."""
 
 
 @contextmanager
-def last_words(message: str) -> Iterator[Callable[[int], None]]:
+def last_words(message: str, orphans: Collection[int] = ()) -> Iterator[None]:
     """Print a message if this process dies in the block, however it dies.
 
-    Yields:
-        A function of the id of a process that shall not outlive this one.
+    Args:
+        message: a line.
+        orphans: ids of processes to kill if this one dies.
     """
     # A script of its own, in isolation: it starts at once and imports nothing else. In
     # a session of its own, Ctrl-C does not reach it.
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__],
+        [sys.executable, "-I", "-S", __file__, message, *map(str, orphans)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
         text=True,
     )
-    pipe = child.stdin
-    assert pipe is not None
-
-    def tell(line: object) -> None:
-        with suppress(BrokenPipeError):
-            print(line, file=pipe, flush=True)
-
-    tell(message)
     try:
-        yield tell
+        yield
     finally:
-        tell(CLEAN)
-        pipe.close()
-        child.wait()
+        child.communicate(CLEAN)
 
 
-def _watch() -> None:
-    message, *lines = (line.strip() for line in sys.stdin)
-    if CLEAN in lines:
+def descendants(number: int) -> set[int]:
+    """Return the ids of a process's children, and of theirs; none without ``/proc``."""
+    children: set[int] = set()
+    with suppress(OSError):  # it may end meanwhile
+        for file in Path(f"/proc/{number}/task").glob("*/children"):
+            children.update(map(int, file.read_text().split()))
+    return children.union(*map(descendants, children))
+
+
+def _watch(message: str, *orphans: str) -> None:
+    # The pipe ends with the parent.
+    if sys.stdin.read() == CLEAN:
         return
     print(message, file=sys.stderr)
-    for line in lines:
+    for number in orphans:
         with suppress(ProcessLookupError):
-            os.kill(int(line), signal.SIGKILL)
+            os.kill(int(number), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    _watch()
+    _watch(*sys.argv[1:])

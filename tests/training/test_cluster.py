@@ -157,8 +157,7 @@ def test_a_process_that_ends_without_a_word_leaves_one(ending):
     script = (
         "import os, sys\n"
         "from marl_pool.training.last_words import last_words\n"
-        "with last_words('lost; resume') as outlived_by:\n"
-        f"    outlived_by({other.pid})\n"
+        f"with last_words('lost; resume', [{other.pid}]):\n"
         f"    {ending}\n"
     )
     done = subprocess.run(
@@ -168,6 +167,7 @@ def test_a_process_that_ends_without_a_word_leaves_one(ending):
     try:
         assert done.stderr == ("lost; resume\n" if is_sudden else "")
         assert done.returncode == (1 if is_sudden else 3)
+        # A process that is to die with it does so.
         if is_sudden:
             assert other.wait(PATIENCE) == -signal.SIGKILL
     finally:

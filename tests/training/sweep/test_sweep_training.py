@@ -91,15 +91,10 @@ def iterations(run: Path) -> list[int]:
 
 def without_orphans(folder: Path) -> None:
     for _ in range(300):
-        if not orphans(folder):
+        if not left_over(folder):
             return
         time.sleep(0.1)
-    pytest.fail(f"still there: {orphans(folder)}")
-
-
-def orphans(folder: Path) -> list[str]:
-    # Ray's own agents train nothing; they end by themselves when they miss its raylet.
-    return [name for name in left_over(folder) if "Agent" not in name]
+    pytest.fail(f"still there: {left_over(folder)}")
 
 
 def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
