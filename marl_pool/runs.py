@@ -21,7 +21,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -84,12 +84,14 @@ class Run:
         version: version of the package that wrote ``config``.
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
+        on_saved: called after each checkpoint.
     """
 
     path: Path
     config: dict[str, Any]
     version: str
     verb: str = TRAIN
+    on_saved: Callable[[], object] = field(default=bool, init=False)
     _first_event: int = field(default=0, init=False)
     _events: Any = field(default=None, init=False)
     _damage: dict[Path, str] = field(default_factory=dict, init=False)

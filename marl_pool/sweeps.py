@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from pydantic import Field
@@ -24,7 +24,10 @@ from marl_pool.utils.signatures import check_options, options_of
 from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
-CONTENT, TABLE = "sweep.yaml", "table.csv"
+if TYPE_CHECKING:
+    from marl_pool.storage.mirror import Mirror
+
+CONTENT, TABLE, TRIALS = "sweep.yaml", "table.csv", "trials"
 LOCK, VERSION = ".lock", "package_version"
 STUDIED = (TRAIN, "fit")
 """Verbs whose runs can be trials."""
@@ -53,6 +56,9 @@ class Trial(NamedTuple):
 class Sweep:
     """Folder of a sweep.
 
+    Attributes:
+        mirror: mirror of the description and the table, if there is one.
+
     Args:
         path: folder, which need not exist.
         grid: key → values.
@@ -72,6 +78,7 @@ class Sweep:
         self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
         self.config_dir = config_dir and str(Path(config_dir).resolve())
         self.verb = verb
+        self.mirror: Mirror | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Sweep":
@@ -108,7 +115,7 @@ class Sweep:
     def lock(self) -> Iterator[None]:
         """Create the folder and lock it, or raise `InputError` if that fails."""
         # Nothing may be written through a link to another place.
-        trials = self.path / "trials"
+        trials = self.path / TRIALS
         atomic.validate_inside(self.path, *self.path.glob("*"), *trials.glob("*"))
         with explain_os_errors(f"{self.path} cannot be made"):
             atomic.make_folder(trials)
@@ -119,7 +126,7 @@ class Sweep:
 
     def run_path(self, trial: Trial) -> Path:
         """Return the run folder of a trial."""
-        return self.path / "trials" / trial.name
+        return self.path / TRIALS / trial.name
 
     def run(self, trial: Trial) -> Run | None:
         """Open the run of a trial; None if it was not started."""
@@ -149,6 +156,8 @@ class Sweep:
         metrics = dict.fromkeys(key for row in rows for key in row)
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
         write_csv(self.table_path, columns, rows)
+        if self.mirror is not None:
+            self.mirror.update((CONTENT, TABLE))
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:

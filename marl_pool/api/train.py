@@ -76,7 +76,11 @@ def train(
             from marl_pool.evaluation.loading import computing
 
             with computing(None):  # restores the number that training sets
-                perform(run, config, on_iteration)
+                problem = perform(run, config, on_iteration)
+    if problem:
+        from marl_pool.training.errors import print_warning
+
+        print_warning(problem)
     return run
 
 
@@ -112,8 +116,11 @@ def new_run(
     """
     validate_ray_for(verb, config)
     from marl_pool.runs import Run, default_path
+    from marl_pool.storage.runs import validate_new
 
-    run = Run.create(path or default_path(config), config, verb)
+    folder = Path(path or default_path(config))
+    validate_new(folder, config.get("storage"))
+    run = Run.create(folder, config, verb)
     try:
         yield run
     except StoppedError:
@@ -125,18 +132,24 @@ def new_run(
 
 def perform(
     run: "Run", config: Mapping[str, Any], on_iteration: OnIteration | None = None
-) -> None:
-    """Do the work of a run from its newest checkpoint on, under the run's lock."""
+) -> str:
+    """Do the work of a run from its newest checkpoint on, under the run's lock.
+
+    Returns:
+        What the run's mirror lacks, or an empty text; see `mirrored`.
+    """
+    from marl_pool.storage.runs import mirrored
     from marl_pool.training.jobs import JOBS
 
     options = {}
     if on_iteration is not None:
         options["should_stop"] = _after_each_row(run, on_iteration)
     try:
-        with run.lock():
+        with run.lock(), mirrored(run, config.get("storage")) as mirror:
             JOBS[run.verb].load()(run, config, **options)
     finally:
         run.close()
+    return mirror.problem if mirror else ""
 
 
 def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]:

@@ -10,6 +10,7 @@ from marl_pool import __version__
 from marl_pool.cli.completion import COMPLETING, complete
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import is_url
 
 PRETRAINED = "pretrained"
 KINDS = (
@@ -32,6 +33,8 @@ WORKERS = {
     "address": CLUSTER,
 }
 """Flags of ``evolve`` that set the keys ``resources.…``, with their help."""
+STORAGE = {"storage": "URL below which the run is mirrored, such as s3://bucket/runs"}
+"""Flags of the verbs that train that set a top-level key, with their help."""
 SWEEP_FLAGS = {
     "concurrency": "trials at a time",
     "cpus_per_trial": "CPUs, and threads of torch, of each trial",
@@ -70,7 +73,8 @@ key=a,b or key=range(0,3) gives a key several values; every combination is a tri
 preset such as experiment=figure5 may have a grid, whose keys can be overridden. All
 trials are checked before the first one starts, and `--cfg` needs a grid too. Each trial
 is an ordinary run in DIR/trials. A stopped sweep continues with `marl-pool resume DIR`.
-With --address, DIR must be on a file system that all machines of the cluster share.
+With --address, DIR must be on a file system that all machines of the cluster share, or
+--storage must be given.
 
 {keys}
 examples:
@@ -115,13 +119,14 @@ examples:
 RESUME = """\
 Training continues from the newest checkpoint, a sweep with its unfinished trials.
 Only run control may be changed: total_steps, total_generations or total_batches,
-time_limit, checkpoint.*, resources.*; threads, device and data_dir of a fit; and
-sweep.* of a sweep.
+time_limit, storage, checkpoint.*, resources.*; threads, device and data_dir of a fit;
+and sweep.* of a sweep. A URL is fetched to runs/ or sweeps/, and mirrored again.
 
 examples:
   marl-pool resume runs/my-run
   marl-pool resume runs/my-run total_steps=2e6 time_limit=600
   marl-pool resume sweeps/my-sweep sweep.concurrency=4
+  marl-pool resume s3://my-bucket/runs/my-run
   marl-pool resume runs/my-run --plugin my_package.my_module:MyPool
 """
 EVALUATE = """\
@@ -345,12 +350,10 @@ def _parsers(
     # Flags of the verbs that train.
     flag: dict[str, Any] = {"action": "store_true"}
     add("train evolve clone fit", "--run-dir", "folder of the new run", metavar="DIR")
-    add(
-        "train evolve clone fit sweep",
-        "--or-resume",
-        "continue what the folder has of the same configuration, as a job's retry does",
-        **flag,
-    )
+    what = "continue what the folder, or its mirror, has of the same configuration"
+    add("train evolve clone fit sweep", "--or-resume", what, **flag)
+    what = STORAGE["storage"]
+    add("train evolve clone fit sweep", "--storage", what, metavar="URL")
     add("fit", "--dry-run", "print what it would cost and stop", **flag)
     add(
         "sweep",
@@ -374,16 +377,16 @@ def _parsers(
 
     # Arguments of the verbs that read runs.
     readers = "evaluate diagnose render"
-    what = "folder of a run, or of a policy; or of several runs"
+    what = "folder or URL of a run, or folder of a policy; or of several runs"
     new = "new folder for results that belong to no run"
     add("play", "--port", "port of the page; default: a free one", metavar="N")
     add("play", "--no-browser", "only print the address", **flag)
     add("play", "--export", "new HTML file that needs no server", metavar="FILE")
     add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
-    add("resume", what="folder of the run or sweep", nargs="?", **run)
+    add("resume", what="folder or URL of the run or sweep", nargs="?", **run)
     add(f"{readers} play", what=what, nargs="*", **run)
-    add("report", what="folders of runs", nargs="*", **run)
+    add("report", what="folders or URLs of runs", nargs="*", **run)
     add(readers, "--out", new, metavar="DIR")
     add(
     add("resume", what="folder of the run or sweep", nargs="?", **run)
@@ -439,12 +442,12 @@ def _keys(verb: str, arguments: list[str]) -> str:
 
 
 def _is_path(text: str) -> bool:
-    """Return True for a bare argument that is a folder and not key=value."""
+    """Return True for a bare argument that is a folder or URL and not key=value."""
     try:
         there = Path(text).exists()
     except OSError:  # longer than a path may be
         there = False
-    return there or ("=" not in text and text[-1:] not in "]}")
+    return there or is_url(text) or ("=" not in text and text[-1:] not in "]}")
 
 
 def _not_understood(

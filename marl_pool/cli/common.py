@@ -12,7 +12,7 @@ from marl_pool.api.train import compose_run
 from marl_pool.training.signals import exit_status
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import printable, quoted
+from marl_pool.utils.text import is_url, printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -61,6 +61,18 @@ def reading(
         yield
 
 
+@contextmanager
+def local_runs(arguments: Namespace) -> Iterator[None]:
+    """Replace runs that are named by a URL by copies in the user's cache."""
+    if not any(map(is_url, arguments.run)):
+        yield
+        return
+    from marl_pool.storage.runs import local_copies
+
+    with local_copies(arguments.run) as arguments.run:
+        yield
+
+
 def search_working_directory() -> None:
     """Put the working directory on the module search path."""
     if os.getcwd() not in sys.path:
@@ -100,8 +112,14 @@ def flags_as_keys(
     section: str, flags: Mapping[str, str], arguments: Namespace
 ) -> list[str]:
     """Return the overrides that the given flags stand for."""
-    given = ((key, getattr(arguments, key)) for key in flags)
-    return [f"{section}.{k}={_quoted(v)}" for k, v in given if v is not None]
+    return as_keys(section, {key: getattr(arguments, key) for key in flags})
+
+
+def as_keys(section: str, values: Mapping[str, str | None]) -> list[str]:
+    """Return overrides of keys in a section, or at the top if it is empty."""
+    prefix = f"{section}." if section else ""
+    given = ((k, v) for k, v in values.items() if v is not None)
+    return [f"{prefix}{key}={_quoted(value)}" for key, value in given]
 
 
 def _quoted(value: str) -> str:

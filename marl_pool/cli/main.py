@@ -4,7 +4,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from marl_pool.cli import evaluate as measuring
 from marl_pool.cli import export as exporting
@@ -13,7 +12,7 @@ from marl_pool.cli import show as showing
 from marl_pool.cli import play as playing
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
-from marl_pool.cli.common import reading, search_working_directory
+from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.extras import explain_missing_modules
@@ -43,8 +42,8 @@ MAKING = ("train", "sweep", "evolve", "clone", "fit")
 """Verbs that take all names from the user: modules may be in the working directory."""
 READING = ("evaluate", "diagnose", "render", "play", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""
-WORKING = ("sweep", "evolve", "clone", "fit", "resume", *READING)
-"""Verbs that announce themselves before their imports; ``train`` does it in detail."""
+WORKING = (*MAKING, "resume", *READING)
+"""Verbs that announce themselves before they import torch and ray."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,16 +83,15 @@ def _main(arguments: list[str]) -> int:
         print_help()
         return 0
     known, overrides = parse(arguments)
-    if sys.stderr.isatty() and known.verb in (*MAKING, "resume"):
-        # Torch and ray take seconds to load.
-        print(f"marl-pool {known.verb}: loading", file=sys.stderr, flush=True)
     if known.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.
     if known.verb in WORKING and sys.stderr.isatty() and not getattr(known, "cfg", 0):
         runs = getattr(known, "run", None) or []
         named = [runs] if isinstance(runs, str) else runs
-        words = [known.verb, *map(printable, named), *map(printable, overrides)]
-        print(f"{' '.join(words)}: starting …", file=sys.stderr, flush=True)
-    with reading(known, overrides) if known.verb in READING else nullcontext():
+        words = ["marl-pool", known.verb, *named, *overrides]
+        print(f"{printable(' '.join(words))}: starting", file=sys.stderr, flush=True)
+    if known.verb not in READING:
+        return VERBS[known.verb](known, overrides)
+    with reading(known, overrides), local_runs(known):
         return VERBS[known.verb](known, overrides)

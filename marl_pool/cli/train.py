@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import new_run, perform
-from marl_pool.cli.arguments import RESOURCES, SWEEP_FLAGS, WORKERS
+from marl_pool.cli.arguments import RESOURCES, STORAGE, SWEEP_FLAGS, WORKERS
 from marl_pool.cli.common import (
+    as_keys,
     composed,
     flags_as_keys,
     following,
@@ -44,6 +45,7 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
     """Train a new run, by the verb ``train``, ``evolve``, ``clone`` or ``fit``."""
     verb = arguments.verb
     overrides += flags_as_keys("resources", FLAGS.get(verb, {}), arguments)
+    overrides += flags_as_keys("", STORAGE, arguments)
     config = composed(verb, arguments, overrides)
     if config is None:
         return 0
@@ -65,9 +67,12 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     """
     from marl_pool.config.grid import validate_same
     from marl_pool.runs import CONFIG, Run
+    from marl_pool.storage.runs import restore
 
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
+    # On an empty disk the run comes from its mirror.
+    restore(Path(path), config["storage"])
     if not Path(path, CONFIG).is_file():
         return None
     run = Run.open(path)
@@ -92,6 +97,7 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
     overrides += flags_as_keys("sweep", SWEEP_FLAGS, arguments)
+    overrides += flags_as_keys("", STORAGE, arguments)
     from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
     from marl_pool.sweeps import Sweep, default_path
 
@@ -123,6 +129,10 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
             f"{trials}: expected an empty folder for a new sweep, got {found[0]}"
         )
     new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
+    if not arguments.dry_run:
+        from marl_pool.storage.runs import validate_new
+
+        validate_new(new.path, first.get("storage"))
     return _run_sweep(new, plan, arguments.dry_run)
 
 
@@ -140,7 +150,17 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
 
 def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
     from marl_pool.config.grid import validate_runs
+    from marl_pool.storage.runs import mirror_of, restore
+    from marl_pool.sweeps import TRIALS
 
+    # Trials that ran on another machine, or before this one, are in the storage.
+    storage = plan.trials[0].config["storage"]
+    if storage is not None and not dry_run:
+        sweep.mirror = mirror_of(sweep.path, storage)
+        sweep.mirror.probe()
+        for trial in plan.trials:
+            trial.config["storage"] = f"{sweep.mirror.url}/{TRIALS}"
+            restore(sweep.run_path(trial), trial.config["storage"])
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
         data = scratch if dry_run else str((sweep.path / "data").absolute())
@@ -167,13 +187,21 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
         print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
-    return 1 if failed else 0
+    return _mirror_status(sweep.mirror.problem if sweep.mirror else "") or bool(failed)
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
     """Resume a run or a sweep."""
     from marl_pool.sweeps import Sweep
+    from marl_pool.utils.text import is_url
 
+    if is_url(arguments.run or ""):
+        from marl_pool.storage.runs import restore_from
+
+        # The run is mirrored where it comes from.
+        url = arguments.run.rstrip("/")
+        arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
+        overrides = [*overrides, *as_keys("", {"storage": storage})]
     given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
     command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
     with reading(arguments, overrides, " ".join(command)):
@@ -213,9 +241,27 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         job = JOBS[run.verb]
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
-        return 0
+        return _mirror_again(run, config)
     validate_ray_for(run.verb, config)
     return _run_training(run, config)
+
+
+def _mirror_again(run: "Run", config: Mapping[str, Any]) -> int:
+    """Send what a finished run's mirror lacks; return the exit status."""
+    from marl_pool.storage.runs import mirrored
+
+    if config["storage"] is None:
+        return 0
+    with run.lock(), mirrored(run, config["storage"]) as mirror:
+        pass
+    return _mirror_status(mirror.problem if mirror else "")
+
+
+def _mirror_status(problem: str) -> int:
+    """Report what a mirror lacks, and return the exit status."""
+    if problem:
+        print(f"marl-pool: {printable(problem)}", file=sys.stderr)
+    return 1 if problem else 0
 
 
 def _validate_same_network(
@@ -280,7 +326,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
 
     job, began = JOBS[run.verb], time.monotonic()
     try:
-        perform(run, config)
+        problem = perform(run, config)
     except KeyboardInterrupt as error:
         if run.is_unused:
             raise  # there is nothing to resume
@@ -300,4 +346,4 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     result = f"best {best.score:.4g} at iteration {best.iteration}; " if best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
     print_next(*following(run))
-    return 0
+    return _mirror_status(problem)

@@ -85,7 +85,7 @@ JOBS = {
         "steps",
         _in_column("env_steps"),
         lambda config: config.total_steps,
-        ("total_steps", "time_limit", "checkpoint", "resources"),
+        ("total_steps", "time_limit", "checkpoint", "storage", "resources"),
     ),
     "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
@@ -93,7 +93,7 @@ JOBS = {
         "generations",
         _in_column("iteration"),
         lambda config: config.total_generations,
-        ("total_generations", "time_limit", "checkpoint", "resources"),
+        ("total_generations", "time_limit", "checkpoint", "storage", "resources"),
     ),
     "clone": Job(
         "marl_pool.training.cloning.clone:clone",
@@ -101,7 +101,7 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        ("total_batches", "time_limit", "checkpoint"),
+        ("total_batches", "time_limit", "checkpoint", "storage"),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",
@@ -109,7 +109,10 @@ JOBS = {
         "epochs",
         _epochs,
         lambda config: config.fit.folds * config.fit.epochs,
-        ("time_limit", "checkpoint", "data_dir", "threads", "kernels", "device"),
+        (
+            *("time_limit", "checkpoint", "storage"),
+            *("data_dir", "threads", "kernels", "device"),
+        ),
         FILE,
     ),
 }

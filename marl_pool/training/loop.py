@@ -238,6 +238,7 @@ class TrainingLoop:
                 with self.run.save_policy_dir(best) as folder:
                     method.save_policy(folder)
             self.run.prune(self.config.checkpoint.keep)
+        self.run.on_saved()
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return writing(self.run, self.method.where(self.iteration), what)

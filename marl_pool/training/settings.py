@@ -18,6 +18,7 @@ from marl_pool.utils.types import (
     PositiveInt,
     Probability,
     Seed,
+    StorageURL,
     UnitInterval,
 )
 
@@ -113,6 +114,9 @@ class RunConfig:
     """Device of the environments and policies in the main process."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Interval and number of checkpoints."""
+    storage: StorageURL | None = None
+    """URL of fsspec, such as s3://bucket/runs, below which the run's folder is mirrored
+    after each checkpoint; None: no mirror."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:

@@ -25,6 +25,8 @@ EXTRAS = {
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
     "websockets": "play",
+    "s3fs": "s3",
+    "gcsfs": "gcs",
 }
 """By module that the base installation lacks: the extra that installs it."""
 

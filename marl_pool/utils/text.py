@@ -31,6 +31,11 @@ def quoted(path: object) -> str:
     return shlex.quote(printable(path))
 
 
+def is_url(text: str) -> bool:
+    """Return True for a text such as ``s3://bucket/runs``."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
+
+
 def cell(value: Any) -> Any:
     """Escape a CSV cell that a spreadsheet would evaluate as a formula.
 

@@ -20,6 +20,13 @@ Device = Annotated[
     str,
     Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N"),
 ]
+StorageURL = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z][a-z0-9+.-]*://[^/@?#\s]*(/[^?#\s]*)?$",
+        description="a URL such as s3://bucket/runs, without credentials",
+    ),
+]
 Kernels = Literal["auto", "torch", "native"]
 """Compute narrow set networks by torch, by the compiled kernel, or by what fits."""
 LearningRateSchedule = Literal["constant", "linear"]

@@ -19,4 +19,4 @@ def test_a_terminal_shows_a_line_at_once(monkeypatch, capsys, verb, is_terminal)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setitem(cli.VERBS, verb, run)
     assert cli.main([verb]) == 0
-    assert told == [f"marl-pool {verb}: loading\n" if is_terminal else ""]
+    assert told == [f"marl-pool {verb}: starting\n" if is_terminal else ""]

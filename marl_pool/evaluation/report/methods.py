@@ -20,6 +20,7 @@ IRRELEVANT = frozenset(
         "device",
         "time_limit",
         "checkpoint",
+        "storage",
         "resources",
         "cluster",
     )

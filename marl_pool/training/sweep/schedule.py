@@ -12,6 +12,7 @@ from ray import tune
 from typing_extensions import override
 
 from marl_pool.runs import Run
+from marl_pool.storage.runs import restore
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import SweepSettings, TrainConfig
@@ -25,10 +26,14 @@ from marl_pool.training.sweep.progress import (
     TrialTable,
 )
 from marl_pool.training.sweep.trial import REASON, TRIAL, run_trial
+from marl_pool.utils.errors import InputError
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
-NOT_SHARED = "its folder is not on this machine: nodes of a cluster must share the disk"
+NOT_SHARED = (
+    "its folder is not on this machine: nodes of a cluster must share the disk, or the "
+    "sweep needs --storage"
+)
 """Reason of a failure: the trial ended well, but on another disk."""
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
@@ -215,6 +220,11 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             )
 
     def _end(self, trial: Trial, reason: str) -> None:
+        # Another machine's run is in the storage.
+        try:
+            restore(self.sweep.run_path(trial), trial.config.get("storage"))
+        except InputError as error:
+            reason = reason or str(error)
         run = self.sweep.run(trial)
         # A run may have ended well on a disk that this machine cannot see.
         if run is None:

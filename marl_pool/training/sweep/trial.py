@@ -9,6 +9,7 @@ from typing import Any
 from ray import tune
 
 from marl_pool.runs import CONFIG, Run
+from marl_pool.storage.runs import mirrored, restore
 from marl_pool.training.jobs import JOBS
 from marl_pool.utils.errors import InputError
 
@@ -46,11 +47,16 @@ def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
     """Train the run of a trial; return the reason of a failure, or an empty text."""
     # Open the run, or create it if the trial starts for the first time.
     try:
+        storage = config.get("storage")
+        # The trial may have been stopped on another machine.
+        restore(path, storage)
         run = _open_or_create(path, config, verb)
         with run.lock(), contextlib.closing(run):
             try:
                 function = JOBS[run.verb].load()
-                function(run, config, should_stop=stop.exists)
+                with mirrored(run, storage) as mirror:
+                    function(run, config, should_stop=stop.exists)
+                return mirror.problem if mirror else ""
             except InputError:
                 raise
             except Exception as error:
@@ -60,7 +66,6 @@ def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
                 return f"{type(error).__name__}: {first}; traceback in {file}"
     except InputError as error:
         return str(error)
-    return ""
 
 
 def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:

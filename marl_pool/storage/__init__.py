@@ -1,0 +1,1 @@
+"""Mirrors of runs and sweeps in object storage."""

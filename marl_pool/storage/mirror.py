@@ -1,0 +1,344 @@
+"""Mirror of a folder in object storage, through fsspec.
+
+A mirror has the folder's files under their own names. Folders with a ``manifest.json``,
+such as checkpoints (`UNIT`), change as a whole: the manifest is uploaded last and
+removed first, and a reader ignores a folder without it. While one is replaced, such as
+the best policy, its old content stands beside it.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from marl_pool.utils import atomic
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.extras import EXTRAS, install_hint
+from marl_pool.utils.manifest import MANIFEST, problem_of
+
+UNIT = re.compile(
+    r"((?:.*/)?(?:checkpoints/[^./][^/]*|trajectories/[^./][^/]*|policy|teacher))/.+"
+)
+"""Files of folders that change as a whole; any other file changes on its own."""
+OUTPUT = re.compile(r"(?:.*/)?(?:evaluation|videos)/.+")
+"""Files that are written once and never replaced."""
+ASIDE = re.compile(r"((?:.*/)?)\.([^/]+)\.old/.+")
+"""Old content of a folder that is being replaced."""
+ATTEMPTS, PAUSE = 3, 1.0
+"""Attempts of a transfer, and seconds before the second; each pause is doubled."""
+SHOWN = 3
+"""Files that a message names."""
+
+Result = TypeVar("Result")
+
+
+class Mirror:
+    """A folder and its mirror.
+
+    Args:
+        folder: folder on this machine; `fetch` creates it.
+        url: URL of the mirror, with a protocol of fsspec.
+
+    Attributes:
+        problem: one line about what is not mirrored; empty after a whole update.
+
+    Raises:
+        InputError: an unknown protocol, or its package is missing.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url, self.problem = folder, url, ""
+        self.fs, self.root = _file_system(url)
+        # State of each file when it was sent or fetched, in this process.
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def list(self) -> set[str]:
+        """List the files of the mirror, relative to it; none if it does not exist.
+
+        Raises:
+            InputError: the storage cannot be read.
+        """
+        return self._reached(self._list)
+
+    def copy(self, name: str, path: Path) -> None:
+        """Download one file to a path; errors as of `list`."""
+        self._reached(lambda: self.fs.get_file(self._at(name), str(path)))
+
+    def probe(self) -> None:
+        """Raise `InputError` unless a file can be written and removed."""
+        target = self._at(".probe")
+
+        def write() -> None:
+            self.fs.pipe_file(target, b"probe")
+            self.fs.rm_file(target)
+
+        self._reached(write)
+
+    # Upload
+
+    def update(self, only: Collection[str] = ()) -> bool:
+        """Upload what changed, and remove checkpoints that the folder has no more.
+
+        Args:
+            only: top-level names to upload; nothing is removed then.
+
+        Returns:
+            False if it failed; `problem` tells why.
+        """
+        try:
+            _retry(lambda: self._update(only))
+        except Exception as error:  # each file system has errors of its own
+            left = sorted({_unit(name) or name for name in self._changed(only)})
+            more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+            names = f"{', '.join(left[:SHOWN])}{more}" if left else "what was removed"
+            self.problem = f"not mirrored to {self.url}: {names}: {_reason(error)}"
+            return False
+        self.problem = ""
+        return True
+
+    def _changed(self, only: Collection[str]) -> dict[str, tuple[int, int]]:
+        states = _states(self.folder)
+        changed = {name for name in states if self._sent.get(name) != states[name]}
+        return {name: states[name] for name in _chosen(changed, only)}
+
+    def _update(self, only: Collection[str]) -> None:
+        changed, there = self._changed(only), self._list()
+        # Send single files first, then what checkpoints need, and the policy last, in
+        # the order in which they are written.
+        for unit in sorted({_unit(name) for name in changed}, key=_order):
+            names = [name for name in changed if _unit(name) == unit]
+            if not unit:
+                # Somebody else may have evaluated the run.
+                taken = {name for name in names if OUTPUT.fullmatch(name)} & there
+                if taken and only:
+                    raise FileExistsError(f"there is another {min(taken)}")
+                for name in set(names) - taken:
+                    self._put(name)
+            elif (self.folder / unit / MANIFEST).is_file():
+                self._put_unit(unit, there)
+            # A file that changed meanwhile is sent again by the next update.
+            self._sent |= {name: changed[name] for name in names}
+        if only:
+            return
+        # Now that all is whole, remove what is gone here, and what was set aside.
+        here, there = {_unit(name) for name in _states(self.folder)}, self._list()
+        gone = {_unit(name) for name in there} - here - {""}
+        aside = {_aside(unit) for name in there if (unit := _aside_of(name))}
+        for unit in sorted(gone | aside):
+            self._remove(unit, there)
+
+    def _put_unit(self, unit: str, there: Collection[str]) -> None:
+        manifest = f"{unit}/{MANIFEST}"
+        if manifest in there:
+            # An earlier session may have sent it.
+            if self.fs.cat_file(self._at(manifest)) == _bytes(self.folder / manifest):
+                return
+            # Keep the old content until the new one is whole.
+            old = [name for name in there if name.startswith(f"{unit}/")]
+            for name in sorted(old, key=_manifest_last):
+                copy = _aside(unit) + name.removeprefix(unit)
+                self.fs.cp_file(self._at(name), self._at(copy))
+            self._remove(unit, there)
+        names = [name for name in _states(self.folder) if _unit(name) == unit]
+        for name in sorted(names, key=_manifest_last):
+            self._put(name)
+
+    def _put(self, name: str) -> None:
+        source, target = str(self.folder / name), self._at(name)
+        # An object is replaced at once, but a file of a disk while it is written.
+        if self._is_disk:
+            above, _, last = target.rpartition("/")
+            self.fs.put_file(source, f"{above}/.{last}.new")
+            self.fs.mv(f"{above}/.{last}.new", target)
+        else:
+            self.fs.put_file(source, target)
+
+    def _remove(self, unit: str, there: Collection[str]) -> None:
+        # Without its manifest nobody reads the rest.
+        if (manifest := f"{unit}/{MANIFEST}") in there:
+            self.fs.rm_file(self._at(manifest))
+        self.fs.rm(self._at(unit), recursive=True)
+
+    # Download
+
+    def fetch(self, *, only: Collection[str] = (), exact: bool = False) -> None:
+        """Download what the folder lacks or has in another state.
+
+        What is damaged in the mirror is fetched too: the checks of local folders
+        report it where it is read. Results in the folder are never replaced.
+
+        Args:
+            only: top-level names to download.
+            exact: remove checkpoints that the mirror has no more.
+
+        Raises:
+            InputError: the storage cannot be read, or names files outside the folder.
+        """
+        atomic.make_folder(self.folder)
+        # Something may be replaced while it is read.
+        for attempt in range(ATTEMPTS):
+            if self._reached(lambda: self._fetch(only, exact)):
+                return
+            time.sleep(PAUSE * 2**attempt)
+
+    def _fetch(self, only: Collection[str], exact: bool) -> bool:
+        """Download once; return True if all folders are whole."""
+        there = _chosen(self._list(), only)
+        units = {unit for name in there if (unit := _unit(name) or _aside_of(name))}
+        whole = [self._get_unit(unit, there) for unit in sorted(units)]
+        if exact:
+            for unit in {_unit(name) for name in _states(self.folder)} - units - {""}:
+                atomic.discard(self.folder / unit)
+        # Without its configuration a folder is no run: fetch that last.
+        single = [name for name in there if not (_unit(name) or _aside_of(name))]
+        for name in sorted(single, key=lambda name: name.endswith("config.yaml")):
+            if not (OUTPUT.fullmatch(name) and (self.folder / name).exists()):
+                self._get(name, self.folder / name)
+        self._sent |= _states(self.folder)
+        return all(whole)
+
+    def _get_unit(self, unit: str, there: Collection[str]) -> bool:
+        """Download one folder; return False if it is damaged."""
+        folder = self.folder / unit
+        for source in (unit, _aside(unit)):
+            manifest = f"{source}/{MANIFEST}"
+            if manifest not in there:
+                continue
+            same = self.fs.cat_file(self._at(manifest)) == _bytes(folder / MANIFEST)
+            if same and not problem_of(folder):
+                return True
+            atomic.validate_inside(self.folder, folder)
+            with atomic.new_folder(folder) as new:
+                for name in there:
+                    if name.startswith(f"{source}/"):
+                        self._get(name, new / name.removeprefix(f"{source}/"))
+            return not problem_of(folder)
+        # The upload of it has not ended.
+        return True
+
+    def _get(self, name: str, path: Path) -> None:
+        atomic.validate_inside(self.folder, path)
+        atomic.make_folder(path.parent)
+        with atomic.new_path(path) as new:
+            self.fs.get_file(self._at(name), str(new))
+
+    # Helpers
+
+    @property
+    def _is_disk(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem
+
+        return isinstance(self.fs, LocalFileSystem)
+
+    def _at(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _list(self) -> set[str]:
+        self.fs.invalidate_cache()
+        found = {path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root)}
+        for name in found:
+            if name.startswith("/") or {"..", ""} & {*name.split("/")}:
+                raise InputError(f"{self.url}: expected names of files, got {name!r}")
+        return {name for name in found if not _is_hidden(name) or _aside_of(name)}
+
+    def _reached(self, action: Callable[[], Result]) -> Result:
+        try:
+            return _retry(action)
+        except InputError:
+            raise
+        except Exception as error:  # each file system has errors of its own
+            raise InputError(
+                f"storage: expected a place that can be read and written, got "
+                f"{self.url}: {_reason(error)}"
+            ) from error
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it."""
+    from fsspec.core import url_to_fs  # the base of every storage, loaded if needed
+    from fsspec.registry import known_implementations
+
+    protocol = url.partition("://")[0]
+    try:
+        # Only disks need folders.
+        options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
+        fs, root = url_to_fs(url, **options)
+    except ImportError as error:
+        known = known_implementations.get(protocol, {}).get("class", "")
+        module = known.partition(".")[0]
+        hint = install_hint(module) if module in EXTRAS else _reason(error)
+        raise InputError(f"storage: {url}: {hint}") from error
+    except Exception as error:
+        raise InputError(
+            f"storage: expected a URL of fsspec, such as s3://bucket/runs or "
+            f"file:///folder, got {url}: {_reason(error)}"
+        ) from error
+    return fs, str(root).rstrip("/")
+
+
+def _retry(action: Callable[[], Result]) -> Result:
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return action()
+        except InputError:
+            raise
+        except Exception:
+            time.sleep(PAUSE * 2**attempt)
+    return action()
+
+
+def _states(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return time and size of each file, without links and hidden files."""
+    states = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for path in (Path(place, name) for name in sorted(files)):
+            if not path.name.startswith(".") and not path.is_symlink():
+                about = path.stat()
+                name = path.relative_to(folder).as_posix()
+                states[name] = about.st_mtime_ns, about.st_size
+    return states
+
+
+def _chosen(names: set[str], only: Collection[str]) -> set[str]:
+    """Return the names below some top-level ones, or all."""
+    return {name for name in names if not only or name.split("/")[0] in only}
+
+
+def _unit(name: str) -> str:
+    found = UNIT.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _aside(unit: str) -> str:
+    above, slash, name = unit.rpartition("/")
+    return f"{above}{slash}.{name}.old"
+
+
+def _aside_of(name: str) -> str:
+    """Return the folder whose old content a file is part of, or an empty text."""
+    found = ASIDE.fullmatch(name)
+    return found[1] + found[2] if found else ""
+
+
+def _order(unit: str) -> tuple[bool, bool, str]:
+    return unit.endswith("policy"), "checkpoints/" in unit, unit
+
+
+def _manifest_last(name: str) -> tuple[bool, int]:
+    """Sort a folder's manifest last, after those of folders in it."""
+    return name.endswith(f"/{MANIFEST}"), -name.count("/")
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,216 @@
+"""Storage of runs and sweeps: mirrors of their folders at a URL.
+
+The run ``runs/NAME`` with ``storage=URL`` is mirrored at ``URL/NAME``, and a trial of a
+sweep at ``URL/SWEEP/trials/NAME``. Credentials are those that fsspec finds by itself.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, is_unused
+from marl_pool.storage.mirror import Mirror
+from marl_pool.sweeps import CONTENT
+from marl_pool.utils import atomic, manifest
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import is_url, printable, quoted
+
+SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
+OF_SESSION = frozenset(
+    (
+        *("total_steps", "total_generations", "total_batches", "time_limit"),
+        *("checkpoint", "resources", "storage", "package_version"),
+        *("threads", "kernels", "device", "data_dir", "download"),
+    )
+)
+"""Keys that may differ between the sessions of one run."""
+
+
+def mirror_of(folder: Path, storage: str) -> Mirror:
+    """Return the mirror of a folder, ``storage/NAME``."""
+    return Mirror(folder, f"{storage.rstrip('/')}/{folder.resolve().name}")
+
+
+@contextmanager
+def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
+    """Mirror a run after each checkpoint of the block and after its end.
+
+    A failed upload is a warning, and the next checkpoint sends what is missing. After
+    the block `Mirror.problem` tells what the last upload lacked.
+
+    Args:
+        run: run whose lock is held.
+        storage: URL; None for no mirror.
+
+    Raises:
+        InputError: the storage cannot be written, or has another or a newer run.
+    """
+    if storage is None:
+        yield None
+        return
+    mirror = mirror_of(run.path, storage)
+    # Its older checkpoints would remove the newer ones.
+    there = mirror.list()
+    _validate_same(run.path, mirror, there)
+    if (newest := _newest(there)) > _newest(_names(run.path)):
+        raise InputError(
+            f"{run.path}: expected a run as far as its mirror, got one without "
+            f"iteration {newest}; marl-pool resume {quoted(mirror.url)} continues there"
+        )
+    mirror.probe()
+
+    def update() -> None:
+        if not mirror.update():
+            text = printable(f"{mirror.problem}; the next upload tries again")
+            print(f"marl-pool: {text}", file=sys.stderr, flush=True)
+
+    run.on_saved = update
+    try:
+        yield mirror
+    except BaseException:  # Ctrl-C too
+        # Do not leave the mere configuration of a run that could not begin.
+        if run.metrics_path.is_file():
+            run.close()
+            update()
+        raise
+    # TensorBoard's events are written by a thread until they are closed.
+    run.close()
+    mirror.update()
+
+
+def validate_new(folder: Path, storage: str | None) -> None:
+    """Reject a folder for a new run or sweep whose mirror exists already."""
+    if storage is None:
+        return
+    mirror = mirror_of(folder, storage)
+    if found := {CONFIG, CONTENT} & mirror.list():
+        raise InputError(
+            f"storage: expected nothing at {mirror.url} yet, got a {min(found)}; to "
+            f"continue: marl-pool resume {quoted(mirror.url)}"
+        )
+
+
+def restore(folder: Path, storage: str | None) -> None:
+    """Fetch a run from its mirror if the folder is missing or not as far.
+
+    Raises:
+        InputError: the storage cannot be read, or has another run, or a process on
+            this machine is training the run.
+    """
+    if storage is not None:
+        _restore(mirror_of(folder, storage))
+
+
+def _restore(mirror: Mirror) -> None:
+    folder, there = mirror.folder, mirror.list()
+    if CONFIG not in there:
+        return
+    if not (folder / CONFIG).is_file():
+        if folder.is_dir() and not is_unused(folder):
+            raise InputError(
+                f"{folder}: expected a folder for the run {mirror.url}, got one with "
+                f"other files and no {CONFIG}"
+            )
+        with atomic.new_folder(folder) as new:
+            Mirror(new, mirror.url).fetch()
+        return
+    _validate_same(folder, mirror, there)
+    # The results of a fit follow its last checkpoint.
+    here = _names(folder)
+    results = {name for name in there - here if "/" not in name}
+    ahead = _newest(there) - _newest(here)
+    if ahead > 0 or (results and not ahead):
+        refusal = f"{folder}: another process is training this run"
+        with atomic.locked(folder / LOCK, refusal):
+            mirror.fetch()
+
+
+def restore_from(url: str) -> Path:
+    """Fetch a run to ``runs/NAME``, or the description of a sweep to ``sweeps/NAME``.
+
+    A folder that is there already is kept if it is the same run and as far.
+
+    Raises:
+        InputError: nothing at the URL, or another run in the folder.
+    """
+    name = url.rpartition("/")[2]
+    mirror = Mirror(Path("runs", name), url)
+    there = mirror.list()
+    if CONTENT in there:
+        mirror.folder = Path("sweeps", name)
+        if not (mirror.folder / CONTENT).is_file():
+            mirror.fetch(only=(CONTENT,))
+    elif CONFIG in there:
+        _restore(mirror)
+    else:
+        raise InputError(f"{url}: expected a run or a sweep, got no {CONFIG}")
+    return mirror.folder
+
+
+def cached(url: str) -> Mirror:
+    """Fetch a run to the user's cache, for commands that read runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    place = Path(base, "marl-pool", sha256(url.encode()).hexdigest()[:16])
+    mirror = Mirror(place / url.rpartition("/")[2], url)
+    if CONFIG not in mirror.list():
+        raise InputError(f"{url}: expected a run, got no {CONFIG}")
+    atomic.make_folder(place)
+    with atomic.locked(place / LOCK, None):
+        mirror.fetch(exact=True)
+    return mirror
+
+
+@contextmanager
+def local_copies(runs: list[str]) -> Iterator[list[str]]:
+    """Fetch the runs that are named by URLs, and upload results written to them.
+
+    Args:
+        runs: folders and URLs.
+
+    Yields:
+        The folders.
+
+    Raises:
+        InputError: no run at a URL, or the results cannot be uploaded.
+    """
+    mirrors = {run: cached(run.rstrip("/")) for run in runs if is_url(run)}
+    try:
+        yield [str(mirrors[run].folder) if run in mirrors else run for run in runs]
+    finally:
+        failed = [each for each in mirrors.values() if not each.update(OUTPUTS)]
+    for mirror in failed:
+        raise InputError(f"{mirror.problem}; the results are in {mirror.folder}")
+
+
+def _validate_same(folder: Path, mirror: Mirror, there: Collection[str]) -> None:
+    """Reject a folder and a mirror whose configurations are of different runs."""
+    if CONFIG not in there or not (folder / CONFIG).is_file():
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        mirror.copy(CONFIG, Path(scratch, CONFIG))
+        here, other = (
+            manifest.read_sealed_yaml(each / CONFIG, last=VERSION)
+            for each in (folder, Path(scratch))
+        )
+    for key in sorted(here.keys() & other.keys() - OF_SESSION):
+        if here[key] != other[key]:
+            raise InputError(
+                f"storage: expected the run {folder} at {mirror.url}, got another, "
+                f"with {key}={other[key]!r:.60} in place of {here[key]!r:.60}"
+            )
+
+
+def _names(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix() for path in files}
+
+
+def _newest(names: Collection[str]) -> int:
+    """Return the newest iteration with a whole checkpoint; 0 without one."""
+    found = (SAVED.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in found if match), default=0)

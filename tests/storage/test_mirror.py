@@ -1,0 +1,309 @@
+"""Mirrors of folders on file systems of fsspec: in memory, on a disk, on S3."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.registry import known_implementations
+
+from marl_pool.storage import mirror as module
+from marl_pool.storage.mirror import Mirror
+from marl_pool.utils.atomic import new_folder
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import problem_of, write_manifest
+
+CALLS = ("put_file", "cp_file", "rm_file", "rm", "mv")
+"""Calls that change a file system."""
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request, tmp_path) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/store/run"
+        return
+    yield "memory://store/run"
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(folder: Path, **files: str) -> None:
+    """Replace a folder with a manifest, as checkpoints and policies are."""
+    with new_folder(folder) as new:
+        for name, text in files.items():
+            (new / name).write_text(text)
+        write_manifest(new)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A folder with two checkpoints."""
+    folder = tmp_path / "run"
+    write(folder / "checkpoints" / "iter_000001", state="1")
+    write(folder / "checkpoints" / "iter_000002", state="2", more="2")
+    write(folder / "policy", weights="first")
+    (folder / "config.yaml").write_text("seed: 1")
+    (folder / "metrics.csv").write_text("iteration\n1\n2\n")
+    return folder
+
+
+def go_on(run: Path) -> None:
+    """Save another checkpoint and a better policy, and remove the oldest."""
+    (run / "metrics.csv").write_text("iteration\n1\n2\n3\n")
+    write(run / "checkpoints" / "iter_000003", state="3")
+    write(run / "policy", weights="second")
+    shutil.rmtree(run / "checkpoints" / "iter_000001")
+
+
+def fetched(url: str, folder: Path) -> dict[str, str]:
+    Mirror(folder, url).fetch()
+    return tree(folder)
+
+
+def test_a_mirror_has_what_the_folder_has(run, url, tmp_path):
+    mirror = Mirror(run, url)
+    assert mirror.list() == set()
+    assert mirror.update()
+    assert mirror.list() == {*tree(run)}
+    assert fetched(url, tmp_path / "copy") == tree(run)
+    go_on(run)
+    assert mirror.update()
+    assert mirror.list() == {*tree(run)}
+    assert fetched(url, tmp_path / "other") == tree(run)
+
+
+def test_hidden_files_and_links_stay_here(run, url, tmp_path):
+    expected = tree(run)
+    (run / ".lock").touch()
+    (run / ".iter_000003.0123456789abcdef.new").mkdir()
+    (run / ".iter_000003.0123456789abcdef.new" / "state").touch()
+    (tmp_path / "secret").write_text("mine")
+    (run / "secret").symlink_to(tmp_path / "secret")
+    (run / "evaluation").symlink_to(tmp_path)
+    mirror = Mirror(run, url)
+    assert mirror.update()
+    assert mirror.list() == {*expected}
+
+
+def test_only_what_changed_is_sent(run, url, monkeypatch):
+    mirror, sent = Mirror(run, url), []
+    assert mirror.update()
+    put = mirror._put
+    monkeypatch.setattr(mirror, "_put", lambda name: sent.append(name) or put(name))
+    assert mirror.update()
+    assert sent == []
+    go_on(run)
+    assert mirror.update()
+    names = ("metrics.csv", *(f"checkpoints/iter_000003/{n}" for n in PARTS))
+    assert sent == [*names, *(f"policy/{n}" for n in ("weights", "manifest.json"))]
+
+
+PARTS = ("state", "manifest.json")
+
+
+def test_another_session_sends_no_whole_checkpoint_again(run, url, monkeypatch):
+    assert Mirror(run, url).update()
+    mirror, sent = Mirror(run, url), []
+    monkeypatch.setattr(mirror, "_put", sent.append)
+    assert mirror.update()
+    assert sorted(sent) == ["config.yaml", "metrics.csv"]
+
+
+class PowerCut(BaseException):
+    """The process ends here."""
+
+
+def cut_after(mirror: Mirror, calls: int, monkeypatch) -> None:
+    """Let the process of a mirror end before its call number ``calls``."""
+    left = iter(range(calls))
+
+    def counted(call):
+        def wrapper(*args, **kwargs):
+            if next(left, None) is None:
+                raise PowerCut
+            return call(*args, **kwargs)
+
+        return wrapper
+
+    for name in CALLS:
+        monkeypatch.setattr(mirror.fs, name, counted(getattr(mirror.fs, name)))
+
+
+def test_whenever_an_upload_ends_what_is_there_is_whole(run, url, tmp_path):
+    mirror = Mirror(run, url)
+    assert mirror.update()
+    before = tree(run)
+    go_on(run)
+    after, calls, done = tree(run), 0, False
+    while not done:
+        # Upload in another process, which ends after some calls.
+        with pytest.MonkeyPatch.context() as patch:
+            victim = Mirror(run, url)
+            cut_after(victim, calls, patch)
+            try:
+                done = victim.update()
+            except PowerCut:
+                calls += 1
+        # Each folder is whole, and of the policies there is the old or the new.
+        copy = tmp_path / f"copy_{calls}"
+        found = fetched(url, copy)
+        assert found["policy/weights"] in ("first", "second")
+        assert "checkpoints/iter_000002/manifest.json" in found
+        for manifest in copy.rglob("manifest.json"):
+            assert problem_of(manifest.parent) == ""
+        for name, text in found.items():
+            assert text in (before.get(name), after.get(name)), name
+        # Begin the next attempt with the old state.
+        if not done:
+            shutil.rmtree(tmp_path / "old", ignore_errors=True)
+            shutil.copytree(run, tmp_path / "old")
+            shutil.rmtree(tmp_path / "old" / "checkpoints" / "iter_000003")
+            write(tmp_path / "old" / "checkpoints" / "iter_000001", state="1")
+            write(tmp_path / "old" / "policy", weights="first")
+            (tmp_path / "old" / "metrics.csv").write_text(before["metrics.csv"])
+            assert Mirror(tmp_path / "old", url).update()
+    assert calls > 10
+    assert fetched(url, tmp_path / "last") == after
+    assert victim.list() == {*after}
+
+
+def test_a_failing_upload_is_tried_again_and_then_described(run, url, monkeypatch):
+    mirror, calls = Mirror(run, url), []
+
+    def put(*args):
+        calls.append(args)
+        raise PermissionError("Access Denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.fs, "put_file", put)
+        assert not mirror.update()
+    assert len(calls) == module.ATTEMPTS
+    for text in (url, "checkpoints/iter_000001", "and 2 more", "Access Denied"):
+        assert text in mirror.problem
+    assert mirror.update()
+    assert mirror.problem == ""
+    assert mirror.list() == {*tree(run)}
+
+
+def test_results_are_never_replaced(run, url, tmp_path):
+    assert Mirror(run, url).update()
+    one, other = Mirror(tmp_path / "one", url), Mirror(tmp_path / "other", url)
+    for name, mirror in (("one", one), ("other", other)):
+        mirror.fetch()
+        (mirror.folder / "evaluation").mkdir()
+        (mirror.folder / "evaluation" / "results.csv").write_text(name)
+    assert one.update(("evaluation",))
+    assert not other.update(("evaluation",))
+    assert "evaluation/results.csv" in other.problem
+    other.fetch()
+    assert (other.folder / "evaluation" / "results.csv").read_text() == "other"
+    # The training goes on, and sends all else.
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "results.csv").write_text("run")
+    assert Mirror(run, url).update()
+    assert fetched(url, tmp_path / "copy")["evaluation/results.csv"] == "one"
+
+
+def test_an_exact_copy_loses_checkpoints_that_the_mirror_has_no_more(
+    run, url, tmp_path
+):
+    mirror, copy = Mirror(run, url), Mirror(tmp_path / "copy", url)
+    assert mirror.update()
+    copy.fetch()
+    go_on(run)
+    assert mirror.update()
+    copy.fetch(exact=True)
+    assert tree(copy.folder) == tree(run)
+
+
+def test_a_damaged_checkpoint_is_fetched_and_found(run, url, tmp_path):
+    mirror = Mirror(run, url)
+    assert mirror.update()
+    mirror.fs.pipe_file(f"{mirror.root}/checkpoints/iter_000002/state", b"3")
+    Mirror(tmp_path / "copy", url).fetch()
+    damaged, whole = (f"copy/checkpoints/iter_00000{i}" for i in (2, 1))
+    assert "state has changed" in problem_of(tmp_path / damaged)
+    assert problem_of(tmp_path / whole) == ""
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(run, url, tmp_path, monkeypatch):
+    mirror = Mirror(tmp_path / "copy", url)
+    evil = f"{mirror.root}/checkpoints/../../../evil"
+    monkeypatch.setattr(mirror.fs, "find", lambda root: [evil])
+    with pytest.raises(InputError, match="expected names of files, got 'checkpoints"):
+        mirror.fetch()
+    assert not (tmp_path / "evil").exists()
+
+
+def test_nothing_is_fetched_through_a_link(run, url, tmp_path):
+    assert Mirror(run, url).update()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "policy").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="got a link to"):
+        Mirror(tmp_path / "copy", url).fetch()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "got"),
+    [
+        ("nothing://x/y", "nothing"),
+        ("dropbox://x", "no package"),
+    ],
+)
+def test_a_wrong_url_is_one_line(tmp_path, url, got, monkeypatch):
+    # A package that is not installed.
+    monkeypatch.setitem(
+        known_implementations,
+        "dropbox",
+        {"class": "nowhere.Dropbox", "err": "no package"},
+    )
+    with pytest.raises(InputError) as raised:
+        Mirror(tmp_path, url)
+    for text in ("storage: ", url, got):
+        assert text in str(raised.value)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    mirror = Mirror(tmp_path / "run", f"file://{tmp_path}/file/run")
+    with pytest.raises(InputError, match="storage: expected a place that can be"):
+        mirror.probe()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_mirror_on_s3(run, tmp_path, monkeypatch):
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "mine")
+    mirror = Mirror(run, "s3://bucket/runs/run")
+    with pytest.raises(InputError, match="bucket does not exist"):
+        mirror.probe()
+    mirror.fs.mkdir("bucket")
+    mirror.probe()
+    # Another run's name begins like this one's.
+    assert Mirror(run, "s3://bucket/runs/run2").update()
+    assert mirror.list() == set()
+    assert mirror.update()
+    assert fetched(mirror.url, tmp_path / "copy") == tree(run)
+    go_on(run)
+    assert mirror.update()
+    assert mirror.list() == {*tree(run)}
+    assert fetched(mirror.url, tmp_path / "other") == tree(run)
+    server.stop()

@@ -1,0 +1,279 @@
+"""Runs in storage: mirrored, fetched, resumed, evaluated from there."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from marl_pool import InputError
+from marl_pool.cli.main import main
+from marl_pool.runs import Run
+from marl_pool.storage import mirror as module
+from marl_pool.storage.runs import OF_SESSION, mirrored, restore
+from marl_pool.training.jobs import JOBS
+
+CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}
+STORE = CONFIG["storage"]
+SMALL = (
+    *("evolution.population=6", "repetitions=3", "total_generations=4"),
+    *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
+    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    "threads=1",
+)
+PLUG_IN = ("--plugin", "helpers.valley:Valley")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Iterator[None]:
+    """A working folder, cache and storage in memory of the test's own."""
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
+
+
+def save(run: Run, iteration: int) -> None:
+    """Log and save an iteration, as a training does."""
+    run.log({"iteration": iteration, "loss": 1 / iteration})
+    with run.checkpoint(iteration) as folder:
+        (folder / "state").write_text(str(iteration))
+    run.on_saved()
+
+
+@pytest.fixture
+def run(here) -> Iterator[Run]:
+    run = Run.create("runs/a", CONFIG)
+    yield run
+    run.close()
+
+
+def test_a_run_is_mirrored_after_each_checkpoint_and_at_the_end(run, tmp_path):
+    with run.lock(), mirrored(run, STORE):
+        save(run, 1)
+        restore(tmp_path / "first" / "a", STORE)
+        run.log({"iteration": 2, "loss": 0.5})
+    restore(tmp_path / "last" / "a", STORE)
+    first, last = (Run.open(tmp_path / name / "a") for name in ("first", "last"))
+    assert [row["iteration"] for row in first.rows()] == [1]
+    assert [row["iteration"] for row in last.rows()] == [1, 2]
+    assert first.latest_checkpoint().name == last.latest_checkpoint().name
+    assert last.config == CONFIG
+
+
+def test_a_failing_upload_warns_and_the_training_goes_on(run, capsys, monkeypatch):
+    def put(*args):
+        raise PermissionError("Access Denied")
+
+    with run.lock(), mirrored(run, STORE) as mirror:
+        with monkeypatch.context() as patch:
+            patch.setattr(mirror.fs, "put_file", put)
+            save(run, 1)
+            (line,) = capsys.readouterr().err.splitlines()
+            for text in ("iter_000001", "memory://store/a", "Access Denied"):
+                assert text in line
+        save(run, 2)
+    assert capsys.readouterr().err == ""
+    assert mirror.problem == ""
+    saved = {f"checkpoints/iter_00000{i}/manifest.json" for i in (1, 2)}
+    assert saved <= mirror.list()
+
+
+def test_a_run_that_could_not_begin_leaves_nothing(run):
+    with pytest.raises(InputError, match="no such env"), mirrored(run, STORE) as mirror:
+        raise InputError("no such env")
+    assert mirror.list() == set()
+
+
+def test_an_older_copy_does_not_replace_the_newer_mirror(run, tmp_path):
+    with mirrored(run, STORE):
+        save(run, 1)
+        shutil.copytree(run.path, tmp_path / "old" / "a")
+        save(run, 2)
+    old = Run.open(tmp_path / "old" / "a")
+    with pytest.raises(InputError, match="without iteration 2.*memory://store/a"):
+        mirrored(old, STORE).__enter__()
+    # It is brought up to date, and then goes on.
+    restore(old.path, STORE)
+    assert old.latest_checkpoint().name == "iter_000002"
+    with mirrored(old, STORE):
+        save(old, 3)
+    restore(run.path, STORE)
+    assert run.latest_checkpoint().name == "iter_000003"
+    old.close()
+
+
+def test_a_copy_that_is_as_far_is_left_alone(run):
+    with mirrored(run, STORE):
+        save(run, 1)
+    save(run, 2)
+    before = files(run.path)
+    restore(run.path, STORE)
+    assert files(run.path) == before
+
+
+def test_another_run_of_that_name_is_left_alone(run, tmp_path):
+    with mirrored(run, STORE):
+        save(run, 1)
+    other = Run.create(tmp_path / "other" / "a", {**CONFIG, "seed": 4})
+    before = files(other.path)
+    for attempt in (
+        lambda: restore(other.path, STORE),
+        mirrored(other, STORE).__enter__,
+    ):
+        with pytest.raises(InputError, match="expected the run .*seed=3 in place of 4"):
+            attempt()
+    assert files(other.path) == before
+
+
+def test_a_run_that_is_being_trained_is_not_fetched_into(run, tmp_path):
+    with mirrored(run, STORE):
+        save(run, 1)
+    other = Run.create(tmp_path / "other" / "a", CONFIG)
+    with other.lock(), pytest.raises(InputError, match="another process is training"):
+        restore(other.path, STORE)
+
+
+def test_a_folder_of_something_else_is_left_alone(run, tmp_path):
+    with mirrored(run, STORE):
+        save(run, 1)
+    (tmp_path / "other" / "a").mkdir(parents=True)
+    (tmp_path / "other" / "a" / "metrics.csv").write_text("mine")
+    with pytest.raises(InputError, match="memory://store/a, got one with other files"):
+        restore(tmp_path / "other" / "a", STORE)
+    assert files(tmp_path / "other" / "a") == {"metrics.csv": b"mine"}
+
+
+def test_what_a_resume_may_change_does_not_make_another_run():
+    assert {key for job in JOBS.values() for key in job.controls} <= OF_SESSION
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def evolved(tmp_path_factory) -> Path:
+    """A storage with a run, whose folder is gone."""
+    base = tmp_path_factory.mktemp("evolved")
+    flags = ["--run-dir", str(base / "a"), "--storage", f"file://{base}/store"]
+    assert main(["evolve", *SMALL, *flags]) == 0
+    shutil.rmtree(base / "a")
+    return base / "store"
+
+
+@pytest.fixture
+def url(evolved, tmp_path) -> str:
+    shutil.copytree(evolved, tmp_path / "store")
+    return f"file://{tmp_path}/store/a"
+
+
+def test_a_run_is_resumed_from_its_url_and_mirrored_again(url, tmp_path, capsys):
+    assert main(["resume", url, *PLUG_IN]) == 0
+    assert "4 of 4 generations are done" in capsys.readouterr().out
+    assert main(["resume", url, *PLUG_IN, "total_generations=6"]) == 0
+    assert len(Run.open("runs/a").rows()) == 6
+    local, remote = files(Path("runs/a")), files(tmp_path / "store" / "a")
+    del local[".lock"]
+    assert local == remote
+    # A local run remembers its storage.
+    assert main(["resume", "runs/a", *PLUG_IN, "total_generations=8"]) == 0
+    assert files(tmp_path / "store" / "a")["metrics.csv"].count(b"\n") == 9
+
+
+def test_the_same_command_starts_a_run_or_goes_on_with_it(url, tmp_path, capsys):
+    store = url.removesuffix("/a")
+    flags = ("--run-dir", "jobs/a", "--or-resume", "--storage", store)
+    # On an empty disk it goes on from the storage, and then from the disk.
+    for generations in (6, 8):
+        more = f"total_generations={generations}"
+        assert main(["evolve", *SMALL, more, *flags]) == 0
+        assert len(Run.open("jobs/a").rows()) == generations
+    assert main(["evolve", *SMALL, *flags]) == 0
+    assert "8 of 4 generations are done" in capsys.readouterr().out
+    assert main(["evolve", *SMALL, "seed=7", *flags]) == 2
+    assert "seed: expected 7, got 0" in capsys.readouterr().err
+    # Another name begins.
+    flags = ("--run-dir", "jobs/b", "--or-resume")
+    assert main(["evolve", *SMALL, "total_generations=1", *flags]) == 0
+    assert main(["evolve", *SMALL, "seed=7", *flags]) == 2
+    assert "seed: expected 7, got 0" in capsys.readouterr().err
+    assert main(["evolve", *SMALL, "--or-resume"]) == 2
+    assert "expected the folder of the run by --run-dir" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
+    few = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *few]) == 0
+    # The results are in the storage too, where the report finds them.
+    assert (tmp_path / "store" / "a" / "evaluation" / "results.csv").is_file()
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["report", url, *PLUG_IN, "--out", "page.html", "videos=false"]) == 0
+    assert ">a<" in Path("page.html").read_text()
+    assert sorted(os.listdir()) == ["cache", "page.html", "store"]
+
+
+def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(module.Mirror, "_put", lambda *args: 1 / 0)
+    few = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *few]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "evaluation/results.csv" in line
+    assert url in line
+    kept = Path(line.rpartition(" ")[2], "evaluation", "results.csv")
+    assert kept.is_file()
+
+
+@pytest.mark.parametrize(
+    ("storage", "got"),
+    [
+        ("plain", "'plain'"),
+        ("s3://me:secret@bucket/runs", "without credentials"),
+        ("nothing://x", "nothing://x/b"),
+        ("file://{here}/file", "{here}/file/b"),
+        ("file://{here}/store", "resume file://{here}/store/a"),
+    ],
+)
+def test_a_wrong_storage_is_one_line_before_the_training(
+    url, tmp_path, capsys, storage, got
+):
+    (tmp_path / "file").touch()
+    name = "a" if storage.endswith("store") else "b"
+    path = tmp_path / "here" / name
+    flags = ["--run-dir", str(path), "--storage", storage.format(here=tmp_path)]
+    assert main(["evolve", *SMALL, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("marl-pool: storage: ")
+    assert got.format(here=tmp_path) in line
+    assert not path.exists()
+
+
+def test_a_url_without_a_run_is_one_line(tmp_path, capsys):
+    url = f"file://{tmp_path}/nothing"
+    for verb in ("resume", "evaluate", "report", "render", "diagnose"):
+        assert main([verb, url]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{url}: expected a run" in line
+        assert "got no config.yaml" in line
+
+
+def test_a_mirror_that_lacks_something_is_the_last_line(tmp_path, capsys, monkeypatch):
+    # The storage is there when the training begins, and fails from then on.
+    monkeypatch.setattr(module.Mirror, "_put", lambda *args: 1 / 0)
+    flags = ("--run-dir", "runs/a", "--storage", f"file://{tmp_path}/store")
+    assert main(["evolve", *SMALL, *flags]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    for text in ("not mirrored to", "store/a", "checkpoints/iter_000002", "division"):
+        assert text in line
+    # Another attempt sends all of it, though no training is left.
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", "runs/a", *PLUG_IN]) == 0
+    assert Path("store/a/checkpoints/iter_000004/manifest.json").is_file()
