@@ -10,7 +10,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.envs.drawing.marks import (
+    Glyphs,
+    draw_perceived,
+    draw_perceived_patches,
+)
 from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.perception import Mark, Perception
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -352,6 +358,7 @@ class BatchedEnv(ABC):
         group: str | None = None,
         agent: int = 0,
         size: int = 512,
+        perception: Perception | None = None,
     ) -> np.ndarray:
         """Render one environment as an image.
 
@@ -362,6 +369,8 @@ class BatchedEnv(ABC):
             group: group of that agent; None for the first group.
             agent: index of that agent in its group.
             size: height and width in pixels.
+            perception: that agent's tokens, without batch dimensions, to mark where
+                they differ from the truth; ``attention`` then weights its ``M`` tokens.
 
         Returns:
             ``(size, size, 3)`` uint8 RGB.
@@ -370,19 +379,62 @@ class BatchedEnv(ABC):
             InputError: a wrong number of weights, or an environment without pictures.
         """
         group = group or next(iter(self.groups))
+        spec = self.groups[group].tokens
         # Check the weights once for all environments.
-        if attention is None:
-            return self._draw(index, size, None, group, agent)
-        count = self.groups[group].tokens.num_tokens
-        if attention.shape != (count,):
+        count = perception.seen.num_tokens if perception else spec.num_tokens
+        if attention is not None and attention.shape != (count,):
             raise InputError(
                 f"attention: expected one weight for each of {count} tokens, "
                 f"got the shape {tuple(attention.shape)}"
             )
-        return self._draw(index, size, attention.double().cpu().numpy(), group, agent)
+        weights = None if attention is None else attention.double().cpu()
+        if perception is None:
+            return self._draw(index, size, _array(weights), group, agent)
+        # Weights of perceived tokens become those of the true tokens behind them.
+        perceived = perception.cpu()
+        by_origin = None if weights is None else perceived.by_origin(weights)
+        if perceived.marks().keys() <= {Mark.REORDERED}:
+            return self._draw(index, size, _array(by_origin), group, agent)
+        if self.patch_grid is not None:
+            image = self._draw(index, size, _array(by_origin), group, agent)
+            grid, num_frames = self.patch_grid, spec.num_frames
+            draw_perceived_patches(image, perceived, grid, num_frames)
+            return image
+        true, seen = (
+            self.glyphs(tokens, index, group=group, agent=agent, size=size)
+            for tokens in (perceived.true, perceived.seen)
+        )
+        # Lines to where tokens are perceived replace those to the true places.
+        lines = seen is not None and seen.observer is not None
+        under = None if lines else _array(by_origin)
+        image = self._draw(index, size, under, group, agent)
+        if true is not None and seen is not None:
+            draw_perceived(image, perceived, true, seen, _array(weights))
+        return image
+
+    def glyphs(
+        self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
+    ) -> Glyphs | None:
+        """Return how tokens look in a `frame`, from their features and types alone.
+
+        Args:
+            tokens: tokens of one agent, perturbed or not, without batch dimensions.
+            index: index of the environment.
+            group: group of the agent.
+            agent: index of the agent in its group.
+            size: height and width of the frame in pixels.
+
+        Returns:
+            None if the frames do not show tokens as entities.
+        """
+        return None
 
     def _draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         """Render one environment; the arguments of `frame` are complete and checked."""
         raise InputError(f"{type(self).__name__} cannot be rendered")
+
+
+def _array(weights: Tensor | None) -> np.ndarray | None:
+    return None if weights is None else weights.numpy()

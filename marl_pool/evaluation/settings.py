@@ -8,6 +8,7 @@ from marl_pool.utils.types import Device, Kernels, NonNegativeInt, PositiveInt, 
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or that of an iteration."""
+VideoFormat = Literal["webm", "mp4", "gif", "webp"]
 Analysis = Literal["regression", "latents", "codes", "patches"]
 """An analysis of the AttentionNeuron paper; see `studies.attention_neuron`."""
 
@@ -126,6 +127,9 @@ class RenderSettings(TargetSettings):
     """Sample actions instead of taking the most likely one."""
     size: PositiveInt = 512
     """Height and width in pixels."""
+    format: VideoFormat = "webm"
+    """File format; webm and mp4 are VP9 by OpenCV, gif and webp are by Pillow, both of
+    the extra plots."""
     fps: PositiveInt = 20
     """Frames per second."""
 

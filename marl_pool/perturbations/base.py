@@ -3,14 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.perception import Perception
 from marl_pool.perturbations.sampling import sample_severities, uniform_like
-from marl_pool.perturbations.selection import lowest
+from marl_pool.perturbations.selection import identity_origin, lowest
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
@@ -38,6 +39,8 @@ class Perturbation(ABC):
     severity: Severity = 1.0
     ramp: PositiveInt | None = None
 
+    word: ClassVar[str] = "perturbed"
+    """Participle for a perturbed token, in legends."""
     reorders = False
     """True if tokens only change places, which no invariant policy can notice."""
 
@@ -80,6 +83,21 @@ class Perturbation(ABC):
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
         """Perturb the tokens of one step; return them and the next state."""
+
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
+        """Relate the perturbed tokens of a step to the unperturbed ones.
+
+        Args:
+            true: the unperturbed tokens.
+            seen: the perturbed ones.
+            state: the state that the step returned.
+        """
+        origin = state["origin"] if "origin" in state else identity_origin(true)
+        if origin.shape != seen.types.shape:  # at severity 0 nothing is added
+            origin = identity_origin(true)
+        return Perception.compare(true, seen, origin, self.word)
 
 
 def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:

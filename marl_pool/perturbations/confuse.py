@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Confuse(TokenShare):
         UnfitTokensError: fewer than two named types besides self.
     """
 
+    word: ClassVar[str] = "confused"
     severity: Severity = 0.5
     type_names: Sequence[str] = ()
 

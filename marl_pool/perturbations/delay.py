@@ -1,6 +1,7 @@
 """Delay: outdated features."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class Delay(ProtectingPerturbation):
         steps: delay at severity 1; halves round to even.
     """
 
+    word: ClassVar[str] = "delayed"
     severity: Severity = 0.5
     every: PositiveInt | None = field(default=None, init=False)
     steps: PositiveInt = 8

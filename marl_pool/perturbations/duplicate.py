@@ -1,6 +1,7 @@
 """Duplicate: repeated tokens."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -30,6 +31,7 @@ class Duplicate(TokenShare):
             duplicated.
     """
 
+    word: ClassVar[str] = "duplicated"
     severity: Severity = 0.5
 
     @override

@@ -1,6 +1,7 @@
 """Freeze: stuck sensors."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -22,6 +23,7 @@ class Freeze(TokenShare):
         severity: share of the tokens present, without a protected one, that freeze.
     """
 
+    word: ClassVar[str] = "frozen"
     severity: Severity = 0.5
 
     @override

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class Inject(SampledPerturbation):
         InputError: features that are repeated or do not exist.
     """
 
+    word: ClassVar[str] = "injected"
     token_type: NonNegativeInt | str | None = None
     every: PositiveInt | None = field(default=None, init=False)
     count: PositiveInt = 32

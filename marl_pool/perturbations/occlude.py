@@ -1,13 +1,14 @@
 """Occlude: missing tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.perception import Perception
 from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import constant
@@ -38,6 +39,7 @@ class Occlude(TokenShare):
         UnfitTokensError: a type that the tokens lack, or no signal types.
     """
 
+    word: ClassVar[str] = "occluded"
     severity: Severity = 0.5
     mode: Literal["drop", "zero"] = "drop"
     among: Literal["any", "signal", "noise"] | list[str] = "any"
@@ -65,6 +67,15 @@ class Occlude(TokenShare):
             return Tokens(features, types, padding | missing)
         zeroed = torch.where(missing[..., None], 0, features).to(features.dtype)
         return Tokens(zeroed, types, padding)
+
+    @override
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
+        # A dead sensor's zeros tell nothing of its token either.
+        perceived = super().perceive(true, seen, state)
+        missing = self.chosen(true, state)
+        return replace(perceived, removed=perceived.removed | missing)
 
 
 def _type_numbers(

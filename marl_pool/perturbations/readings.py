@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -104,6 +105,7 @@ class Bias(DisturbedReadings):
             simple-centroid the lengths of the environment divided by 5).
     """
 
+    word: ClassVar[str] = "biased"
     severity: Severity = 0.1
     scale: NonNegativeFloat = 1.0
 
@@ -121,6 +123,7 @@ class Bias(DisturbedReadings):
 class Jitter(Bias):
     """Add Gaussian noise to features: a `Bias` that is resampled at every step."""
 
+    word: ClassVar[str] = "jittered"
     every: PositiveInt | None = 1
 
 
@@ -137,6 +140,7 @@ class Scale(DisturbedReadings):
         spread: the standard deviation at severity 1.
     """
 
+    word: ClassVar[str] = "scaled"
     severity: Severity = 0.5
     spread: NonNegativeFloat = 1.0
 

@@ -1,6 +1,7 @@
 """Rewire: features of one token shown by another."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -21,6 +22,7 @@ class Rewire(TokenShare):
         severity: share of the tokens present that take part in the permutation.
     """
 
+    word: ClassVar[str] = "rewired"
     severity: Severity = 1.0
     protect_self: bool = False
 

@@ -1,7 +1,7 @@
 """Shuffle: another order of the tokens."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Shuffle(TokenShare):
         UnfitTokensError: ``scope="frame"`` for tokens that show a single frame.
     """
 
+    word: ClassVar[str] = "shuffled"
     severity: Severity = 1.0
     scope: Literal["token", "frame"] = "token"
     held: Seed | None = None

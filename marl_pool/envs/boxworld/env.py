@@ -34,9 +34,12 @@ from marl_pool.envs.boxworld.codes import (
 )
 from marl_pool.envs.boxworld.drawing import draw_grid
 from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
+from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
+POSITION = (3, 4)
+"""Indices of the row and the column in a token's features."""
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by each action: up, down, left, right."""
 
@@ -147,7 +150,7 @@ class BoxWorld(BatchedEnv):
         )
         # Tokens are all cells and the held key, or the agent, the key and the boxes.
         num_tokens = n**2 + 1 if self.pixels else 2 + 2 * self.generator.num_boxes
-        spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=(3, 4))
+        spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=POSITION)
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
         self._groups: dict[str, AgentGroup] = {"agent": group}
         self._build_tables()
@@ -258,6 +261,23 @@ class BoxWorld(BatchedEnv):
             self.places[:, 1:2].masked_fill_(takes, 0)
         ends = _look_up(self._ends, entered)
         return {"agent": _look_up(self._rewards, entered)}, ends[:, 0]
+
+    @override
+    def glyphs(
+        self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
+    ) -> Glyphs:
+        # Rows and columns are relative to the agent's; the wall adds one to both.
+        features = tokens.features.double().nan_to_num().cpu().numpy()
+        own = divmod(int(self.places[index, 0]) - 1, self.n)
+        cells = features[:, POSITION] * (self.n + 1) + own + 1.5
+        side = size / (self.n + 2)
+        colors = np.clip(255 * features[:, :3], 0, 255).round().astype(int)
+        return Glyphs(
+            places=cells[:, ::-1] * side,
+            colors=[(red, green, blue) for red, green, blue in colors.tolist()],
+            radii=[0.3 * side] * len(features),
+            letters=[TYPE_NAMES[number][0] for number in tokens.types.tolist()],
+        )
 
     @override
     def _reset_keys(self, rows: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from marl_pool.envs.drawing.canvas import (
     Frame,
     Projection,
     blend,
+    fixed,
+    opencv,
     write,
 )
 
@@ -86,8 +88,8 @@ class CartPoleFrame(Frame):
 
     def _box(self, low: Point, high: Point, color: Color) -> None:
         corners = self.projection.project(np.array([low, high]))
-        first, last = (self._fixed(corner) for corner in corners)
-        cv2 = self._cv2
+        first, last = (fixed(corner) for corner in corners)
+        cv2 = opencv()
         cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, SHIFT)
 
 

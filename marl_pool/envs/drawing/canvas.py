@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from marl_pool.utils import plotting
 from marl_pool.utils.errors import InputError
 
 Color = tuple[int, int, int]
@@ -14,6 +15,12 @@ PAPER: Color = (252, 252, 250)
 INK: Color = (60, 60, 60)
 GRID: Color = (232, 232, 230)
 ATTENTION: Color = (235, 130, 0)
+
+BLUE, GREEN, PURPLE = (
+    (int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16))
+    for color in (plotting.BLUE, plotting.GREEN, plotting.PURPLE)
+)
+"""Colors of entities that color-blind people can tell apart."""
 
 SHIFT = 4  # fractional bits of OpenCV's coordinates
 MIN_RADIUS = 4.0  # pixels, so that small discs stay visible
@@ -80,18 +87,75 @@ def attention_strengths(weights: np.ndarray) -> np.ndarray:
 
 def write(
     image: np.ndarray, text: str, at: tuple[int, int], line: float, color: Color = INK
-) -> None:
-    """Write text that starts at the pixel ``at``, in lines of ``line`` pixels."""
+) -> int:
+    """Write text that starts at the pixel ``at``, in lines of ``line`` pixels.
+
+    Returns:
+        Its width in pixels.
+    """
     cv2 = opencv()
     font = cv2.FONT_HERSHEY_SIMPLEX
     cv2.putText(image, text, at, font, line / 36, color, 1, cv2.LINE_AA)
+    return width_of(text, line)
+
+
+def width_of(text: str, line: float) -> int:
+    """Return the width in pixels of text in lines of ``line`` pixels."""
+    cv2 = opencv()
+    return int(cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, line / 36, 1)[0][0])
+
+
+def draw_line(image: np.ndarray, ends: np.ndarray, color: Color, width: int) -> None:
+    """Draw a line between two points ``(2, 2)`` in pixels."""
+    first, last = (fixed(end) for end in ends)
+    cv2 = opencv()
+    cv2.line(image, first, last, color, width, cv2.LINE_AA, SHIFT)
+
+
+def draw_disc(
+    image: np.ndarray, center: np.ndarray, radius: float, color: Color, width: int = -1
+) -> None:
+    """Draw a disc, or a ring if ``width`` is positive; lengths are in pixels."""
+    at, pixels = fixed(center), round(radius * (1 << SHIFT))
+    cv2 = opencv()
+    cv2.circle(image, at, pixels, color, width, cv2.LINE_AA, SHIFT)
+
+
+def fixed(point: np.ndarray) -> tuple[int, int]:
+    """Convert a point to fixed-point pixel coordinates, clipped to 32-bit integers."""
+    x, y = np.clip(point, -1e4, 1e4) * (1 << SHIFT)
+    return round(x), round(y)
+
+
+def draw_attention(
+    image: np.ndarray, points: np.ndarray, observer: np.ndarray, weights: np.ndarray
+) -> None:
+    """Draw attention weights as lines; see `Frame.attention`.
+
+    Args:
+        image: the image to draw on.
+        points: ``(n, 2)`` pixel coordinates.
+        observer: ``(2,)`` those of the observer; a point there becomes a halo.
+        weights: ``(n,)`` attention weights, at least 0.
+    """
+    strengths = attention_strengths(weights)
+    # Draw the strongest last, because opaque lines cover earlier ones.
+    for entity in np.argsort(strengths):
+        strength = float(strengths[entity])
+        if strength < MIN_WEIGHT:
+            continue
+        color = blend(ATTENTION, 0.15 + 0.85 * strength)
+        if np.allclose(points[entity], observer):
+            draw_disc(image, observer, MIN_RADIUS + 10 * strength, color)
+        else:
+            line = np.stack((observer, points[entity]))
+            draw_line(image, line, color, max(1, round(MAX_WIDTH * strength)))
 
 
 class Frame:
     """An image to draw on: lines first, then discs, then the legend."""
 
     def __init__(self, projection: Projection) -> None:
-        self._cv2 = opencv()
         self.projection = projection
         self.image = np.full((projection.size, projection.size, 3), PAPER, np.uint8)
         """``(size, size, 3)`` uint8 RGB."""
@@ -112,19 +176,8 @@ class Frame:
             observer: index of the observing entity.
             weights: ``(entities,)`` attention weights, at least 0.
         """
-        strengths = attention_strengths(weights)
         ends = self.projection.project(points)
-        # Draw the strongest last, because opaque lines cover earlier ones.
-        for entity in np.argsort(strengths):
-            strength = float(strengths[entity])
-            if strength < MIN_WEIGHT:
-                continue
-            color = blend(ATTENTION, 0.15 + 0.85 * strength)
-            if entity == observer:
-                self._disc(ends[entity], MIN_RADIUS + 10 * strength, color)
-            else:
-                line = ends[[observer, entity]]
-                self._line(line, color, max(1, round(MAX_WIDTH * strength)))
+        draw_attention(self.image, ends, ends[observer], weights)
 
     def crosses(self, points: np.ndarray) -> None:
         """Mark the points ``(n, 2)`` with crosses."""
@@ -164,17 +217,8 @@ class Frame:
         for arm in reach * np.eye(2):
             self._line(np.stack((center - arm, center + arm)), INK, 1)
 
-    def _fixed(self, point: np.ndarray) -> tuple[int, int]:
-        # OpenCV's coordinates are 32-bit, so clip positions far outside the image.
-        x, y = np.clip(point, -1e4, 1e4) * (1 << SHIFT)
-        return round(x), round(y)
-
     def _line(self, ends: np.ndarray, color: Color, width: int) -> None:
-        first, last = (self._fixed(end) for end in ends)
-        cv2 = self._cv2
-        cv2.line(self.image, first, last, color, width, cv2.LINE_AA, SHIFT)
+        draw_line(self.image, ends, color, width)
 
     def _disc(self, center: np.ndarray, radius: float, color: Color) -> None:
-        at, pixels = self._fixed(center), round(radius * (1 << SHIFT))
-        cv2 = self._cv2
-        cv2.circle(self.image, at, pixels, color, -1, cv2.LINE_AA, SHIFT)
+        draw_disc(self.image, center, radius, color)

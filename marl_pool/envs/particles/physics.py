@@ -10,9 +10,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv
-from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
+from marl_pool.envs.drawing.canvas import MIN_RADIUS, Disc, Frame, Projection
+from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.envs.particles.actions import Steering
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 DT = 0.1
@@ -217,6 +218,29 @@ class ParticleEnv(BatchedEnv):
         frame.discs(discs, state[:, :2], state[:, :2] - TAIL_SECONDS * state[:, 2:])
         frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
         return frame.image
+
+    @override
+    def glyphs(
+        self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
+    ) -> Glyphs:
+        own = int(self.token_entities(group)[agent, 0])
+        projection = Projection(self.extent, size)
+        # Positions are relative to the observer.
+        observer = self.state[index, own, :2].double().cpu().numpy()
+        away = tokens.features[:, POSITION].double().nan_to_num().cpu().numpy()
+        kinds = {kind.kind: kind for kind in self.entities}
+        kinds[self.type_names[SELF_TYPE]] = self.entities[own]
+        looks = [
+            kinds.get(self.type_names[number], self.entities[own])
+            for number in tokens.types.tolist()
+        ]
+        return Glyphs(
+            places=projection.project(observer + away * self.feature_scale),
+            colors=[look.color for look in looks],
+            radii=[max(MIN_RADIUS, projection.pixels(look.size)) for look in looks],
+            letters=[""] * len(looks),
+            observer=projection.project(observer),
+        )
 
     def _token_order(self, kind: str) -> list[list[int]]:
         """Return the entity of each token of each agent of a kind."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.drawing.canvas import BLUE, GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.utils.types import (
@@ -102,16 +103,14 @@ class SimpleCentroid(ParticleEnv):
                 Entities(
                     "agent",
                     self.num_agents,
-                    (44, 160, 44),
+                    GREEN,
                     0.075,
                     max_speed=5.0,
                     acceleration=AGENT_ACCELERATION,
                     signal=False,  # the positions of other agents do not matter
                 ),
-                Entities("signal", self.num_signal, (31, 90, 200), max_speed=2.0),
-                Entities(
-                    "noise", self.num_noise, (214, 39, 40), movable=False, signal=False
-                ),
+                Entities("signal", self.num_signal, BLUE, max_speed=2.0),
+                Entities("noise", self.num_noise, PURPLE, movable=False, signal=False),
             ),
             learners=("agent",),
             continuous_actions=continuous_actions,

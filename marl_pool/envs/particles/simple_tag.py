@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.drawing.canvas import GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.actions import DIRECTIONS
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
@@ -214,7 +215,7 @@ def _entities(
         Entities(
             "predator",
             predators,
-            (214, 39, 40),
+            PURPLE,
             PREDATOR_SIZE,
             collide=True,
             max_speed=1.0,
@@ -223,7 +224,7 @@ def _entities(
         Entities(
             "prey",
             prey,
-            (44, 160, 44),
+            GREEN,
             PREY_SIZE,
             collide=True,
             max_speed=1.3,

@@ -21,9 +21,10 @@ from marl_pool.evaluation.report.group_scores import (
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.render import episode_frames
+from marl_pool.evaluation.video.caption import with_steps
+from marl_pool.evaluation.video.files import write_frames
+from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
 from marl_pool.evaluation.video.tiling import grid_frames
-from marl_pool.evaluation.video.webm import write_webm
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -129,12 +130,14 @@ def side_by_side(
         InputError: an environment that cannot be drawn, or no OpenCV that writes VP9.
     """
     # Both columns play the same environment, step by step.
-    tiles = [_tile(subject, None, CLEAN, group)]
+    rows = 0 if perturbation is None else LEGEND_ROWS
+    tiles = [_tile(subject, None, CLEAN, group, rows)]
     if perturbation is not None:
-        tiles.append(_tile(subject, perturbation, about, group))
+        tiles.append(_tile(subject, perturbation, about, group, rows))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
-        write_webm(path, islice(grid_frames([tiles]), 0, None, EVERY), FPS)
+        images = with_steps(grid_frames([tiles]))
+        write_frames(path, islice(images, 0, None, EVERY), FPS)
         return base64.b64encode(path.read_bytes()).decode()
 
 
@@ -143,9 +146,17 @@ def _tile(
     perturbation: Mapping[str, Any] | None,
     about: str,
     group: str,
+    legend_rows: int,
 ) -> Iterator[np.ndarray]:
     env = subject.make_env(1)
     env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
     change = None if perturbation is None else perturb(perturbation, env)
     rollout = Rollout(env, subject.policies, perturbation=change)
-    return episode_frames(rollout, about=about, size=SIZE, group=group)
+    return episode_frames(
+        rollout,
+        about=about,
+        size=SIZE,
+        group=group,
+        steps=False,
+        legend_rows=legend_rows,
+    )

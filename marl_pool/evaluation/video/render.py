@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
+from marl_pool.evaluation.video.files import write_frames
 from marl_pool.evaluation.video.tiling import grid_frames
-from marl_pool.evaluation.video.webm import with_caption, write_webm
-from marl_pool.perturbations.base import PerturbationState
-from marl_pool.policies.base import Policy, State
+from marl_pool.perception import Mark, Perception
+from marl_pool.perturbations.selection import identity_origin
+from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.atomic import make_folder
@@ -28,37 +30,25 @@ from marl_pool.utils.types import Options
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
+LEGEND_ROWS = 2
+"""Lines reserved for the legend of a perturbation's marks."""
 Head = str | int
 """``"mean"`` over all attention heads, or the number of one."""
-
-
-class Attention(NamedTuple):
-    """Attention of one agent to the tokens of its environment."""
-
-    weights: Tensor
-    """``(N,)``, attention weights in the environment's order of tokens."""
-    injected: float
-    """Total attention weight of tokens that a perturbation injected."""
 
 
 def attention_of(
     policy: Policy,
     tokens: Tokens,
-    state: PerturbationState,
-    num_tokens: int,
     *,
     agent: int = 0,
     head: Head = "mean",
     memory: State = (),
-) -> Attention | None:
-    """Compute one agent's attention to the unperturbed tokens.
+) -> Tensor | None:
+    """Compute one agent's attention weights of the tokens it perceives, ``(M,)``.
 
     Args:
         policy: the agent's policy.
-        tokens: perturbed tokens of one environment.
-        state: state of the perturbation; ``origin`` holds each token's index before it.
-            Empty without a perturbation.
-        num_tokens: N, number of unperturbed tokens.
+        tokens: perceived tokens of one environment.
         agent: index of the agent in its group.
         head: mean of the attention heads, or the number of one.
         memory: recurrent state of the policy.
@@ -76,82 +66,120 @@ def attention_of(
     # Select a head of the agent, or average over all.
     own = heads[0, agent]
     if isinstance(head, int) and 0 <= head < len(own):
-        weights = own[head]
-    elif head == "mean":
-        weights = own.mean(0)
-    else:
-        raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
-    # Without a perturbation that moves tokens, the weights apply as they are.
-    if "origin" not in state:
-        return Attention(weights, 0.0)
-    # Move the weights to where the tokens come from; injected ones come from nowhere.
-    origin = state["origin"][0, agent]
-    known = origin >= 0
-    original = weights.new_zeros(num_tokens)
-    original = original.index_add(0, origin[known], weights[known])
-    return Attention(original, float(weights[~known].sum()))
+        return own[head]
+    if head == "mean":
+        return own.mean(0)
+    raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
 
 
 def episode_frames(
     rollout: Rollout,
     *,
+    source: str = "",
     about: str = "",
     head: Head | None = "mean",
     size: int = 512,
     top: int = 0,
     group: str | None = None,
+    steps: bool = True,
+    legend_rows: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Play an episode and draw its frames.
 
-    Each frame shows the environment before a step and the policy's attention in that
-    step. The last frame shows the final state.
+    Each frame shows the environment before a step, what the policy perceives of it, and
+    its attention in that step. The last frame shows the final state.
 
     Args:
         rollout: rollout of one environment.
+        source: name of the policy.
         about: text in all frames.
         head: attention head to draw; None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
         group: group whose first agent's return and attention are shown; None for the
             first.
+        steps: write the number of the step.
+        legend_rows: lines reserved for the legend of marks; None: `LEGEND_ROWS` with a
+            perturbation, else none.
 
     Yields:
         ``(height, width, 3)`` uint8 RGB.
     """
     # Draw the first group unless another is chosen.
     group = group or next(iter(rollout.env.groups))
-    num_tokens = rollout.env.groups[group].tokens.num_tokens
-    prev_env, steps, total = _first(rollout.env), 0, 0.0
+    policy = rollout.policies[group]
+    prev_env, step, total = _first(rollout.env), 0, 0.0
+    if legend_rows is None:
+        legend_rows = LEGEND_ROWS if rollout.perturbation is not None else 0
+    # Marks stay in the legend once they have occurred.
+    legend: set[Mark] = set()
+    title = " ".join(filter(None, (source, f"({head_of(policy)})")))
 
-    def draw(attention: Attention | None) -> np.ndarray:
-        weights = None if attention is None else attention.weights
-        image = prev_env.frame(
-            attention=None if top else weights, group=group, size=size
-        )
-        if top and weights is not None:
-            image = outline_top(image, prev_env, weights, top)
-        state = f"step {steps}   return {total:.3f}"
-        if attention is not None and attention.injected:
-            state += f"   attention on injected {attention.injected:.0%}"
-        return with_caption(image, (about, state))
+    def draw(perceived: Perception | None, weights: Tensor | None) -> np.ndarray:
+        image, seen = _picture(prev_env, perceived, weights, group, size, top), None
+        words = [f"step {step}"] if steps else []
+        words.append(f"return {total:.3f}")
+        if perceived is not None:
+            legend.update(perceived.marks())
+            seen = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
+            if weights is not None and perceived.injected.any():
+                share = float(weights[perceived.injected].sum())
+                words.append(f"attention on injected {share:.0%}")
+        lines = (title, about, "   ".join(words))
+        word = "" if perceived is None else perceived.word
+        caption = Caption(lines, word, legend, legend_rows, perceived, seen)
+        return with_caption(image, caption)
 
     # Draw each step's observation with the attention that it received.
     for transition in rollout.transitions():
-        attention = None
+        weights, tokens = None, transition.tokens[group]
         if head is not None:
-            attention = attention_of(
-                rollout.policies[group],
-                transition.tokens[group],
-                rollout.perturbation_states.get(group, {}),
-                num_tokens,
-                head=head,
-                memory=transition.states[group],
-            )
-        yield draw(attention)
+            memory = transition.states[group]
+            weights = attention_of(policy, tokens, head=head, memory=memory)
+            if weights is None and step == 0:
+                title += "   no attention weights"
+        yield draw(_perceive(rollout, prev_env, tokens, group), weights)
         # A transition holds the environment after its step.
-        prev_env, steps = _first(transition.env), steps + 1
+        prev_env, step = _first(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
-    yield draw(None)
+    yield draw(None, None)
+
+
+def head_of(policy: Policy) -> str:
+    """Return the name of a policy's pooling head, or of its class without one."""
+    config = policy.config if isinstance(policy, SpecifiedPolicy) else {}
+    name: str = (config.get("pooling") or {}).get("name", type(policy).__name__)
+    return name.rpartition(":")[2]
+
+
+def _perceive(
+    rollout: Rollout, env: BatchedEnv, tokens: Tokens, group: str
+) -> Perception:
+    """Relate the first agent's tokens to those of the environment that it observed."""
+    true = env.observe()[group]
+    if rollout.perturbation is None:
+        perceived = Perception.compare(true, tokens, identity_origin(true), CLEAN)
+    else:
+        state = rollout.perturbation_states[group]
+        perceived = rollout.perturbation.perceive(true, tokens, state)
+    return perceived.at((0, 0)).cpu()
+
+
+def _picture(
+    env: BatchedEnv,
+    perceived: Perception | None,
+    weights: Tensor | None,
+    group: str,
+    size: int,
+    top: int,
+) -> np.ndarray:
+    """Draw an environment with the attention to what is perceived of it."""
+    if perceived is None or weights is None or not top:
+        return env.frame(
+            attention=weights, group=group, size=size, perception=perceived
+        )
+    image = env.frame(group=group, size=size, perception=perceived)
+    return outline_top(image, env, perceived.by_origin(weights.cpu()), top)
 
 
 def outline_top(
@@ -180,8 +208,7 @@ def render_run(
 ) -> Path:
     """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
-    Its episodes are the first ones of `evaluate_run` at the same seed. The format is
-    WebM with VP9, which browsers play.
+    Its episodes are the first ones of `evaluate_run` at the same seed.
 
     Args:
         run: an earlier run.
@@ -196,8 +223,8 @@ def render_run(
             drawn, or no OpenCV.
     """
     target = load_target(run, settings, env=env, plugins=plugins)
-    path = run.new_video_path(video_name(perturbation))
-    write_video(path, {"": target}, settings, perturbation)
+    path = run.new_video_path(video_name(perturbation), f".{settings.format}")
+    write_video(path, {_source(run): target}, settings, perturbation)
     return path
 
 
@@ -209,7 +236,7 @@ def render_side_by_side(
 ) -> Path:
     """Write a video with a column for each target to a new folder, and return it."""
     make_folder(folder)
-    path = folder / f"{video_name(perturbation)}.webm"
+    path = folder / f"{video_name(perturbation)}.{settings.format}"
     write_video(path, targets, settings, perturbation)
     return path
 
@@ -250,6 +277,7 @@ def write_video(
     The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
+    legend_rows = 0 if options is None else LEGEND_ROWS
     # Columns are targets times conditions.
     conditions: list[Options | None] = [options]
     if settings.beside_clean and options is not None:
@@ -263,13 +291,13 @@ def write_video(
             # Play the episodes of a row of the grid side by side.
             grid = [
                 [
-                    _episode(target, settings, episode, condition, name)
+                    _episode(target, settings, episode, condition, name, legend_rows)
                     for name, target in targets.items()
                     for condition in conditions
                 ]
                 for episode in range(first, first + rows)
             ]
-            for image in grid_frames(grid):
+            for image in with_steps(grid_frames(grid)):
                 yield image
                 done += 1
                 progress.update(done)
@@ -278,7 +306,7 @@ def write_video(
         computing(settings.threads, settings.kernels),
         Progress(num_frames, unit="frames") as progress,
     ):
-        write_webm(path, frames(progress), settings.fps)
+        write_frames(path, frames(progress), settings.fps)
 
 
 def _episode(
@@ -287,22 +315,32 @@ def _episode(
     episode: int,
     perturbation: Options | None,
     name: str,
+    legend_rows: int,
 ) -> Iterator[np.ndarray]:
-    # The caption has the target's name, the number of the episode and the perturbation.
     env = target.make_env(1, first=episode)
     total = settings.episodes * settings.rows
-    about = f"{name}   " if name else ""
-    about += f"episode {episode + 1} of {total}   " if total > 1 else ""
+    about = f"episode {episode + 1} of {total}   " if total > 1 else ""
     change = None if perturbation is None else perturb(perturbation, env)
     policies, explore = target.policies, settings.stochastic
     rollout = Rollout(env, policies, perturbation=change, explore=explore)
     return episode_frames(
         rollout,
+        source=name,
         about=about + _condition(perturbation),
         head=settings.head if settings.attention else None,
         size=settings.size,
         top=settings.top_patches,
+        steps=False,
+        legend_rows=legend_rows,
     )
+
+
+def _source(run: "Run") -> str:
+    """Return the name of a run, or of the policy that it was made to hold."""
+    policy_from = run.config.get("policy_from")
+    if policy_from is None:
+        return run.path.name
+    return Path(str(policy_from).removeprefix("pretrained=")).name
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Options | None:

@@ -21,6 +21,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 
 SIZE = 96
+HEADER = 18
+"""Rows above a grid, where the number of the step is written."""
 SETTINGS = RenderSettings(size=SIZE, threads=1)
 
 
@@ -79,9 +81,9 @@ def test_a_video_of_clean_and_perturbed_envs(run: Run) -> None:
     path = render_run(run, settings, perturbation=occlude)
     images = read(path)
     assert len(images) == STEPS + 1
-    (alone,) = [read(render_run(run, SETTINGS))]
-    height, width = alone[0].shape[:2]
-    assert images[0].shape == (2 * height + GAP, 2 * width + GAP, 3)
+    assert images[0].shape[1] == 2 * SIZE + GAP
+    images = [image[HEADER:] for image in images]
+    alone, width = [image[HEADER:] for image in read(render_run(run, SETTINGS))], SIZE
     # Frames went through a lossy codec, so they are compared roughly.
     for both, one in zip(images, alone, strict=True):
         corner = both[:width, :width].astype(int)
@@ -96,7 +98,7 @@ def test_episodes_of_rows_do_not_repeat(run: Run) -> None:
     images = read(render_run(run, replace(SETTINGS, rows=2, episodes=2)))
     assert len(images) == 2 * (STEPS + 1)
     half = SIZE
-    starts = [images[0], images[STEPS + 1]]
+    starts = [images[0][HEADER:], images[STEPS + 1][HEADER:]]
     tops = [image[:half].astype(int) for image in starts]
     bottoms = [
         image[-image.shape[0] // 2 :][: half // 2].astype(int) for image in starts
@@ -128,3 +130,13 @@ def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) ->
     paths = [str(run.path), str(longer.path)]
     assert main(["render", *paths, f"size={SIZE}", "--out", str(out)]) == 0
     assert len(read(out / "clean.webm")) == STEPS + 5
+
+
+def test_the_format_is_a_flag(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [str(run.path), f"size={SIZE}", "threads=1"]
+    assert main(["render", *options, "--format", "gif"]) == 0
+    (video,) = run.path.glob("videos/*")
+    assert video.name == "clean.gif"
+    assert main(["render", *options, "--format", "avi"]) == 2
+    error = capsys.readouterr().err
+    assert "format: expected webm, mp4, gif or webp, got 'avi'" in error

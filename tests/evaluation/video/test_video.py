@@ -9,17 +9,15 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from helpers.toy import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.render import (
-    Attention,
-    attention_of,
-    episode_frames,
-    render_run,
-)
-from marl_pool.evaluation.video.webm import with_caption, write_webm
+from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
+from marl_pool.evaluation.video.files import write_frames
+from marl_pool.evaluation.video.render import attention_of, episode_frames, render_run
+from marl_pool.perception import Perception
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
@@ -35,82 +33,80 @@ HEADS = {"name": "ada", "num_heads": 4}
 # Attention
 
 
-def seen_through(
+def perceive(
     perturbation: Perturbation | None, pooling: Any = "ada", head: Any = "mean"
-) -> Attention | None:
-    """Attention to one observation, perturbed."""
+) -> tuple[torch.Tensor | None, Perception]:
+    """Attention to one observation, and the observation, perturbed or not."""
     env = centroid()
     policy = policy_for(env, pooling)
     env.reset()
-    tokens, state = env.observe()["agent"], {}
+    true = tokens = env.observe()["agent"]
+    perceived = Perception.compare(true, true, torch.arange(PLACES).view(1, 1, -1), "")
     if perturbation is not None:
         keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
         tokens, state = perturbation(tokens, perturbation.start(tokens, keys))
-    return attention_of(policy, tokens, state, PLACES, head=head)
+        perceived = perturbation.perceive(true, tokens, state)
+    return attention_of(policy, tokens, head=head), perceived.at((0, 0))
 
 
-def expect(attention: Attention | None) -> Attention:
-    assert attention is not None
-    assert attention.weights.shape == (PLACES,)
-    return attention
+def by_origin(perturbation: Perturbation | None, head: Any = "mean") -> torch.Tensor:
+    pooling = "ada" if head == "mean" else HEADS
+    weights, perceived = perceive(perturbation, pooling, head)
+    assert weights is not None
+    assert weights.shape == perceived.origin.shape
+    return perceived.by_origin(weights)
 
 
 def test_attention_under_a_shuffle_is_that_of_the_same_entities() -> None:
-    clean = expect(seen_through(None))
-    shuffled = expect(seen_through(make_perturbation("shuffle")))
-    assert clean.weights.std() > 1e-3
-    torch.testing.assert_close(clean.weights, shuffled.weights)
-    assert float(clean.weights.sum()) == pytest.approx(1)
+    clean, shuffled = by_origin(None), by_origin(make_perturbation("shuffle"))
+    assert clean.std() > 1e-3
+    torch.testing.assert_close(clean, shuffled)
+    assert float(clean.sum()) == pytest.approx(1)
 
 
 def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> None:
-    rewire = make_perturbation("rewire")
-    env = centroid()
-    policy = policy_for(env)
-    env.reset()
-    keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
-    tokens = env.observe()["agent"]
-    seen, state = rewire(tokens, rewire.start(tokens, keys))
-    drawn = expect(attention_of(policy, seen, state, PLACES)).weights
-    raw = expect(attention_of(policy, seen, {}, PLACES)).weights
-    for place in range(PLACES):
-        features = seen.features[0, 0, place]
-        source = (tokens.features[0, 0] == features).all(-1).nonzero().item()
-        assert drawn[source] == raw[place]
+    weights, perceived = perceive(make_perturbation("rewire"))
+    assert weights is not None
+    drawn, true = perceived.by_origin(weights), perceived.true.features
+    for place, features in enumerate(perceived.seen.features):
+        source = (true == features).all(-1).nonzero().item()
+        assert drawn[source] == weights[place]
 
 
 def test_attention_on_injected_tokens_is_counted_apart() -> None:
     inject = make_perturbation(
         "inject", token_type=3, count=5, position_features=[0, 1]
     )
-    attention = expect(seen_through(inject))
-    assert 0 < attention.injected < 1
-    assert float(attention.weights.sum()) + attention.injected == pytest.approx(1)
+    weights, perceived = perceive(inject)
+    assert weights is not None
+    apart = float(weights[perceived.injected].sum())
+    assert 0 < apart < 1
+    assert float(perceived.by_origin(weights).sum()) + apart == pytest.approx(1)
 
 
 def test_nothing_attends_to_occluded_tokens() -> None:
-    weights = expect(seen_through(make_perturbation("occlude", severity=1.0))).weights
+    weights = by_origin(make_perturbation("occlude", severity=1.0))
     assert weights.tolist() == [1.0, *[0.0] * (PLACES - 1)]
 
 
 def test_one_head_or_the_mean_of_all() -> None:
-    heads = [expect(seen_through(None, HEADS, head)).weights for head in range(4)]
+    heads = [by_origin(None, head) for head in range(4)]
     assert not torch.allclose(heads[0], heads[1])
-    mean = expect(seen_through(None, HEADS, "mean")).weights
+    mean, _ = perceive(None, HEADS, "mean")
     torch.testing.assert_close(mean, torch.stack(heads).mean(0))
 
 
 @pytest.mark.parametrize("head", [4, -1, "first"])
 def test_a_head_that_is_not_there(head: Any) -> None:
     with pytest.raises(InputError, match="head: expected mean or 0 to 3, got"):
-        seen_through(None, HEADS, head)
+        perceive(None, HEADS, head)
 
 
 def test_a_pooling_head_without_weights_has_no_attention() -> None:
-    assert seen_through(None, "max") is None
+    assert perceive(None, "max")[0] is None
     tokens = centroid().observe()["agent"]
     random = RandomPolicy(centroid().groups["agent"].action_space)
-    assert attention_of(random, tokens, {}, PLACES) is None
+    assert attention_of(random, tokens) is None
 
 
 # Frames
@@ -147,7 +143,7 @@ def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
     with torch.no_grad():
         for _ in range(STEPS):
             tokens = env.observe()["agent"]
-            weights = expect(attention_of(policy, tokens, {}, PLACES)).weights
+            weights = attention_of(policy, tokens)
             expected.append(env.frame(attention=weights, group="agent", size=96))
             env.step({"agent": policy.scale(policy.act(tokens).action)})
     expected.append(env.frame(size=96))
@@ -184,8 +180,8 @@ def test_the_return_so_far_is_that_of_the_steps_before(
 ) -> None:
     lines: list[str] = []
 
-    def note(image: np.ndarray, text: Any) -> np.ndarray:
-        lines.append(text[1])
+    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
+        lines.append(caption.lines[2])
         return image
 
     monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
@@ -207,11 +203,29 @@ def test_the_return_so_far_is_that_of_the_steps_before(
 @pytest.mark.parametrize("size", [64, 65, 301])
 def test_captions_make_a_higher_image_of_even_sides(size: int) -> None:
     image = np.random.default_rng(0).integers(0, 255, (size, size, 3), np.uint8)
-    framed = with_caption(image, ("one", "two"))
+    framed = with_caption(image, Caption(("one", "two")))
     assert framed.shape[0] % 2 == framed.shape[1] % 2 == 0
     assert framed.shape[0] > size
     np.testing.assert_array_equal(framed[:size, :size], image)
-    assert (framed[size:] != with_caption(image, ("", ""))[size:]).any()
+    assert (framed[size:] != with_caption(image, Caption(("", "")))[size:]).any()
+
+
+def test_a_long_line_is_written_smaller() -> None:
+    blank = np.full((96, 96, 3), 252, np.uint8)
+    short, long = (with_caption(blank, Caption((n * "word ",))) for n in (1, 40))
+    assert short.shape == long.shape
+    assert (long[96:, 92:] == long[-1, -1]).all()
+
+
+def test_the_step_is_written_once_above_a_whole_grid() -> None:
+    blank = np.full((64, 96, 3), 252, np.uint8)
+    numbered = list(with_steps(iter([blank] * 3)))
+    heads = [image[:-64] for image in numbered]
+    assert len(heads[0]) % 2 == 0
+    assert (heads[0] != heads[1]).any()
+    assert (heads[1] != heads[2]).any()
+    for image in numbered:
+        np.testing.assert_array_equal(image[-64:], blank)
 
 
 # Files
@@ -222,7 +236,7 @@ def test_a_file_holds_the_frames_in_their_colors(
 ) -> None:
     colors = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
     plain = (np.full((64, 96, 3), color, np.uint8) for color in colors)
-    write_webm(tmp_path / "a.webm", plain, fps=7)
+    write_frames(tmp_path / "a.webm", plain, fps=7)
     assert capfd.readouterr().err == ""
     images = read(tmp_path / "a.webm")
     assert [image.shape for image in images] == [(64, 96, 3)] * 3
@@ -235,6 +249,27 @@ def test_a_file_holds_the_frames_in_their_colors(
     assert b"V_VP9" in content
 
 
+def test_mp4_is_vp9_too(tmp_path: Path) -> None:
+    write_frames(tmp_path / "a.mp4", [np.full((64, 96, 3), 90, np.uint8)] * 3, fps=10)
+    assert len(read(tmp_path / "a.mp4")) == 3
+    assert b"vp09" in (tmp_path / "a.mp4").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp"])
+def test_animations_repeat_at_their_speed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    grays = [40, 120, 200]
+    write_frames(path, (np.full((64, 96, 3), g, np.uint8) for g in grays), fps=20)
+    with Image.open(path) as image:
+        assert (image.format, image.size) == (suffix.upper(), (96, 64))
+        assert image.n_frames == len(grays)  # type: ignore[attr-defined]
+        assert image.info["loop"] == 0
+        for frame, gray in enumerate(grays):
+            image.seek(frame)
+            assert image.info["duration"] == 50
+            assert np.abs(np.asarray(image.convert("L")).astype(int) - gray).max() < 8
+
+
 def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
     def interrupted() -> Iterator[np.ndarray]:
         yield np.zeros((64, 64, 3), np.uint8)
@@ -242,10 +277,10 @@ def test_nothing_stays_of_a_video_that_failed(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_webm(tmp_path / "a.webm", interrupted(), fps=10)
+        write_frames(tmp_path / "a.webm", interrupted(), fps=10)
     assert list(tmp_path.iterdir()) == []
     # A video without frames is none.
-    write_webm(tmp_path / "a.webm", [], fps=10)
+    write_frames(tmp_path / "a.webm", [], fps=10)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,10 +315,11 @@ def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
 def test_a_perturbation_names_the_file_and_is_written_in_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines: set[str] = set()
+    lines: set[Any] = set()
 
-    def note(image: np.ndarray, text: Any) -> np.ndarray:
-        lines.add(text[0])
+    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
+        lines.add(tuple(caption.lines[:2]))
+        assert not any("step" in line for line in caption.lines)
         return image
 
     monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
@@ -291,7 +327,7 @@ def test_a_perturbation_names_the_file_and_is_written_in_it(
     path = render_run(run, replace(SETTINGS, episodes=2), perturbation=inject)
     assert path.name == "inject.webm"
     assert lines == {
-        f"episode {number} of 2   inject token_type=noise   severity 0.5"
+        ("run (ada)", f"episode {number} of 2   inject token_type=noise   severity 0.5")
         for number in (1, 2)
     }
 

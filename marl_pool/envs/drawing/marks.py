@@ -1,0 +1,263 @@
+"""Marks on a picture where a policy perceives something else than the truth."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_pool.envs.drawing.canvas import (
+    ATTENTION,
+    GRID,
+    INK,
+    PAPER,
+    Color,
+    blend,
+    draw_attention,
+    draw_disc,
+    draw_line,
+    opencv,
+    write,
+)
+from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.perception import Mark, Perception
+
+IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)
+"""Marks drawn in the row of tokens too; order, types and injected ones show there."""
+OPACITY = 0.35
+"""Of ghosts, and of the true tokens that are hidden."""
+SHARE = 0.3
+"""Margin of a patch that keeps the true picture, as a fraction of its side."""
+
+
+class Glyphs(NamedTuple):
+    """Appearance of one agent's tokens in a picture, as their features say."""
+
+    places: np.ndarray
+    """``(n, 2)`` x and y in pixels."""
+    colors: list[Color]
+    """Color of each token."""
+    radii: list[float]
+    """Radii in pixels."""
+    letters: list[str]
+    """Initials of the types where colors do not show them, else empty."""
+    observer: np.ndarray | None = None
+    """``(2,)`` place from which lines show attention; None draws no lines."""
+
+
+def _ghost(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    draw_disc(image, at, radius, blend(color, OPACITY))
+    draw_disc(image, at, radius, color, 1)
+
+
+def _hollow(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    draw_disc(image, at, radius, PAPER)
+    draw_disc(image, at, radius, color, 2)
+
+
+def _rim(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    draw_disc(image, at, radius + 3, color)
+    draw_disc(image, at, radius + 1, PAPER)
+
+
+def _double(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    draw_disc(image, at, radius + 2, PAPER, 2)
+    draw_disc(image, at, radius + 4, INK, 1)
+
+
+def _cross(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    reach = 0.8 * radius + 2
+    for arm in ((reach, reach), (reach, -reach)):
+        ends = np.stack((at - arm, at + arm))
+        draw_line(image, ends, PAPER, 3)
+        draw_line(image, ends, INK, 1)
+
+
+def _arrows(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> None:
+    for up in (-0.5, 0.5):
+        side = np.array((np.sign(up) * radius, up * radius))
+        tip, tail = at + side, at + side * (-1, 1)
+        draw_line(image, np.stack((tail, tip)), INK, 1)
+        for bend in (-0.5, 0.5):
+            barb = tip - (np.sign(up) * radius / 2, bend * radius)
+            draw_line(image, np.stack((barb, tip)), INK, 1)
+
+
+Drawer = Callable[[np.ndarray, np.ndarray, float, Color], None]
+DRAWERS: Mapping[Mark, Drawer] = {
+    Mark.HIDDEN: _cross,
+    Mark.INJECTED: _hollow,
+    Mark.ALTERED: _ghost,
+    Mark.RETYPED: _rim,
+    Mark.REPEATED: _double,
+    Mark.REORDERED: _arrows,
+}
+"""How each mark is drawn around a token's place, in legends too."""
+
+
+def draw_perceived(
+    image: np.ndarray,
+    perception: Perception,
+    true: Glyphs,
+    seen: Glyphs,
+    weights: np.ndarray | None,
+) -> None:
+    """Draw one agent's perceived tokens over a picture of the true ones.
+
+    Tokens that are perceived beyond the picture are drawn at its edge.
+
+    Args:
+        image: picture of the environment, changed in place.
+        perception: the tokens, without batch dimensions.
+        true: appearance of the true tokens, ``N``.
+        seen: appearance of the perceived tokens, ``M``.
+        weights: ``(M,)`` attention weights to draw as lines; None for none.
+    """
+    marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
+    origin = perception.origin.numpy()
+    altered = _where(marks, Mark.ALTERED)
+    # Tokens as they are stay in place; the others are where their features say.
+    places = seen.places.clip(seen_edge := max(seen.radii), len(image) - 1 - seen_edge)
+    still = np.setdiff1d(perception.known.numpy().nonzero()[0], altered)
+    places[still] = true.places[origin[still]]
+    # Lines first: attention, then those from true to perceived places.
+    if seen.observer is not None and weights is not None:
+        # Several tokens at a place share a line.
+        spots, spot = np.unique(places, axis=0, return_inverse=True)
+        total = np.bincount(spot.flatten(), weights)
+        draw_attention(image, spots, seen.observer, total)
+    for token in altered:
+        ends = np.stack((true.places[origin[token]], places[token]))
+        draw_line(image, ends, blend(INK, 0.6), 1)
+    # True tokens cover the lines again; those that nothing shows are faint.
+    hidden = _where(marks, Mark.HIDDEN)
+    if seen.observer is not None:
+        for token in (~perception.true.padding).numpy().nonzero()[0][::-1]:
+            color = true.colors[token]
+            color = blend(color, OPACITY) if token in hidden else color
+            draw_disc(image, true.places[token], true.radii[token] + 1, PAPER)
+            draw_disc(image, true.places[token], true.radii[token], color)
+    for token in hidden:
+        _cross(image, true.places[token], true.radii[token], INK)
+    # Perceived tokens, each with its marks.
+    _draw_ghosts(image, altered, places, seen)
+    for token in _where(marks, Mark.RETYPED):
+        radius, rim = seen.radii[token], true.colors[origin[token]]
+        _rim(image, places[token], radius, rim)
+        draw_disc(image, places[token], radius, seen.colors[token])
+        _letter(image, places[token], seen.letters[token], radius, seen.colors[token])
+    for mark in (Mark.INJECTED, Mark.REPEATED):
+        for token in _where(marks, mark):
+            at, color = places[token], seen.colors[token]
+            DRAWERS[mark](image, at, seen.radii[token], color)
+
+
+def _draw_ghosts(
+    image: np.ndarray, tokens: np.ndarray, places: np.ndarray, seen: Glyphs
+) -> None:
+    """Draw translucent discs, through which the true tokens can be seen."""
+    veil = image.copy()
+    for token in tokens:
+        draw_disc(veil, places[token], seen.radii[token], seen.colors[token])
+    image[:] = np.rint(OPACITY * veil + (1 - OPACITY) * image)
+    for token in tokens:
+        draw_disc(image, places[token], seen.radii[token], seen.colors[token], 1)
+
+
+def draw_perceived_patches(
+    image: np.ndarray, perception: Perception, grid: PatchGrid, num_frames: int
+) -> None:
+    """Draw what is perceived of each patch within it, and cross out hidden ones.
+
+    Arguments as in `draw_perceived`; the features are those of `patch_tokens`.
+    """
+    cv2, scale = opencv(), len(image) / grid.screen
+    marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
+    origin, side = perception.origin.tolist(), grid.patch * scale
+    newest = perception.seen.features.unflatten(-1, (num_frames, -1))[:, -1]
+    pictures = newest.unflatten(-1, (grid.patch, grid.patch, -1)).numpy()
+    inner = round((1 - SHARE) * side)
+    for token in _where(marks, Mark.ALTERED):
+        left, top = (np.array(grid.corner(origin[token])) * scale).round()
+        x, y = (round(at + SHARE / 2 * side) for at in (left, top))
+        shown = np.broadcast_to(pictures[token], (grid.patch, grid.patch, 3))
+        size = (inner, inner)
+        shown = cv2.resize(np.ascontiguousarray(shown), size, interpolation=0)
+        image[y : y + inner, x : x + inner] = shown
+    for mark in (Mark.HIDDEN, Mark.REPEATED):
+        for token in _where(marks, mark):
+            place = int(token) if mark is Mark.HIDDEN else origin[token]
+            center = (np.array(grid.corner(place)) + grid.patch / 2) * scale
+            DRAWERS[mark](image, center, 0.3 * side, INK)
+
+
+def draw_slots(
+    image: np.ndarray,
+    top: int,
+    height: int,
+    perception: Perception,
+    seen: Glyphs | None,
+) -> None:
+    """Draw a row of cells, the tokens in the order in which the policy gets them.
+
+    A cell has its token's color, or one for each true token where ``seen`` is None, and
+    its marks where it is wide enough. Cells without a token are empty.
+
+    Args:
+        image: image to draw on, in all its width.
+        top: first row of pixels.
+        height: height of the cells in pixels.
+        perception: the tokens, without batch dimensions.
+        seen: appearance of the perceived tokens.
+    """
+    origin, empty = perception.origin.numpy(), perception.seen.padding.numpy()
+    colors = seen.colors if seen else _ramp(perception.true.num_tokens)
+    first = round(0.5 * height) + write(
+        image, "tokens", (height // 2, top + height - 2), height
+    )
+    edges = np.linspace(
+        first + height // 2, image.shape[1] - height // 2, len(origin) + 1
+    )
+    wide = edges[1] - edges[0] >= 0.7 * height
+    for slot, (left, right) in enumerate(itertools.pairwise(edges)):
+        cell = image[top : top + height, round(left) : round(right) - wide]
+        cell[:] = GRID if empty[slot] else colors[slot if seen else origin[slot]]
+        if origin[slot] < 0 and not empty[slot]:
+            cell[2:-2, 1:-1] = PAPER
+    # A hidden token leaves its slot empty, unless it is perceived as something else.
+    masks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
+    if Mark.HIDDEN in masks:
+        gone = np.zeros_like(empty)
+        gone[: len(masks[Mark.HIDDEN])] = masks[Mark.HIDDEN]
+        masks[Mark.HIDDEN] = gone & empty
+    for mark in IN_SLOTS:
+        for slot in _where(masks, mark):
+            left, right = edges[slot : slot + 2]
+            if wide:
+                middle = np.array(((left + right) / 2 - 1, top + (height - 1) / 2))
+                DRAWERS[mark](image, middle, height / 6, ATTENTION)
+            elif mark is not Mark.HIDDEN:
+                low = top + 2 * height // 3
+                image[low : top + height, round(left) : round(right)] = ATTENTION
+
+
+def _ramp(count: int) -> list[Color]:
+    """Return as many colors, from dark to light."""
+    cv2 = opencv()
+    levels = np.linspace(0, 255, count).astype(np.uint8)[:, None]
+    colors = cv2.applyColorMap(levels, cv2.COLORMAP_VIRIDIS)[:, 0, ::-1]
+    return [(int(red), int(green), int(blue)) for red, green, blue in colors]
+
+
+def _where(marks: Mapping[Mark, np.ndarray], mark: Mark) -> np.ndarray:
+    return marks[mark].nonzero()[0] if mark in marks else np.zeros(0, np.int64)
+
+
+def _letter(
+    image: np.ndarray, at: np.ndarray, letter: str, radius: float, ground: Color
+) -> None:
+    """Write a letter in a disc of a color."""
+    if letter:
+        color = PAPER if sum(ground) < 384 else INK
+        start = (round(at[0] - 0.45 * radius), round(at[1] + 0.5 * radius))
+        write(image, letter, start, 2 * radius, color)

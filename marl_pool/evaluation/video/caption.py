@@ -1,0 +1,95 @@
+"""Text, legend and row of tokens around the frames of a video."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_pool.envs.drawing.canvas import ATTENTION, INK, PAPER, width_of, write
+from marl_pool.envs.drawing.marks import DRAWERS, Glyphs, draw_slots
+from marl_pool.perception import Mark, Perception
+
+
+class Caption(NamedTuple):
+    """Contents of the margin below a frame; all frames of a video have equal rows."""
+
+    lines: Sequence[str]
+    """ASCII text, the only characters of OpenCV's fonts."""
+    word: str = ""
+    """What the marks in the legend mean: the participle of a `Perception`."""
+    legend: Collection[Mark] = ()
+    """Marks to explain."""
+    legend_rows: int = 0
+    """Lines reserved for the legend."""
+    perception: Perception | None = None
+    """Tokens to show as a row of cells; None for an empty row."""
+    seen: Glyphs | None = None
+    """Their appearance in the frame, if it shows them."""
+
+
+def with_caption(image: np.ndarray, caption: Caption) -> np.ndarray:
+    """Add a margin with a caption below an image ``(height, width, 3)`` uint8 RGB.
+
+    Returns:
+        A taller image with even sides, as VP9's chroma subsampling needs.
+    """
+    height, width = image.shape[:2]
+    line = _line(width)
+    rows = len(caption.lines) + caption.legend_rows + 2
+    low = height + rows * line
+    framed = np.full((low + low % 2, width + width % 2, 3), PAPER, np.uint8)
+    framed[:height, :width] = image
+    # The row of tokens, then text, then the legend.
+    if caption.perception is not None:
+        below = framed[:, :width]
+        top = height + line // 2
+        draw_slots(below, top, line, caption.perception, caption.seen)
+    baseline = height + 2 * line + line // 2
+    for text in caption.lines:
+        baseline += line
+        _write_fitting(framed, text, (line // 2, baseline - line // 2), line)
+    if caption.legend:
+        _write_legend(framed, baseline + line // 2, line, caption)
+    return framed
+
+
+def with_steps(images: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Write the number of the step above each image, once for a whole grid."""
+    for step, image in enumerate(images):
+        line = _line(min(image.shape[1], 560))
+        height = 2 * (line * 3 // 4)  # even, as the image's
+        header = np.full((height, *image.shape[1:]), PAPER, np.uint8)
+        write(header, f"step {step}", (line // 2, line), line)
+        yield np.concatenate((header, image))
+
+
+def _line(width: int) -> int:
+    """Return the height of a line of text below an image of a width."""
+    return max(12, width // 28)
+
+
+def _write_legend(
+    image: np.ndarray, baseline: int, line: int, caption: Caption
+) -> None:
+    """Write the word and each mark with its meaning, in as many lines as it takes."""
+    left = line // 2
+    left += (
+        _write_fitting(image, f"{caption.word}:", (left, baseline), line) + line // 2
+    )
+    for mark in Mark:
+        if mark not in caption.legend:
+            continue
+        width = round(2.5 * line) + width_of(mark.value, line)
+        if left + width > image.shape[1] and left > line:
+            left, baseline = line // 2, baseline + line
+        at = np.array((left + 0.7 * line, baseline - 0.35 * line))
+        DRAWERS[mark](image, at, line / 4, ATTENTION)
+        at_text = (left + round(1.6 * line), baseline)
+        _write_fitting(image, mark.value, at_text, line)
+        left += width
+
+
+def _write_fitting(image: np.ndarray, text: str, at: tuple[int, int], line: int) -> int:
+    """Write text in a line, smaller if it would not fit; return its width."""
+    width, room = width_of(text, line), image.shape[1] - at[0] - line // 4
+    return write(image, text, at, line * min(1.0, room / max(width, 1)), INK)
