@@ -43,6 +43,8 @@ SWEEP_FLAGS = {
     "address": CLUSTER,
 }
 """Flags of ``sweep`` that set the keys ``sweep.…``, with their help."""
+RENDER_FLAGS = {"format": "file format: webm, mp4, gif or webp (format)"}
+"""Flags of ``render`` that set keys, with their help."""
 
 KEYS = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
@@ -161,7 +163,8 @@ RENDER = """\
 {keys}
 env.KEY=… shows a run in another environment than it was trained in. Policies without a
 run are named as for `marl-pool evaluate`; their video is written to --out. Several runs
-are shown side by side in one video, which is also written to --out.
+are shown side by side in one video, which is also written to --out. Tokens that the
+policy perceives otherwise than they are have a mark, which a legend names.
 
 examples:
   marl-pool render runs/my-run
@@ -169,6 +172,7 @@ examples:
   marl-pool render runs/my-run episodes=3 head=0 seed=7
   marl-pool render runs/my-run perturbation=occlude beside_clean=true rows=2
   marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
+  marl-pool render runs/my-run perturbation=freeze --format gif size=400
 """
 PLAY = """\
 {keys}
@@ -374,6 +378,9 @@ def _parsers(
         for key, what in keys.items():
             name = f"--{key.replace('_', '-')}"
             add(verb, name, f"{what} ({section}.{key})", metavar="X")
+
+    for key, what in RENDER_FLAGS.items():
+        add("render", f"--{key}", what, metavar="X")
 
     # Arguments of the verbs that read runs.
     readers = "evaluate diagnose render"
