@@ -117,7 +117,8 @@ def draw_perceived(
     origin = perception.origin.numpy()
     altered = _where(marks, Mark.ALTERED)
     # Tokens as they are stay in place; the others are where their features say.
-    places = seen.places.clip(seen_edge := max(seen.radii), len(image) - 1 - seen_edge)
+    edge = max(seen.radii)
+    places = seen.places.clip(edge, len(image) - 1 - edge)
     still = np.setdiff1d(perception.known.numpy().nonzero()[0], altered)
     places[still] = true.places[origin[still]]
     # Lines first: attention, then those from true to perceived places.
@@ -161,7 +162,9 @@ def _draw_ghosts(
         draw_disc(veil, places[token], seen.radii[token], seen.colors[token])
     image[:] = np.rint(OPACITY * veil + (1 - OPACITY) * image)
     for token in tokens:
-        draw_disc(image, places[token], seen.radii[token], seen.colors[token], 1)
+        # Colors of BoxWorld's tokens are those of the ground below them.
+        rim = seen.colors[token] if seen.observer is not None else INK
+        draw_disc(image, places[token], seen.radii[token], rim, 1)
 
 
 def draw_perceived_patches(
@@ -218,7 +221,7 @@ def draw_slots(
     edges = np.linspace(
         first + height // 2, image.shape[1] - height // 2, len(origin) + 1
     )
-    wide = edges[1] - edges[0] >= 0.7 * height
+    wide = bool(edges[1] - edges[0] >= 0.7 * height)
     for slot, (left, right) in enumerate(itertools.pairwise(edges)):
         cell = image[top : top + height, round(left) : round(right) - wide]
         cell[:] = GRID if empty[slot] else colors[slot if seen else origin[slot]]
