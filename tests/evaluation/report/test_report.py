@@ -560,7 +560,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     # Of seven frames every second one.
     assert len(images) == 4
     width = images[0].shape[1]
-    assert width > 2 * images[0].shape[0] * 0.8
+    assert width > 2 * images[0].shape[0] * 0.7
     half = (width - 6) // 2
     clean, perturbed = images[-1][:, :half], images[-1][:, -half:]
     assert np.abs(clean - perturbed).max() > 100
