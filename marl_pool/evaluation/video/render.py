@@ -126,7 +126,7 @@ def episode_frames(
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")
         lines = (title, about, "   ".join(words))
-        word = "" if perceived is None else perceived.word
+        word = CLEAN if rollout.perturbation is None else rollout.perturbation.word
         caption = Caption(lines, word, legend, legend_rows, perceived, seen)
         return with_caption(image, caption)
 

@@ -202,6 +202,7 @@ def test_marks_stay_in_the_legend_once_they_occurred(
 
     def note(image: np.ndarray, below: Caption) -> np.ndarray:
         noted.append(set(below.legend))
+        assert below.word == "frozen"
         return image
 
     monkeypatch.setattr(render, "with_caption", note)

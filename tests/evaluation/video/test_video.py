@@ -266,6 +266,7 @@ def test_animations_repeat_at_their_speed(tmp_path: Path, suffix: str) -> None:
         assert image.info["loop"] == 0
         for frame, gray in enumerate(grays):
             image.seek(frame)
+            image.load()
             assert image.info["duration"] == 50
             assert np.abs(np.asarray(image.convert("L")).astype(int) - gray).max() < 8
 
