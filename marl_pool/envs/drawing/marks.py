@@ -24,6 +24,8 @@ from marl_pool.perception import Mark, Perception
 
 IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)
 """Marks drawn in the row of tokens too; order, types and injected ones show there."""
+HALO_RADIUS = 6
+"""Radius in pixels up to which a light halo of a cross would hide its token."""
 OPACITY = 0.35
 """Of ghosts, and of the true tokens that are hidden."""
 SHARE = 0.3
@@ -69,7 +71,8 @@ def _cross(image: np.ndarray, at: np.ndarray, radius: float, color: Color) -> No
     reach = 0.8 * radius + 2
     for arm in ((reach, reach), (reach, -reach)):
         ends = np.stack((at - arm, at + arm))
-        draw_line(image, ends, PAPER, 3)
+        if radius > HALO_RADIUS:
+            draw_line(image, ends, PAPER, 3)
         draw_line(image, ends, INK, 1)
 
 
