@@ -14,6 +14,7 @@ EXTRAS = {
     "matplotlib": "plots",
     "pandas": "plots",
     "cv2": "plots",
+    "PIL": "plots",
     "sklearn": "analysis",
     "ale_py": "atari",
     "Box2D": "box2d",
