@@ -73,6 +73,17 @@ class _Sizes(ctypes.Structure):
     )
 
 
+class _MlpSizes(ctypes.Structure):
+    """``MlpSizes`` of mlp.hpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("layers", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("widths", _POINTER),
+    )
+
+
 ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
 POOLINGS = {None: 0, "avg": 1, "max": 2, "sum": 3, "first": 4, "ada": 5}
 QUERIES = {"self": 0, "mean": 1, "learned": 2}
@@ -288,6 +299,92 @@ class _KernelCall:
             raise MemoryError("the compiled kernel could not allocate its memory")
         if status == _UNKNOWN_TYPE:
             raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
+
+
+def run_mlp(activation: int, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Run a multilayer perceptron forward.
+
+    Args:
+        activation: code of the activation between layers.
+        values: ``(*B, D)``.
+        parameters: weight ``(outputs, inputs)`` and bias ``(outputs,)`` of each layer.
+
+    Returns:
+        ``(*B, L)``, where L is the width of the last layer.
+
+    Raises:
+        MemoryError: there is no memory for the call.
+    """
+    out = values.new_empty((*values.shape[:-1], len(parameters[-1])))
+    _call_mlp(activation, values, parameters, out)
+    return out
+
+
+def mlp_gradients(
+    activation: int,
+    values: Tensor,
+    parameters: Sequence[Tensor],
+    out_gradient: Tensor,
+    *,
+    for_values: bool = False,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients by ``values``, if asked for, and by each parameter.
+
+    The arguments are those of `run_mlp`, with the gradient by its result.
+    """
+    flat = values.new_empty(sum(map(torch.numel, parameters)))
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    found = values.new_empty(values.shape) if for_values else None  # contiguous
+    assert out_gradient.shape == (*values.shape[:-1], len(parameters[-1]))
+    assert out_gradient.dtype == values.dtype
+    assert out_gradient.is_cpu
+    _call_mlp(
+        activation, values, parameters, None, out_gradient.contiguous(), flat, found
+    )
+    shaped = zip(parts, parameters, strict=True)
+    return found, [part.view_as(parameter) for part, parameter in shaped]
+
+
+def _call_mlp(
+    activation: int,
+    values: Tensor,
+    parameters: Sequence[Tensor],
+    out: Tensor | None,
+    out_gradient: Tensor | None = None,
+    gradient: Tensor | None = None,
+    for_values: Tensor | None = None,
+) -> None:
+    """Check the arguments, then pass their pointers."""
+    dtype, width = values.dtype, values.shape[-1]
+    assert values.is_cpu
+    assert dtype in (torch.float32, torch.float64)
+    assert all(tensor.is_cpu and tensor.dtype == dtype for tensor in parameters)
+    widths = [width]
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        widths.append(len(bias))
+        assert weight.shape == (widths[-1], widths[-2])
+        assert bias.dim() == 1
+    values = values.contiguous()
+    contiguous = [parameter.contiguous() for parameter in parameters]
+    array = (ctypes.c_int32 * len(widths))(*widths)
+    rows = values.shape[:-1].numel()
+    sizes = _MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
+    kernel = library()
+    assert kernel is not None
+    double = dtype == torch.float64
+    entry = kernel.marl_pool_mlp_double if double else kernel.marl_pool_mlp_float
+    status = entry(
+        ctypes.byref(sizes),
+        _pointer(values),
+        _pointers(contiguous),
+        _pointer(out),
+        _pointer(out_gradient),
+        _pointer(gradient),
+        _pointer(for_values),
+        torch.get_num_threads(),
+    )
+    if status == _NO_MEMORY:
+        raise MemoryError("the compiled kernel could not allocate its memory")
 
 
 def _pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:

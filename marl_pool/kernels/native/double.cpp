@@ -1,5 +1,5 @@
 // The C interface for double, called by call.py.
-#include "kernel.hpp"
+#include "mlp.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -10,4 +10,12 @@ EXPORT int marl_pool_run_double(
     int threads) {
   return marl_pool::run<double>(*sizes, {values, types, padding}, parameters, out,
                              out_gradient, gradients, for_values, threads);
+}
+
+EXPORT int marl_pool_mlp_double(const marl_pool::MlpSizes *sizes, const double *values,
+                                const double *const *parameters, double *out,
+                                const double *out_gradient, double *gradient,
+                                double *for_values, int threads) {
+  return marl_pool::run_mlp<double>(*sizes, values, parameters, out, out_gradient,
+                                    gradient, for_values, threads);
 }

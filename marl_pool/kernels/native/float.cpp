@@ -1,5 +1,5 @@
 // The C interface for float, called by call.py.
-#include "kernel.hpp"
+#include "mlp.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -10,6 +10,14 @@ EXPORT int marl_pool_run_float(
     int threads) {
   return marl_pool::run<float>(*sizes, {values, types, padding}, parameters, out,
                             out_gradient, gradients, for_values, threads);
+}
+
+EXPORT int marl_pool_mlp_float(const marl_pool::MlpSizes *sizes, const float *values,
+                               const float *const *parameters, float *out,
+                               const float *out_gradient, float *gradient,
+                               float *for_values, int threads) {
+  return marl_pool::run_mlp<float>(*sizes, values, parameters, out, out_gradient,
+                                   gradient, for_values, threads);
 }
 
 // The level of the instruction set that this machine has: 2, 3 or 4 for x86-64-v2 to v4.
