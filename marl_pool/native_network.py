@@ -1,23 +1,20 @@
-"""Set networks by the compiled kernel: which qualify, and the gradient for autograd."""
+"""Set networks by the compiled kernel: which qualify, and their calls."""
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import NetworkSizes
-from marl_pool.kernels.transforms import is_transformed
+from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling, SumPooling
@@ -50,38 +47,7 @@ _CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
 _CODES[nn.Identity] = kernel.ACTIVATIONS[None]
 
 
-class _PlannedModules:
-    """Modules as they were when the plan was made; every call compares them."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.modules = modules
-        self.kinds = [type(module) for module in modules]
-        self.children = [dict(module._modules) for module in modules]
-        self.optional = [module for module in modules if type(module) in _OPTIONS]
-        self.options = [_options(module) for module in self.optional]
-
-    def are_unchanged(self) -> bool:
-        states = [vars(module) for module in self.modules]
-        return (
-            [type(module) for module in self.modules] == self.kinds
-            and [state["_modules"] for state in states] == self.children
-            and not any(
-                state["_forward_hooks"]
-                or state["_forward_pre_hooks"]
-                or state["_backward_hooks"]
-                or state["_backward_pre_hooks"]
-                or "forward" in state
-                for state in states
-            )
-            and [_options(module) for module in self.optional] == self.options
-        )
-
-
-def _options(module: nn.Module) -> list[Any]:
-    return [getattr(module, name) for name in _OPTIONS[type(module)]]
-
-
-class NativeNetwork:
+class NativeNetwork(NativePlan):
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
 
     Made by `plan`. Modules qualify by their exact classes, since a subclass may compute
@@ -98,15 +64,15 @@ class NativeNetwork:
         self.embeds = _is_projection(embedding)
         chosen = (embedding if self.embeds else None, encoder, pooling)
         known = [module for module in chosen if module is not None]
-        self.parts = _PlannedModules([part for m in known for part in m.modules()])
-        self.dropouts = [
-            cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
-        ]
-        self.weights = [
+        weights = [
             *(_embedding_weights(embedding) if self.embeds else ()),
             *([(pooling, "tokens")] if pooling and pooling.extra_tokens else ()),
             *_encoder_weights(encoder),
             *(_pooling_weights(pooling) if pooling else ()),
+        ]
+        super().__init__([p for m in known for p in m.modules()], _OPTIONS, weights)
+        self.dropouts = [
+            cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
         self.sizes = _sizes(embedding if self.embeds else None, encoder, pooling)
 
@@ -145,24 +111,21 @@ class NativeNetwork:
             tokens: tokens of batch ``(B,)``.
         """
         # A compiler must not meet the rest.
-        if is_transformed() or chosen_kernels() == "torch" or kernel.library() is None:
+        if not may_run():
             return False
         features, types, padding = tokens
         planned = (self.embedding, self.encoder, self.pooling or parts[2])
-        weights = self._parameters()
         narrow = self.sizes.heads == self.sizes.dim
         return (
             all(map(operator.is_, parts, planned))
-            and not torch.is_autocast_enabled("cpu")
-            and not _has_any_global_hook()
             and type(features) is Tensor
             and features.dim() == 3
             and features.shape[:2] == types.shape == padding.shape
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
             and all(tensor.is_cpu for tensor in tokens)
-            and self.parts.are_unchanged()
-            and self._are_precise(weights)
+            and self.is_unchanged()
+            and are_precise(self.parameters())
             and len(self._dropouts()) == 1
         )
 
@@ -178,19 +141,14 @@ class NativeNetwork:
             values = self.embedding(clear_padding(tokens))
         (dropout,) = self._dropouts()
         call = _NetworkCall(self, dropout, _seed(dropout))
-        parameters = cast(list[Tensor], self._parameters())
-        inputs = (values, tokens.types, tokens.padding, *parameters)
-        tracked = (values, *parameters)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tracked):
-            result: Tensor = _Function.apply(call, *inputs)
-            return result
-        return call.run(*inputs)
+        parameters = cast(list[Tensor], self.parameters())
+        return compute(call, values, tokens.types, tokens.padding, *parameters)
 
     def in_torch(
         self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
     ) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
-        with self._with_parameters(parameters):
+        with self.with_parameters(parameters):
             return self._in_torch(values, types, padding)
 
     def _in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
@@ -202,28 +160,6 @@ class NativeNetwork:
             return self.encoder(x, padding)
         x, mask, marks = self.pooling.prepend(x, padding, types)
         return self.pooling(self.encoder(x, mask), mask, marks)
-
-    def _parameters(self) -> list[Tensor | None]:
-        # None where one was removed, as pruning and parametrizations do.
-        return [module._parameters.get(name) for module, name in self.weights]
-
-    @contextmanager
-    def _with_parameters(self, parameters: Sequence[Tensor]) -> Iterator[None]:
-        before = self._parameters()
-        try:
-            self._set_parameters(parameters)
-            yield
-        finally:
-            self._set_parameters(before)
-
-    def _set_parameters(self, parameters: Sequence[Tensor | None]) -> None:
-        for (module, name), parameter in zip(self.weights, parameters, strict=True):
-            module._parameters[name] = cast(nn.Parameter, parameter)
-
-    @staticmethod
-    def _are_precise(weights: Sequence[Tensor | None]) -> bool:
-        kinds = {None if w is None else (w.dtype, w.is_cpu) for w in weights}
-        return kinds in ({(torch.float32, True)}, {(torch.float64, True)})
 
     def _dropouts(self) -> set[float]:
         return {layer.p if layer.training else 0.0 for layer in self.dropouts}
@@ -237,56 +173,32 @@ class _NetworkCall:
     dropout: float
     seed: int
 
-    def run(
-        self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
-    ) -> Tensor:
-        inputs = (self.network.sizes, values, types, padding, parameters)
-        return kernel.run(*inputs, dropout=self.dropout, seed=self.seed)
+    def run(self, *inputs: Tensor) -> Tensor:
+        values, types, padding, *parameters = inputs
+        return kernel.run(
+            *(self.network.sizes, values, types, padding, parameters),
+            dropout=self.dropout,
+            seed=self.seed,
+        )
 
     def gradients(
-        self, saved: Sequence[Tensor], gradient: Tensor, for_values: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        values, types, padding, *parameters = saved
-        return kernel.gradients(
+        self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
+    ) -> list[Tensor | None]:
+        values, types, padding, *parameters = inputs
+        found, each = kernel.gradients(
             *(self.network.sizes, values, types, padding, parameters, gradient),
             dropout=self.dropout,
             seed=self.seed,
-            for_values=for_values,
+            for_values=for_first,
         )
+        return [found, None, None, *each]
 
-
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: _NetworkCall, *inputs: Tensor) -> Tensor:
-        # Values, types, padding and parameters.
-        ctx.call = call
-        ctx.save_for_backward(*inputs)
-        return call.run(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        call: _NetworkCall = ctx.call
-        if torch.is_grad_enabled():  # create_graph=True
-            return None, *_differentiable(call, ctx, gradient)
-        for_values = ctx.needs_input_grad[1]
-        found, each = call.gradients(ctx.saved_tensors, gradient, for_values)
-        return None, found, None, None, *each
-
-
-def _differentiable(
-    call: _NetworkCall, ctx: Any, gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients by torch's own operations, which have gradients again."""
-    if call.dropout:
-        raise RuntimeError(
-            "a gradient of the gradient with dropout needs kernels=torch"
-        )
-    inputs = ctx.saved_tensors
-    needed = ctx.needs_input_grad[1:]
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    result = call.network.in_torch(*inputs)
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)
+    def in_torch(self, *inputs: Tensor) -> Tensor:
+        if self.dropout:
+            raise RuntimeError(
+                "a gradient of the gradient with dropout needs kernels=torch"
+            )
+        return self.network.in_torch(*inputs)
 
 
 def _seed(dropout: float) -> int:

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from marl_pool.kernels.native.mlp import MLP
+
 
 def linear_layers(
     widths: Sequence[int], activation: Callable[[], nn.Module]
@@ -16,6 +18,6 @@ def linear_layers(
     return layers
 
 
-def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
+def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> MLP:
     """Build linear layers with an activation between them."""
-    return nn.Sequential(*linear_layers(widths, activation)[:-1])
+    return MLP(*linear_layers(widths, activation)[:-1])

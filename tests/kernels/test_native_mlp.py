@@ -1,6 +1,8 @@
 """The compiled perceptron, against torch in float64."""
 
-from itertools import pairwise
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,115 +10,200 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from marl_pool.kernels.native import call
+from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.native import call, use_kernels
+from marl_pool.kernels.native.mlp import MLP
+from marl_pool.policies.layers import mlp
 
 pytestmark = pytest.mark.skipif(
     call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
 )
 
-KINDS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
-
-def make(widths: list[int], seed: int = 0) -> list[Tensor]:
+def make(widths: list[int], kind: Any = "gelu", seed: int = 0) -> MLP:
+    module = mlp(widths, ACTIVATIONS[kind])
     generator = torch.Generator().manual_seed(seed)
-    shapes = [
-        shape
-        for inputs, outputs in pairwise(widths)
-        for shape in ((outputs, inputs), (outputs,))
-    ]
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
-    ]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return module
 
 
-def in_torch(kind: str, values: Tensor, parameters: list[Tensor]) -> Tensor:
-    activate = KINDS[kind]()
-    last = len(parameters) - 2
-    for i in range(0, len(parameters), 2):
-        values = nn.functional.linear(values, *parameters[i : i + 2])
-        values = values if i == last else activate(values)
-    return values
+def results(module: MLP, values: Tensor, kernels: Any) -> list[Tensor]:
+    """Return the output and all gradients."""
+    values = values.clone().requires_grad_()
+    with use_kernels(kernels):
+        assert is_used(module, values) == (kernels == "native")
+        out = module(values)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        inputs = [values, *module.parameters()]
+        return [out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)]
 
 
-def by_torch(kind: str, values: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    tensors = [tensor.clone().requires_grad_() for tensor in (values, *parameters)]
-    out = in_torch(kind, tensors[0], tensors[1:])
-    found = torch.autograd.grad((out * _weight(out)).sum(), tensors)
-    return [out.detach(), *found]
-
-
-def by_kernel(kind: str, values: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    code = call.ACTIVATIONS[kind]
-    out = call.run_mlp(code, values, parameters)
-    found, each = call.mlp_gradients(
-        code, values, parameters, _weight(out), for_values=True
-    )
-    assert found is not None
-    return [out, found, *each]
-
-
-def _weight(out: Tensor) -> Tensor:
-    return torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+def is_used(module: MLP, values: Tensor) -> bool:
+    return module._native is not None and module._native.fits(values)
 
 
 @given(
     widths=st.lists(st.integers(1, 37), min_size=2, max_size=5),
-    rows=st.sampled_from([0, 1, 7, 8, 15, 16, 17, 64, 128, 129, 300]),
-    kind=st.sampled_from(sorted(KINDS)),
+    batch=st.sampled_from([(0,), (1,), (7,), (3, 5), (17,), (128,), (129,), (2, 150)]),
+    kind=st.sampled_from(sorted(ACTIVATIONS)),
     seed=st.integers(0, 99),
 )
-def test_float64_is_torchs(widths: list[int], rows: int, kind: str, seed: int) -> None:
-    parameters = make(widths, seed)
-    values = torch.randn(rows, widths[0], dtype=torch.float64)
-    expected = by_torch(kind, values, parameters)
-    for got, wanted in zip(by_kernel(kind, values, parameters), expected, strict=True):
+def test_float64_is_torchs(
+    widths: list[int], batch: tuple[int, ...], kind: str, seed: int
+) -> None:
+    module = make(widths, kind, seed).double()
+    values = torch.randn(*batch, widths[0], dtype=torch.float64)
+    expected = results(module, values, "torch")
+    for got, wanted in zip(results(module, values, "native"), expected, strict=True):
         assert got.shape == wanted.shape
         scale = wanted.abs().max() if wanted.numel() else torch.ones(())
         assert torch.all((got - wanted).abs() <= 1e-12 * scale + 1e-12)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
 def test_float32_is_as_precise_as_torchs(kind: str) -> None:
     ratios = []
     for seed in range(20):
-        parameters = [0.3 * tensor for tensor in make([8, 32, 32, 4], seed)]
-        values = torch.randn(200, 8, dtype=torch.float64)
-        exact = by_torch(kind, values, parameters)
-        single = values.float(), [tensor.float() for tensor in parameters]
-        exact = by_torch(kind, single[0].double(), [p.double() for p in single[1]])
-        for a, b, c in zip(
-            by_kernel(kind, *single), by_torch(kind, *single), exact, strict=True
-        ):
+        module, values = make([8, 32, 32, 4], kind, seed), torch.randn(200, 8)
+        exact = results(copy.deepcopy(module).double(), values.double(), "torch")
+        ours = results(module, values, "native")
+        theirs = results(module, values, "torch")
+        for a, b, c in zip(ours, theirs, exact, strict=True):
             ratios.append(float((a - c).norm() / (b - c).norm().clamp(min=1e-30)))
     assert torch.tensor(ratios).median() <= 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
-    parameters = [tensor.to(dtype) for tensor in make([8, 32, 32, 5])]
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    module = make([8, 32, 32, 5]).to(dtype)
     values = torch.randn(300, 8, dtype=dtype)
-    together = call.run_mlp(1, values, parameters)
-    for first, count in ((0, 1), (3, 17), (120, 129), (299, 1)):
-        part = call.run_mlp(1, values[first : first + count], parameters)
-        assert torch.equal(part, together[first : first + count])
+    with use_kernels("native"):
+        together = module(values)
+        for first, count in ((0, 1), (3, 17), (120, 129), (299, 1)):
+            part = module(values[first : first + count])
+            assert torch.equal(part, together[first : first + count])
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    parameters = [tensor.float() for tensor in make([8, 32, 32, 5])]
-    values = torch.randn(20_000, 8)
+    module, values = make([8, 32, 32, 5]), torch.randn(20_000, 8)
     threads = torch.get_num_threads()
     found = []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append(by_kernel("gelu", values, parameters))
+            found.append(results(module, values, "native"))
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, *found))
 
 
 def test_sizes_and_types_are_checked() -> None:
-    parameters = make([3, 4, 2])
+    parameters = list(make([3, 4, 2]).double().parameters())
     for values in (torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, 3)):
         with pytest.raises(AssertionError):
             call.run_mlp(1, values, parameters)
+
+
+def test_state_dict_is_that_of_a_sequence() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    module = MLP(*plain)
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    other = make([3, 4, 2])
+    other.load_state_dict(plain.state_dict())
+    values = torch.randn(6, 3)
+    torch.testing.assert_close(other(values), plain(values))
+
+
+def test_tensors_in_other_layouts_give_the_same() -> None:
+    module, values = make([6, 5, 2]).double(), torch.randn(6, 20).double().T
+    expected = results(module, values.contiguous(), "native")
+    assert all(map(torch.equal, results(module, values, "native"), expected))
+
+
+def test_frozen_parts_get_no_gradient() -> None:
+    module, values = make([3, 4, 2]), torch.randn(6, 3)
+    module[0].requires_grad_(False)
+    module(values).sum().backward()
+    assert module[0].weight.grad is None
+    assert module[2].weight.grad.any()
+
+
+def test_a_gradient_of_the_gradient_is_torchs() -> None:
+    module, values = make([3, 4, 2]).double(), torch.randn(6, 3).double()
+
+    def second(kernels: Any) -> tuple[Tensor, ...]:
+        parameters = {
+            name: (1.5 * parameter).detach().requires_grad_()
+            for name, parameter in module.named_parameters()
+        }
+        inputs = list(parameters.values())
+        with use_kernels(kernels):
+            out = torch.func.functional_call(module, parameters, (values,))
+            first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+            return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+    torch.testing.assert_close(second("native"), second("torch"))
+
+
+def test_values_that_change_before_the_gradient_are_rejected() -> None:
+    values = torch.randn(6, 3)
+    loss = make([3, 4, 2])(values).sum()
+    values.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+CHANGES: dict[str, Callable[[MLP], Any]] = {
+    "another class": lambda module: module.__setitem__(0, Doubled(3, 4)),
+    "approximate": lambda module: setattr(module[1], "approximate", "tanh"),
+    "bfloat16": lambda module: module.bfloat16(),
+    "hook": lambda module: module[2].register_forward_hook(lambda *_: None),
+    "longer": lambda module: module.append(nn.Tanh()),
+    "without a bias": lambda module: setattr(module[2], "bias", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_layer_is_left_to_torch(change: str) -> None:
+    module, values = make([3, 4, 2]), torch.randn(6, 3)
+    assert is_used(module, values)
+    CHANGES[change](module)
+    assert not is_used(module, values.to(module[0].weight.dtype))
+    assert module(values.to(module[0].weight.dtype)).shape == (6, 2)
+
+
+def test_modes_of_torch_are_left_to_torch() -> None:
+    module, values = make([3, 4, 2]), torch.randn(6, 3)
+    with use_kernels("torch"):
+        assert not is_used(module, values)
+    with torch.autocast("cpu"):
+        assert module(values).dtype == torch.bfloat16
+    torch.testing.assert_close(torch.func.vmap(module)(values), module(values))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        module(torch.randn(6, 4))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)],
+        [nn.Linear(3, 4), nn.GELU("tanh"), nn.Linear(4, 2)],
+        [nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2, bias=False)],
+        [nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)],
+        [nn.Linear(3, 4), nn.GELU()],
+        [nn.GELU()],
+        [],
+    ],
+)
+def test_what_does_not_qualify_is_left_to_torch(layers: list[nn.Module]) -> None:
+    module, values = MLP(*layers), torch.randn(6, 3)
+    assert not is_used(module, values)
+    assert torch.equal(module(values), nn.Sequential(*layers)(values))

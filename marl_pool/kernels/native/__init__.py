@@ -12,6 +12,8 @@ from marl_pool.utils.types import Kernels
 KERNELS_VARIABLE = "MARL_POOL_KERNELS"
 """Environment variable with the choice, so that worker processes inherit it."""
 
+_CHOICES: tuple[Kernels, ...] = get_args(Kernels)
+
 
 def chosen_kernels() -> Kernels:
     """Return the choice of this process, "auto" by default.
@@ -20,7 +22,7 @@ def chosen_kernels() -> Kernels:
         InputError: the environment variable is none of the choices.
     """
     choice = os.environ.get(KERNELS_VARIABLE, "auto")
-    for known in get_args(Kernels):
+    for known in _CHOICES:
         if choice == known:
             return known
     raise InputError(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -228,11 +229,10 @@ def gradients(
     """
     call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     flat = values.new_empty(sum(map(torch.numel, parameters)))
-    parts = flat.split([parameter.numel() for parameter in parameters])
+    parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     found = values.new_empty(values.shape) if for_values else None  # contiguous
     call(None, out_gradient.contiguous(), parts, found)
-    shaped = zip(parts, parameters, strict=True)
-    return found, [part.view_as(parameter) for part, parameter in shaped]
+    return found, list(parts)
 
 
 @functools.cache
@@ -315,7 +315,7 @@ def run_mlp(activation: int, values: Tensor, parameters: Sequence[Tensor]) -> Te
     Raises:
         MemoryError: there is no memory for the call.
     """
-    out = values.new_empty((*values.shape[:-1], len(parameters[-1])))
+    out = values.new_empty((*values.shape[:-1], parameters[-1].shape[0]))
     _call_mlp(activation, values, parameters, out)
     return out
 
@@ -333,7 +333,7 @@ def mlp_gradients(
     The arguments are those of `run_mlp`, with the gradient by its result.
     """
     flat = values.new_empty(sum(map(torch.numel, parameters)))
-    parts = flat.split([parameter.numel() for parameter in parameters])
+    parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     found = values.new_empty(values.shape) if for_values else None  # contiguous
     assert out_gradient.shape == (*values.shape[:-1], len(parameters[-1]))
     assert out_gradient.dtype == values.dtype
@@ -341,8 +341,7 @@ def mlp_gradients(
     _call_mlp(
         activation, values, parameters, None, out_gradient.contiguous(), flat, found
     )
-    shaped = zip(parts, parameters, strict=True)
-    return found, [part.view_as(parameter) for part, parameter in shaped]
+    return found, list(parts)
 
 
 def _call_mlp(
@@ -355,25 +354,21 @@ def _call_mlp(
     for_values: Tensor | None = None,
 ) -> None:
     """Check the arguments, then pass their pointers."""
-    dtype, width = values.dtype, values.shape[-1]
-    assert values.is_cpu
-    assert dtype in (torch.float32, torch.float64)
-    assert all(tensor.is_cpu and tensor.dtype == dtype for tensor in parameters)
-    widths = [width]
-    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        widths.append(len(bias))
-        assert weight.shape == (widths[-1], widths[-2])
-        assert bias.dim() == 1
+    kernel, double = library(), values.dtype == torch.float64
+    assert kernel is not None
+    dtype = torch.float64 if double else torch.float32
+    for tensor in (values, *parameters):
+        assert tensor.is_cpu
+        assert tensor.dtype == dtype
+    widths = (values.shape[-1], *[bias.shape[0] for bias in parameters[1::2]])
+    assert [tensor.shape for tensor in parameters] == _mlp_shapes(widths)
+    # Keep the copies until the kernel has read them.
     values = values.contiguous()
     contiguous = [parameter.contiguous() for parameter in parameters]
-    array = (ctypes.c_int32 * len(widths))(*widths)
+    array = _mlp_widths(widths)
     rows = values.shape[:-1].numel()
     sizes = _MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
-    kernel = library()
-    assert kernel is not None
-    double = dtype == torch.float64
-    entry = kernel.marl_pool_mlp_double if double else kernel.marl_pool_mlp_float
-    status = entry(
+    status = (kernel.marl_pool_mlp_double if double else kernel.marl_pool_mlp_float)(
         ctypes.byref(sizes),
         _pointer(values),
         _pointers(contiguous),
@@ -381,10 +376,21 @@ def _call_mlp(
         _pointer(out_gradient),
         _pointer(gradient),
         _pointer(for_values),
-        torch.get_num_threads(),
+        _threads.get() or torch.get_num_threads(),
     )
     if status == _NO_MEMORY:
         raise MemoryError("the compiled kernel could not allocate its memory")
+
+
+@functools.cache
+def _mlp_widths(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(widths))(*widths)
+
+
+@functools.cache
+def _mlp_shapes(widths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    layers = [((outputs, inputs), (outputs,)) for inputs, outputs in pairwise(widths)]
+    return [shape for layer in layers for shape in layer]
 
 
 def _pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:

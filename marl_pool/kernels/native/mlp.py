@@ -1,0 +1,89 @@
+"""Multilayer perceptron, computed by the compiled kernel where it fits."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.native import call as kernel
+from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
+
+_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
+
+
+class MLP(nn.Sequential):
+    """Linear layers with an activation between them.
+
+    It is an `nn.Sequential` of these modules. Where they are `nn.Linear` with a bias
+    and one of `ACTIVATIONS`, on a CPU and in float32 or float64, the compiled kernel
+    computes them in one call.
+
+    Shapes: ``(*B, inputs)`` to ``(*B, outputs)``.
+    """
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__(*layers)
+        self._native = _MlpPlan(self) if _qualifies(self) else None
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if self._native is not None and self._native.fits(x):
+            parameters = cast(list[Tensor], self._native.parameters())
+            return compute(self._native, x, *parameters)
+        return super().forward(x)
+
+
+class _MlpPlan(NativePlan):
+    """The call of an MLP's kernel."""
+
+    def __init__(self, mlp: MLP) -> None:
+        layers = list(mlp)
+        super().__init__(
+            [mlp, *layers],
+            {nn.GELU: ("approximate",)},
+            [(layer, name) for layer in layers[::2] for name in ("weight", "bias")],
+        )
+        self.mlp = mlp
+        self.activation = _CODES[type(layers[1])] if len(layers) > 1 else 0
+
+    def fits(self, x: Tensor) -> bool:
+        """Return True if the kernel computes this call as torch would."""
+        return (
+            may_run()
+            and type(x) is Tensor
+            and self.is_unchanged()
+            and are_precise([x, *(parameters := self.parameters())])
+            and x.shape[-1:] == cast(Tensor, parameters[0]).shape[1:]
+        )
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        return kernel.run_mlp(self.activation, inputs[0], inputs[1:])
+
+    def gradients(
+        self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
+    ) -> list[Tensor | None]:
+        values, *parameters = inputs
+        found, each = kernel.mlp_gradients(
+            self.activation, values, parameters, gradient, for_values=for_first
+        )
+        return [found, *each]
+
+    def in_torch(self, *inputs: Tensor) -> Tensor:
+        with self.with_parameters(inputs[1:]):
+            return nn.Sequential.forward(self.mlp, inputs[0])
+
+
+def _qualifies(mlp: nn.Sequential) -> bool:
+    layers = list(mlp)
+    linears, activations = layers[::2], layers[1::2]
+    return (
+        len(linears) == len(activations) + 1
+        and all(type(m) is nn.Linear and m.bias is not None for m in linears)
+        and all(a.out_features == b.in_features for a, b in pairwise(linears))
+        and len({type(module) for module in activations}) <= 1
+        and all(type(module) in _CODES for module in activations)
+        and all(getattr(m, "approximate", "none") == "none" for m in activations)
+    )
