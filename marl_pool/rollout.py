@@ -505,7 +505,7 @@ class Rollout:
                 log_probs=decision.log_prob,
                 logits=decision.logits,
                 values=decision.value,
-                next_values=torch.empty(0),  # added by `_join`
+                next_values=decision.value,  # replaced by `_join`
                 rewards=step.rewards[name],
                 terminated=step.terminated,
                 truncated=step.truncated,
@@ -524,9 +524,11 @@ class Rollout:
         last: FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
-        stacked = tree_map(
-            lambda *parts: torch.stack(parts), *(vars(step) for step in steps)
-        )
+        # Not a pytree of the whole step: a walk over it costs as much as the stacking.
+        stacked = {
+            field: _stack([getattr(step, field) for step in steps])
+            for field in vars(steps[0])
+        }
         # Within an episode the next observation's value is that of the next step.
         next_values = stacked["values"].roll(-1, 0)
         # At its end, and at the fragment's, it is that of the final observation. One
@@ -591,6 +593,15 @@ def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
 def _index(tree: Any, rows: Tensor) -> Any:
     """Index the leading dimension of every tensor of a pytree."""
     return tree_map(lambda tensor: tensor[rows], tree)
+
+
+def _stack(parts: list[Any]) -> Any:
+    """Stack the steps of a tensor, of tokens or of another pytree."""
+    if isinstance(parts[0], Tensor):
+        return torch.stack(parts)
+    if isinstance(parts[0], Tokens):
+        return Tokens(*map(torch.stack, zip(*parts, strict=True)))
+    return tree_map(lambda *leaves: torch.stack(leaves), *parts)
 
 
 def _concatenate(trees: list[Any]) -> Any:
