@@ -120,7 +120,7 @@ def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
     mean, log_std = logits.chunk(2, dim=-1)
     squares = ((action - mean) * (-log_std).exp()).square()
     constant = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
-    return -(0.5 * squares + log_std).sum(-1) - constant
+    return -constant - torch.add(log_std, squares, alpha=0.5).sum(-1)
 
 
 def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:

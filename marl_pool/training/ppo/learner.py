@@ -1,5 +1,6 @@
 """PPO learner on tensors, with gradients accumulated over microbatches."""
 
+import functools
 import operator
 import time
 import zlib
@@ -19,7 +20,7 @@ from typing_extensions import override
 from marl_pool.kernels.native.call import threads_for_kernel
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
-from marl_pool.training.optimization import FlatParameters
+from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
     BatchSettings,
@@ -91,7 +92,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         self._flat[module_id] = flat
         self.register_optimizer(
             module_id=module_id,
-            optimizer=torch.optim.Adam([flat.values], fused=True),
+            optimizer=FlatAdam(flat.values),
             params=[flat.values],
             lr_or_lr_schedule=config.lr,
         )
@@ -180,7 +181,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             with nullcontext() if last else self._no_sync(part):
                 terms = {mid: self._terms(mid, rows) for mid, rows in part.items()}
                 own = {mid: weights[mid] * self._loss(mid, terms[mid]) for mid in terms}
-                torch.stack(list(own.values())).sum().backward()
+                torch.autograd.backward(list(own.values()))
             for mid, loss in own.items():
                 losses[mid] = losses.get(mid, 0) + loss.detach()
             done.append(Microbatch(terms, weights))
@@ -192,9 +193,9 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Clip the gradients and update the weights, unless a number is not finite."""
         gradients = {mid: self._flat[mid].gather_grad() for mid in losses}
         norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
-        bad = {mid: ~torch.isfinite(norms[mid] + losses[mid]) for mid in losses}
+        bad = {mid: _is_bad(norms[mid] + losses[mid]) for mid in losses}
         # No branch here: a GPU would have to wait for the number.
-        skip = torch.stack(list(bad.values())).any().float()
+        skip = functools.reduce(torch.maximum, bad.values())
         for mid, gradient in gradients.items():
             if (limit := self.config.grad_clip) is not None:
                 gradient *= (limit / (norms[mid] + 1e-6)).clamp(max=1.0)
@@ -203,9 +204,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             optimizer.step()
             self._metrics[mid, GRADIENT_NORM] = norms[mid]
             key = (mid, NON_FINITE_LOSS)
-            before = self._metrics.get(key)
-            now = bad[mid].float()
-            self._metrics[key] = now if before is None else torch.maximum(now, before)
+            before = self._metrics.get(key, bad[mid])
+            self._metrics[key] = torch.maximum(bad[mid], before)
 
     def _terms(self, module_id: str, rows: Rows) -> PPOTerms:
         """Compute the terms of the loss of the steps in ``rows``."""
@@ -313,3 +313,8 @@ class BatchedPPOLearner(PPOTorchLearner):
         ):
             before = self._metrics.get((module_id, name), value)
             self._metrics[module_id, name] = torch.maximum(before, value)
+
+
+def _is_bad(number: Tensor) -> Tensor:
+    """Return 1.0 if a number is NaN or infinite, else 0.0."""
+    return (number - number != 0).float()

@@ -46,18 +46,25 @@ class PPOTerms:
         surrogate: the clipped surrogate objective.
         values: V, predicted.
         value_loss: the squared error of the values, clipped.
-        entropy: H.
         kl: divergence from the sampling policy; None if it is not penalized.
         targets: V*.
+        actions: action space.
+        logits: parameters of the action distributions, ``(B, L)``.
     """
 
     ratio: Tensor
     surrogate: Tensor
     values: Tensor
     value_loss: Tensor
-    entropy: Tensor
     kl: Tensor | None
     targets: Tensor
+    actions: ActionSpec
+    logits: Tensor
+
+    @property
+    def entropy(self) -> Tensor:
+        """H, computed only where it is needed."""
+        return entropy(self.actions, self.logits)
 
     @classmethod
     def of(
@@ -94,9 +101,10 @@ class PPOTerms:
             surrogate=surrogate,
             values=values,
             value_loss=value_loss,
-            entropy=entropy(actions, logits),
             kl=kl_divergence(actions, before, logits) if config.use_kl_loss else None,
             targets=targets,
+            actions=actions,
+            logits=logits,
         )
 
     def loss(

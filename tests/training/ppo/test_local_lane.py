@@ -25,7 +25,7 @@ from marl_pool.config import compose
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.rollout import Rollout
-from marl_pool.training.optimization import FlatParameters
+from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import (
@@ -281,6 +281,25 @@ def test_one_flat_tensor_takes_the_steps_of_its_parts() -> None:
     state = {name: tensor.clone() for name, tensor in parts.state_dict().items()}
     flat_parts.load_state_dict({k: torch.zeros_like(v) for k, v in state.items()})
     assert not flat.values.any()
+
+
+def test_a_flat_tensor_takes_the_steps_of_torchs_adam() -> None:
+    values = nn.Parameter(torch.linspace(-1, 1, 37))
+    others = nn.Parameter(values.detach().clone())
+    optimizer = torch.optim.Adam([values], lr=0.1, fused=True)
+    flat = FlatAdam(others, lr=0.1)
+    for number in range(6):
+        values.grad = torch.sin(number + values.detach() * 9)
+        others.grad = values.grad.clone()
+        for each in (optimizer, flat):
+            each.found_inf = torch.tensor(float(number in (0, 3)))
+            each.param_groups[0]["lr"] = 0.1 / (1 + number)
+            each.step()
+        assert torch.equal(values, others)
+        if number == 2:  # as when a run is resumed
+            flat.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for name, part in optimizer.state[values].items():
+        assert torch.equal(part, flat.state[others][name])
 
 
 @pytest.mark.slow
