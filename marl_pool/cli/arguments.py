@@ -46,6 +46,13 @@ SWEEP_FLAGS = {
 RENDER_FLAGS = {"format": "file format: webm, mp4, gif or webp (format)"}
 """Flags of ``render`` that set keys, with their help."""
 
+STATUS = """\
+exit status: 0 finished; 1 failed; 2 bad input; 75 with --or-resume, not finished within
+time_limit; 130, 143 and 138 stopped by Ctrl-C, SIGTERM and SIGUSR1, with a checkpoint
+"""
+"""Part of the help of `TRAINING`."""
+TRAINING = ("train", "evolve", "clone", "fit", "sweep", "resume")
+"""Verbs that train."""
 KEYS = """\
 Arguments of the form key=value set a key; group=option takes another file of a group:
 
@@ -337,6 +344,8 @@ def _parsers(
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
         if arguments[:1] == [verb] and "{keys}" in epilog:
             epilog = epilog.replace("{keys}", _keys(verb, arguments))
+        if verb in TRAINING:
+            epilog = epilog.replace("examples:", f"{STATUS}\nexamples:")
         verbs.add_parser(
             verb,
             help=what,

@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     It is 0; 1 if training or a trial of a sweep failed; 2 for bad input; 75 if a time
-    limit ended a run with ``--or-resume``; 130 after Ctrl-C and 143 after SIGTERM.
+    limit ended a run with ``--or-resume``; 130, 143 and 138 after Ctrl-C, SIGTERM
+    and SIGUSR1.
 
     Args:
         arguments: without the program's name; None takes the process's own.

@@ -118,7 +118,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected the folder of the sweep by --sweep-dir")
     if arguments.or_resume and Sweep.is_at(path):
-        return _run_sweep(_same_sweep(Sweep.open(path), plan, verb), plan)
+        return _run_sweep(_same_sweep(Sweep.open(path), plan, verb), plan, again=True)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
@@ -133,7 +133,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         from marl_pool.storage.runs import validate_new
 
         validate_new(new.path, first.get("storage"))
-    return _run_sweep(new, plan, arguments.dry_run)
+    return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
 
 
 def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
@@ -148,7 +148,9 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
     return sweep
 
 
-def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
+def _run_sweep(
+    sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, again: bool = False
+) -> int:
     from marl_pool.config.grid import validate_runs
     from marl_pool.storage.runs import mirror_of, restore
     from marl_pool.sweeps import TRIALS
@@ -187,7 +189,12 @@ def _run_sweep(sweep: "Sweep", plan: "Plan", dry_run: bool = False) -> int:
         print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
-    return _mirror_status(sweep.mirror.problem if sweep.mirror else "") or bool(failed)
+    if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
+        return 1
+    # A trial that its time limit ended needs another try.
+    runs = [sweep.run(trial) for trial in plan.trials] if again and not dry_run else []
+    done = all(run is not None and _is_finished(run, run.config) for run in runs)
+    return 0 if done else UNFINISHED
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:

@@ -189,9 +189,10 @@ class TrainingLoop:
             with self._writing("metrics.csv"):
                 trim_log(self.run, self.iteration)
             for _ in method.rounds():
-                self._run_round()
-                # A round ends with a checkpoint, and so does a stopped run.
-                self._save()
+                with self.ctrl_c:
+                    self._run_round()
+                    # A round ends with a checkpoint, and so does a stopped run.
+                    self._save()
                 self.ctrl_c.raise_if_requested()
                 if self._must_stop():
                     return
@@ -204,7 +205,7 @@ class TrainingLoop:
             done=method.done,
             time_limit=self._seconds_left(),
         )
-        with progress, self.ctrl_c:
+        with progress:
             while not method.round_is_over and not self._must_stop():
                 # Take a step; a method returns None if it has nothing to log.
                 self.has_stepped, number = True, self.iteration + 1

@@ -16,28 +16,34 @@ STOPPING = {
     b"stop at once\n",
     signal.SIGTERM: b"\nmarl-pool: SIGTERM: stopping after this iteration\n",
 }
+if hasattr(signal, "SIGUSR1"):  # SLURM's warning before the end of a job
+    STOPPING[signal.SIGUSR1] = STOPPING[signal.SIGTERM].replace(b"TERM", b"USR1")
 
 
 class Terminated(KeyboardInterrupt):
-    """End by SIGTERM, which schedulers and containers send before they kill."""
+    """End by a signal that schedulers and containers send before they kill.
+
+    Its argument is the number of the signal.
+    """
 
 
 def exit_status(error: KeyboardInterrupt) -> int:
-    """Return the status of a shell's process that a signal ended: 130 or 143."""
-    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+    """Return the status of a shell's process that a signal ended, as 130 for Ctrl-C."""
+    number = error.args[0] if isinstance(error, Terminated) else signal.SIGINT
+    return 128 + int(number)
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM, as Ctrl-C raises `KeyboardInterrupt`."""
+    """Raise `Terminated` at SIGTERM and SIGUSR1."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        raise Terminated(number)
 
     with ExitStack() as stack:
         with suppress(ValueError):  # only the main thread may handle signals
-            previous = signal.signal(signal.SIGTERM, stop)
-            stack.callback(signal.signal, signal.SIGTERM, previous)
+            for number in STOPPING.keys() - {signal.SIGINT}:
+                stack.callback(signal.signal, number, signal.signal(number, stop))
         yield
 
 
@@ -80,8 +86,12 @@ class Interruptible(ExitStack):
             raise self.interrupt
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.raise_if_requested()
         by = signal.Signals(number)
-        self.interrupt = Terminated() if by == signal.SIGTERM else KeyboardInterrupt()
-        # Do not print: the interrupted code may hold the lock of the stream.
-        os.write(STDERR, STOPPING[by])
+        error = KeyboardInterrupt() if by == signal.SIGINT else Terminated(number)
+        if self.interrupt is None:
+            self.interrupt = error
+            # Do not print: the interrupted code may hold the lock of the stream.
+            os.write(STDERR, STOPPING[by])
+        # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
+        elif by == signal.SIGINT or error.args == self.interrupt.args:
+            raise error

@@ -285,7 +285,10 @@ def test_a_run_that_failed_later_is_kept(refused, provide, iterations):
     assert Path("new/config.yaml").is_file()
 
 
-@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+SIGNALS = [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)]
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
     before = signal.getsignal(signal.SIGTERM)
 
@@ -302,7 +305,7 @@ def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_before_the_first_iteration_leaves_no_folder(
     capsys, provide, number, status
 ):

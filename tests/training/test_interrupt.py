@@ -70,7 +70,17 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     assert len(Run.open(path).rows()) == done + 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_sigterm_after_the_warning_lets_the_checkpoint_be_saved():
+    with Interruptible() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(Terminated, match=str(signal.SIGUSR1.value)):
+        signals.raise_if_requested()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_the_first_signal_says_what_happens_and_the_second_stops(capfd, number):
     before = signal.getsignal(number)
     with Interruptible() as signals:
@@ -79,5 +89,5 @@ def test_the_first_signal_says_what_happens_and_the_second_stops(capfd, number):
         assert "stopping after this iteration" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt) as caught:
             signal.raise_signal(number)
-    assert isinstance(caught.value, Terminated) == (number == signal.SIGTERM)
+    assert isinstance(caught.value, Terminated) == (number != signal.SIGINT)
     assert signal.getsignal(number) == before

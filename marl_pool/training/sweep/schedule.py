@@ -25,7 +25,7 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import REASON, TRIAL, run_trial
+from marl_pool.training.sweep.trial import REASON, SAVED, TRIAL, run_trial
 from marl_pool.utils.errors import InputError
 
 MAX_DEATHS = 2
@@ -191,8 +191,8 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     def on_trial_complete(
         self, iteration: int, trials: Any, trial: Any, **_: Any
     ) -> None:
-        reason = (trial.last_result or {}).get(REASON, "")
-        self._end(self._trial_of(trial), reason)
+        result = trial.last_result or {}
+        self._end(self._trial_of(trial), result.get(REASON, ""), result.get(SAVED, 0))
 
     @override
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
@@ -219,15 +219,16 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
                 }
             )
 
-    def _end(self, trial: Trial, reason: str) -> None:
+    def _end(self, trial: Trial, reason: str, saved_there: int = 0) -> None:
         # Another machine's run is in the storage.
         try:
             restore(self.sweep.run_path(trial), trial.config.get("storage"))
         except InputError as error:
             reason = reason or str(error)
         run = self.sweep.run(trial)
-        # A run may have ended well on a disk that this machine cannot see.
-        if run is None:
+        # A run may have ended well on a disk that this machine cannot see, while this
+        # one has the beginning of it, from an earlier session.
+        if run is None or saved(self.job, run) < saved_there:
             reason = reason or NOT_SHARED
         steps = self.job.logged(run)
         self.table.advance({trial.name: steps})

@@ -17,6 +17,8 @@ TRIAL = "trial"
 """Key of a trial's name in Tune's configuration."""
 REASON = "reason"
 """Key of a trial's result: the reason of its failure, or an empty text."""
+SAVED = "saved"
+"""Key of a trial's result: amount of training up to its last checkpoint."""
 
 
 def run_trial(
@@ -40,7 +42,10 @@ def run_trial(
         stop: file whose existence ends training.
     """
     name = given[TRIAL]
-    tune.report({REASON: _train(folder / name, configs[name], verb, stop)})
+    path = folder / name
+    reason = _train(path, configs[name], verb, stop)
+    saved = 0 if reason else JOBS[verb].saved(Run.open(path))
+    tune.report({REASON: reason, SAVED: saved})
 
 
 def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:

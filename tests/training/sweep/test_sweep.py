@@ -32,6 +32,7 @@ from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTa
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import (
     REASON,
+    SAVED,
     TRIAL,
     _TrialMonitor,
     bundles,
@@ -604,11 +605,16 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     jobs = {trial.name: trial for trial in plan.trials}
     watch = _TrialMonitor(sweep, jobs, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
-    for trial in (elsewhere, here):
-        ended = SimpleNamespace(config={TRIAL: trial.name}, last_result={REASON: ""})
+    begun = plan.trials[2]
+    saved_run(sweep.run_path(begun), begun.config, [64])
+    for trial in (elsewhere, here, begun):
+        result = {REASON: "", SAVED: 128}
+        ended = SimpleNamespace(config={TRIAL: trial.name}, last_result=result)
         watch.on_trial_complete(0, [], ended)
     assert table.rows[elsewhere.name].state == FAILED
     assert "its folder is not on this machine" in table.rows[elsewhere.name].note
+    assert table.rows[begun.name].state == FAILED
+    assert "its folder is not on this machine" in table.rows[begun.name].note
     assert table.rows[here.name].state == FINISHED
 
 
