@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from safetensors.torch import load_file
 
+from helpers.campaign import CLONE, EVOLVE, FIT, TRAIN, results_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -38,7 +38,6 @@ pytestmark = RAY_WARNINGS
 
 SECONDS = 300
 """After which a command counts as hanging."""
-CLOCKS = re.compile("seconds|_per_second")
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d")
 
 
@@ -84,29 +83,6 @@ DAMAGES: dict[str, Callable[[Path, Path], None]] = {
 # Folders
 
 
-EVOLVE = (
-    *("env=cartpole", "env.max_steps=5", "policy=feed_forward", "policy.hidden=[3]"),
-    *("evolution=pgpe", "evolution.population=4", "repetitions=2"),
-    *("validation.every=1", "validation.episodes=2"),
-    *("checkpoint.every=1", "checkpoint.keep=2", "threads=1", "total_generations=3"),
-)
-CLONE = (
-    *("env=cartpole", "env.max_steps=8", "teacher=heuristic", "policy=feed_forward"),
-    *("policy.hidden=[3]", "clone.rounds=1", "clone.first_round=4"),
-    *("clone.episodes=4", "clone.validation_episodes=2", "clone.num_envs=2"),
-    *("clone.batch_size=4", "clone.iteration_batches=2", "total_batches=8"),
-    *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
-)
-FIT = (
-    *("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1"),
-    *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
-    *("checkpoint.every=1", "checkpoint.keep=2"),
-)
-TRAIN = (
-    *("env.num_noise=2", "env.max_steps=4", "encoder.num_layers=1", "threads=1"),
-    *("ppo.num_envs=4", "ppo.batch_size=16", "ppo.minibatch_size=16"),
-    *("ppo.num_epochs=1", "total_steps=64", "checkpoint.every=2"),
-)
 EVALUATE = ("perturbations=[]", "episodes=2", "threads=1")
 
 
@@ -258,26 +234,7 @@ def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
         return MOMENT.sub("", (out / "page.html").read_text())
     if kind == "sweep":
         return (folder / "table.csv").read_text(), said.count("failed")
-    run = Run.open(folder)
-    rows = [
-        {name: repr(value) for name, value in row.items() if not CLOCKS.search(name)}
-        for row in run.rows()
-    ]
-    kept = [
-        *folder.glob("networks/*.safetensors"),
-        *folder.glob("policy/*.safetensors"),
-    ]
-    kept += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
-    weights = {
-        file.relative_to(folder).as_posix(): {
-            name: tensor.tolist() for name, tensor in load_file(file).items()
-        }
-        for file in kept
-        if file.is_file()
-    }
-    results = folder / "results.json"
-    means = json.loads(results.read_text())["mean"] if results.is_file() else None
-    return {"rows": rows, "weights": weights, "means": means}
+    return results_of(folder)
 
 
 def frames_of(video: Path) -> list[bytes]:

@@ -1,0 +1,61 @@
+"""A pole whose simulation fails, for the campaign and the tests of a time limit."""
+
+import time
+
+import torch
+from typing_extensions import Unpack, override
+
+from marl_pool.envs.base import EnvOptions
+from marl_pool.envs.cartpole.env import CartPole
+
+
+class FaultyPole(CartPole):
+    """CartPole until a number of steps, then a fault in each.
+
+    Args:
+        fault: raises, hangs, spins (without a system call), slow, NaN_reward,
+            NaN_observation, wrong_shape or none.
+        after: steps before the first fault.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        fault: str = "raises",
+        after: int = 5,
+        max_steps: int = 20,
+        **common: Unpack[EnvOptions],
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **common)
+        self.fault, self.after, self.taken = fault, after, 0
+
+    @override
+    def observe(self):
+        tokens = super().observe()
+        if self.fault == "NaN_observation" and self.taken > self.after:
+            return {
+                k: t._replace(features=t.features * torch.nan)
+                for k, t in tokens.items()
+            }
+        return tokens
+
+    @override
+    def _advance(self, actions):
+        self.taken += 1
+        rewards, terminated = super()._advance(actions)
+        if self.taken <= self.after:
+            return rewards, terminated
+        if self.fault == "raises":
+            raise RuntimeError("no such state")
+        if self.fault == "hangs":
+            time.sleep(10_000)
+        while self.fault == "spins":
+            pass
+        if self.fault == "slow":
+            time.sleep(0.3)
+        if self.fault == "NaN_reward":
+            rewards = {name: part * torch.nan for name, part in rewards.items()}
+        if self.fault == "wrong_shape":
+            rewards = {name: part[:, None] for name, part in rewards.items()}
+        return rewards, terminated
