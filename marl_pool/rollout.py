@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
+from marl_pool.envs.timeout import env_call
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
@@ -208,7 +209,8 @@ class Rollout:
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
         # Reset, and observe for the first time.
-        env.reset()
+        with env_call(env, "a reset"):
+            env.reset()
         self._start_episodes(None)
 
     @torch.no_grad()
@@ -381,12 +383,12 @@ class Rollout:
         }
         # Step: actions are scaled from the policy's units to those of the space.
         active = self.env.active if any(self.states.values()) else {}
-        step = self.env.step(
-            {
-                name: self.policies[name].scale(decision.action)
-                for name, decision in decisions.items()
-            }
-        )
+        actions = {
+            name: self.policies[name].scale(decision.action)
+            for name, decision in decisions.items()
+        }
+        with env_call(self.env, "a step"):
+            step = self.env.step(actions)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
@@ -400,7 +402,8 @@ class Rollout:
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""
-        tokens = self.env.observe()
+        with env_call(self.env, "an observation"):
+            tokens = self.env.observe()
         if self.perturbation is not None:
             states = self.perturbation_states
             for name in tokens:
@@ -425,7 +428,8 @@ class Rollout:
             name: total.masked_fill(ended[:, None], 0.0)
             for name, total in self._returns.items()
         }
-        self.env.reset(ended)
+        with env_call(self.env, "a reset"):
+            self.env.reset(ended)
         self._start_episodes(ended)
 
     def _finish(self, ended: Tensor) -> None:

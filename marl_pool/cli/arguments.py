@@ -128,8 +128,9 @@ examples:
 RESUME = """\
 Training continues from the newest checkpoint, a sweep with its unfinished trials.
 Only run control may be changed: total_steps, total_generations or total_batches,
-time_limit, storage, checkpoint.*, resources.*; threads, device and data_dir of a fit;
-and sweep.* of a sweep. A URL is fetched to runs/ or sweeps/, and mirrored again.
+time_limit, env_timeout, storage, checkpoint.*, resources.*; threads, device and
+data_dir of a fit; and sweep.* of a sweep. A URL is fetched to runs/ or sweeps/, and
+mirrored again.
 
 examples:
   marl-pool resume runs/my-run
@@ -213,6 +214,14 @@ github.com/google/brain-tokyo-workshop. DIR becomes a folder with a policy, as i
 examples:
   marl-pool import-weights attention-neuron model.npz --agent cartpole_pi --out cartpole
 """
+CHECK_ENV = """\
+A few episodes with random actions are compared with the contract of an environment:
+shapes, dtypes, ranges, equal episodes from equal seeds, alone and in a batch, and an
+exact continuation of a saved state. One line for each; exit status 1 if one fails.
+
+examples:
+  marl-pool check-env env=simple_tag env.prey=learned
+"""
 LIST = """\
 examples:
   marl-pool list
@@ -260,6 +269,7 @@ VERBS = {
     "report": ("write a page about one run or several", REPORT),
     "export": ("export a policy for other programs", EXPORT),
     "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
+    "check-env": ("check an environment before training", CHECK_ENV),
     "show": ("show a run's state, results and next commands", SHOW),
     "ls": ("list the runs in a folder", LS),
     "list": ("list what can be named", LIST),

@@ -4,6 +4,7 @@ from argparse import Namespace
 from itertools import takewhile
 from pathlib import Path
 
+from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import (
     KINDS,
     PRETRAINED,
@@ -15,6 +16,7 @@ from marl_pool.cli.arguments import (
 from marl_pool.cli.common import print_paths
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import printable
 
 PRESETS = ("suites", "experiments")
 """Kinds that are files, not classes."""
@@ -36,6 +38,20 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
         for name, text in _summaries(kind):
             print(f"  {name:<16} {text}")
     return 0
+
+
+def check_env(arguments: Namespace, overrides: list[str]) -> int:
+    """Compare an environment with its contract, one line a finding."""
+    for text in overrides:
+        if not text.startswith(("env=", "env.", "+env.")):
+            raise InputError(f"check-env: expected env=NAME or env.KEY=…, got {text!r}")
+    env = compose_run("train", overrides, None)["env"]
+    from marl_pool.envs.checks import check_env
+
+    findings = check_env(**env)
+    for name, problem in findings.items():
+        print(printable(f"failed  {name}: {problem}" if problem else f"ok      {name}"))
+    return 1 if any(findings.values()) else 0
 
 
 def _summaries(kind: str) -> list[tuple[str, str]]:

@@ -32,13 +32,14 @@ VERBS = {
     "report": measuring.report,
     "export": exporting.export,
     "import-weights": listing.import_weights,
+    "check-env": listing.check_env,
     "show": showing.show,
     "ls": showing.ls,
     "list": listing.list_registered,
     "help": listing.show_help,
 }
 """Functions from flags and overrides to the exit status."""
-MAKING = ("train", "sweep", "evolve", "clone", "fit")
+MAKING = ("train", "sweep", "evolve", "clone", "fit", "check-env")
 """Verbs that take all names from the user: modules may be in the working directory."""
 READING = ("evaluate", "diagnose", "render", "play", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""

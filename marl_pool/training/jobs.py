@@ -85,7 +85,10 @@ JOBS = {
         "steps",
         _in_column("env_steps"),
         lambda config: config.total_steps,
-        ("total_steps", "time_limit", "checkpoint", "storage", "resources"),
+        (
+            *("total_steps", "time_limit", "env_timeout"),
+            *("checkpoint", "storage", "resources"),
+        ),
     ),
     "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
@@ -93,7 +96,10 @@ JOBS = {
         "generations",
         _in_column("iteration"),
         lambda config: config.total_generations,
-        ("total_generations", "time_limit", "checkpoint", "storage", "resources"),
+        (
+            *("total_generations", "time_limit", "env_timeout"),
+            *("checkpoint", "storage", "resources"),
+        ),
     ),
     "clone": Job(
         "marl_pool.training.cloning.clone:clone",
@@ -101,7 +107,7 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        ("total_batches", "time_limit", "checkpoint", "storage"),
+        ("total_batches", "time_limit", "env_timeout", "checkpoint", "storage"),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",

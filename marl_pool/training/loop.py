@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
 from marl_pool.kernels.native import chosen_kernels, library, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
@@ -22,6 +23,7 @@ from marl_pool.training.errors import (
 )
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
+from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.progress import Progress
 
 
@@ -161,8 +163,16 @@ class TrainingLoop:
             StoppedError: training cannot continue; the last good checkpoint remains.
             KeyboardInterrupt: Ctrl-C or SIGTERM, after the run was saved.
         """
-        with use_kernels(self.config.kernels):
-            self._train(build)
+        limit = getattr(self.config, "env_timeout", None)  # a fit plays no episodes
+        with use_kernels(self.config.kernels), limit_calls(limit, self._failure):
+            try:
+                self._train(build)
+            except EnvTimeoutError as error:
+                raise StoppedError(self._failure(str(error))) from error
+
+    def _failure(self, reason: str) -> str:
+        where = f"after iteration {self.iteration}"
+        return str(stopped(self.run, where, reason))
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)

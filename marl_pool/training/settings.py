@@ -133,6 +133,16 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class EpisodeRunConfig(RunConfig):
+    """Settings of a run that plays episodes."""
+
+    env_timeout: PositiveFloat | None = None
+    """Seconds that one step or reset of all environments of a process may take, before
+    the run ends with a line that names the environment. None: no limit in the main
+    process, 600 in other processes."""
+
+
+@dataclass(frozen=True)
 class ResourceSettings:
     """Processes and GPUs of a run, in RLlib's terms."""
 
@@ -150,7 +160,7 @@ class ResourceSettings:
 
 
 @dataclass(frozen=True)
-class TrainSettings(RunConfig):
+class TrainSettings(EpisodeRunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     modules: dict[str, str] | None = None
@@ -202,7 +212,7 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True)
-class EvolveSettings(RunConfig):
+class EvolveSettings(EpisodeRunConfig):
     """Settings of an evolution run itself, not of one of its parts."""
 
     init: str = "policy"

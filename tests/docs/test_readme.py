@@ -145,7 +145,7 @@ def test_its_commands_are_understood(folder, words):
             assert known.source in arguments.WEIGHTS
             assert not overrides
             assert known.agent in arguments.PUBLISHED
-        elif known.verb in ("list", "show", "ls", "help"):
+        elif known.verb in ("list", "show", "ls", "help", "check-env"):
             assert main(words) == 0
         elif known.verb == "export":
             assert known.to in SUFFIXES

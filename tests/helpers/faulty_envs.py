@@ -1,9 +1,10 @@
 """A pole whose simulation fails, for the campaign and the tests of a time limit."""
 
 import time
+from typing import Unpack
 
 import torch
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from marl_pool.envs.base import EnvOptions
 from marl_pool.envs.cartpole.env import CartPole
@@ -18,6 +19,9 @@ class FaultyPole(CartPole):
         after: steps before the first fault.
     """
 
+    taken = 0
+    """Steps of all objects in this process; copies count too."""
+
     def __init__(
         self,
         num_envs: int,
@@ -28,7 +32,7 @@ class FaultyPole(CartPole):
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **common)
-        self.fault, self.after, self.taken = fault, after, 0
+        self.fault, self.after = fault, after
 
     @override
     def observe(self):
@@ -42,7 +46,7 @@ class FaultyPole(CartPole):
 
     @override
     def _advance(self, actions):
-        self.taken += 1
+        type(self).taken += 1
         rewards, terminated = super()._advance(actions)
         if self.taken <= self.after:
             return rewards, terminated

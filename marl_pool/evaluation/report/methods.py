@@ -19,6 +19,7 @@ IRRELEVANT = frozenset(
         "kernels",
         "device",
         "time_limit",
+        "env_timeout",
         "checkpoint",
         "storage",
         "resources",

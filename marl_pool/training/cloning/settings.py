@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.training.settings import (
+    EpisodeRunConfig,
     PlugIn,
-    RunConfig,
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
@@ -130,7 +130,7 @@ class CloneSettings:
 
 
 @dataclass(frozen=True)
-class CloneRunSettings(RunConfig):
+class CloneRunSettings(EpisodeRunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     teacher: str | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.runs import Run
 from marl_pool.training.errors import one_line
 from marl_pool.training.evolution.evaluator import (
@@ -126,7 +127,9 @@ class Worker(Evaluator):
     def __init__(self, config: EvolveConfig) -> None:
         torch.set_num_threads(1)
         super().__init__(config)
+        self.env_timeout = config.env_timeout or REMOTE_LIMIT
 
     @override
     def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
-        return super().play(torch.from_numpy(vectors), task)
+        with limit_calls(self.env_timeout):
+            return super().play(torch.from_numpy(vectors), task)

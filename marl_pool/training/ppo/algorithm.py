@@ -259,7 +259,13 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     result = PPOConfig(algo_class=BatchedPPO)
     # Sample: `BatchedEnvRunner` steps all environments of a process together.
     runner = RunnerSettings(
-        config.env, modules, fixed, perturbation, config.seed, config.device
+        config.env,
+        modules,
+        fixed,
+        perturbation,
+        config.seed,
+        config.device,
+        config.env_timeout,
     )
     result.environment(env_config={RUNNER: runner})
     result.env_runners(

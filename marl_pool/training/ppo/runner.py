@@ -31,6 +31,7 @@ from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.perturbations import make_perturbation
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
@@ -70,6 +71,8 @@ class RunnerSettings:
         perturbation: ``{"name": …, **options}``; None leaves observations as they are.
         seed: random seed of the run.
         device: device of a local runner; a remote one uses its GPU, if it has one.
+        env_timeout: seconds that a call of the environments may take; None: no limit in
+            a local runner, and a long one in a remote one.
     """
 
     env: Options
@@ -78,6 +81,7 @@ class RunnerSettings:
     perturbation: Options | None
     seed: int
     device: str
+    env_timeout: float | None = None
 
 
 class BatchedEnvRunner(EnvRunner, Checkpointable):
@@ -201,15 +205,18 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             convert: called with the group's name, trajectory, advantages and targets.
         """
         began = time.perf_counter()
+        # The loop limits the calls of a local runner.
+        limit = self.settings.env_timeout or REMOTE_LIMIT
         try:
-            if self.rollout is None:
-                self.rollout = self._new_rollout()
-            with _one_thread():
-                fragments = self._fragment(self.rollout, steps)
-                converted = [
-                    (name, convert(name, *fragment))
-                    for name, fragment in fragments.items()
-                ]
+            with limit_calls(limit if self.worker_index else None):
+                if self.rollout is None:
+                    self.rollout = self._new_rollout()
+                with _one_thread():
+                    fragments = self._fragment(self.rollout, steps)
+                    converted = [
+                        (name, convert(name, *fragment))
+                        for name, fragment in fragments.items()
+                    ]
         except Exception as error:
             self.failure = Failure.of(error, type(self.env).__name__)
             # Report the steps as taken: RLlib samples again until it has that many.

@@ -22,7 +22,7 @@ from marl_pool.training.supervised.settings import FitConfig
 
 STEPS = 32
 """Timed steps of each environment; an iteration has more."""
-IRRELEVANT = ("seed", "total_steps", "time_limit", "checkpoint")
+IRRELEVANT = ("seed", "total_steps", "time_limit", "env_timeout", "checkpoint")
 """Keys that do not affect the throughput of a trial."""
 
 

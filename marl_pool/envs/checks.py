@@ -1,0 +1,231 @@
+"""Comparison of an environment with the contract of `BatchedEnv`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+
+NUM_ENVS, STEPS, SEED = 3, 25, 11
+
+
+class BrokenContractError(Exception):
+    """A broken rule: the expected and the actual value, in one line."""
+
+
+def check_env(name: str, **options: Any) -> dict[str, str]:
+    """Play a few steps with random actions, and compare an environment with its rules.
+
+    Example::
+
+        problems = check_env("my_module:MyEnv", max_steps=50)
+        assert not any(problems.values()), problems
+
+    Args:
+        name: a registered name or ``package.module:Class``.
+        **options: of the environment.
+
+    Returns:
+        Each rule with its problem, in one line; empty where it holds.
+
+    Raises:
+        InputError: an unknown name or option.
+    """
+
+    def build(num_envs: int = NUM_ENVS, **more: Any) -> BatchedEnv:
+        return make_batched_env(name, num_envs, seed=SEED, **options, **more)
+
+    build()  # an error here is of the name or the options
+    findings = {}
+    for rule, check in RULES.items():
+        try:
+            check(build)
+            findings[rule] = ""
+        except BrokenContractError as broken:
+            findings[rule] = str(broken)
+        except Exception as error:  # whatever a user's environment raises
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            findings[rule] = f"expected no error, got {message:.200}"
+    return findings
+
+
+Build = Callable[..., BatchedEnv]
+
+
+def _expect(holds: bool, what: str, expected: object, got: object) -> None:
+    if not holds:
+        raise BrokenContractError(f"{what}: expected {expected}, got {got}")
+
+
+def _check_groups(build: Build) -> None:
+    """Check that groups are declared, and do not depend on the episode."""
+    env = build()
+    _expect(bool(env.groups), "groups", "at least one", "none")
+    for group in env.groups.values():
+        _expect(isinstance(group, AgentGroup), "groups", "AgentGroup", type(group))
+    before = dict(env.groups)
+    env.reset()
+    _expect(env.groups == before, "groups after reset", before, env.groups)
+
+
+def _check_observations(build: Build) -> None:
+    env = build()
+    env.reset()
+    for _ in range(3):
+        observed = env.observe()
+        _expect(
+            observed.keys() == env.groups.keys(),
+            "observed groups",
+            [*env.groups],
+            [*observed],
+        )
+        for name, group in env.groups.items():
+            group.tokens.check(observed[name])  # features, types, padding
+            shape = (NUM_ENVS, group.num_agents)
+            got = tuple(observed[name].batch_shape)
+            _expect(got == shape, f"{name}: batch dimensions", shape, got)
+            features = observed[name].features[~observed[name].padding]
+            finite = not features.is_floating_point() or bool(features.isfinite().all())
+            _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
+        env.step(_actions(env, 0))
+
+
+def _check_steps(build: Build) -> None:
+    env = build()
+    env.reset()
+    for number in range(STEPS):
+        step = env.step(_actions(env, number))
+        keys = step.rewards.keys()
+        _expect(keys == env.groups.keys(), "rewarded groups", [*env.groups], [*keys])
+        for name, rewards in step.rewards.items():
+            shape = (NUM_ENVS, env.groups[name].num_agents)
+            got = tuple(rewards.shape)
+            _expect(got == shape, f"{name}: shape of rewards", shape, got)
+            kind = rewards.dtype
+            _expect(kind.is_floating_point, f"{name}: rewards", "float", kind)
+            good = bool(rewards.isfinite().all())
+            _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
+        ended = (tuple(step.terminated.shape), step.terminated.dtype)
+        expected = ((NUM_ENVS,), torch.bool)
+        _expect(ended == expected, "terminated", expected, ended)
+        over = step.terminated | step.truncated
+        if over.all():
+            return
+        env.reset(over)
+
+
+def _check_seeds(build: Build) -> None:
+    _same(_play(build()), _play(build()), "episodes of the same seed")
+    env = build()
+    env.reset()
+    first = _seen(env)
+    env.reset()
+    differs = any(
+        not torch.equal(*pair) for pair in zip(first, _seen(env), strict=True)
+    )
+    _expect(differs, "two episodes of a seed", "different starts", "equal ones")
+
+
+def _check_batch(build: Build) -> None:
+    many = _play(build())
+    alone = _play(build(1, first_env=1))
+    ones = [[part[1:2] for part in row] for row in many]
+    _same(ones, alone, "environment 1, in a batch and alone")
+
+
+def _check_saved_state(build: Build) -> None:
+    env, other = build(), build()
+    env.reset()
+    other.reset()
+    _play(env, 5, reset=False)
+    other.load_state_dict(env.state_dict())
+    expected = _play(env, STEPS, reset=False)
+    got = _play(other, STEPS, reset=False)
+    _same(expected, got, "continuations of a saved state")
+
+
+def _check_kept(build: Build) -> None:
+    env = build()
+    env.reset()
+    seen = _seen(env)
+    copies = [part.clone() for part in seen]
+    _play(env, 3, reset=False)
+    _same([seen], [copies], "an observation before and after later steps")
+
+
+def _check_order(build: Build) -> None:
+    """Check that the order of the groups in the actions does not matter."""
+    turned = _play(build(), order=-1)
+    _same(
+        _play(build()), turned, "steps whose actions name the groups in another order"
+    )
+
+
+RULES: dict[str, Callable[[Build], None]] = {
+    "groups are declared": _check_groups,
+    "observations have the declared shapes, dtypes and types": _check_observations,
+    "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
+    "a seed determines the episodes": _check_seeds,
+    "an environment plays the same episode alone and in a batch": _check_batch,
+    "a saved state continues exactly": _check_saved_state,
+    "later steps do not change an observation": _check_kept,
+    "the order of the groups does not matter": _check_order,
+}
+"""Check of each rule, given a function that builds the environment."""
+
+
+def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
+    """Return actions that depend on environment number, agent and step alone."""
+    actions = {}
+    for name, group in env.groups.items():
+        space = group.action_space
+        shape = (env.num_envs, group.num_agents, *(space.shape or ()))
+        place = torch.arange(torch.Size(shape[1:]).numel())
+        wave = 7.0 * env.env_ids.cpu()[:, None] + 3.0 * place.double() + 1.3 * step
+        wave = wave.sin().view(shape)
+        if isinstance(space, spaces.Discrete):
+            actions[name] = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
+        else:
+            actions[name] = wave.to(env.device, env.dtype)
+    return actions
+
+
+def _seen(env: BatchedEnv) -> list[Tensor]:
+    """Return all tensors of an observation; features of padding are arbitrary."""
+    return [
+        part
+        for tokens in env.observe().values()
+        for part in (
+            tokens.features.masked_fill(tokens.padding[..., None], 0),
+            tokens.types.masked_fill(tokens.padding, 0),
+            tokens.padding,
+        )
+    ]
+
+
+def _play(
+    env: BatchedEnv, steps: int = STEPS, *, reset: bool = True, order: int = 1
+) -> list[list[Tensor]]:
+    """Return observations, rewards and ends, each ``(steps, num_envs, …)``."""
+    rows = []
+    if reset:
+        env.reset()
+    for number in range(steps):
+        actions = _actions(env, number)
+        step = env.step({name: actions[name] for name in [*actions][::order]})
+        rewards = (step.rewards[name] for name in env.groups)
+        rows.append([*_seen(env), *rewards, step.terminated])
+    return rows
+
+
+def _same(left: Any, right: Any, what: str) -> None:
+    for number, (one, other) in enumerate(zip(left, right, strict=True)):
+        for a, b in zip(one, other, strict=True):
+            equal = a.shape == b.shape and bool(
+                ((a == b) | (a.isnan() & b.isnan())).all()
+            )
+            _expect(equal, what, "equal tensors", f"others after step {number + 1}")

@@ -1,0 +1,114 @@
+"""A time limit on each call of an environment, for simulators that hang."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from typing_extensions import override
+
+REMOTE_LIMIT = 600.0
+"""Seconds that a call may take in remote processes, where nobody presses Ctrl-C."""
+GRACE = 5.0
+"""Seconds from the exception to the end of the process, if the call does not return."""
+STATUS = 1
+"""Exit status of a process that had to be ended."""
+
+
+class EnvTimeoutError(RuntimeError):
+    """A call of an environment that took longer than ``env_timeout``."""
+
+
+class Watchdog(threading.Thread):
+    """Interrupt calls that exceed a limit.
+
+    In the main thread, `EnvTimeoutError` is raised in the call. Where that is not
+    possible, in another thread or in a library that never returns to Python, the
+    process ends with the same line.
+
+    Args:
+        seconds: limit of one call.
+        describe: the last line of a process that has to be ended, given the reason.
+    """
+
+    def __init__(self, seconds: float, describe: Callable[[str], str]) -> None:
+        super().__init__(daemon=True, name="env_timeout")
+        self.seconds, self.describe = seconds, describe
+        self.call: tuple[str, float] | None = None
+        self.main = threading.current_thread() is threading.main_thread()
+        self.closed = threading.Event()
+
+    @override
+    def run(self) -> None:
+        raised = None
+        while not self.closed.wait(min(self.seconds / 4, 0.5)):
+            call = self.call
+            late = 0.0 if call is None else time.monotonic() - call[1] - self.seconds
+            if call is None or late <= 0:
+                continue
+            # Signals wake sleeping system calls, and reach the main thread alone.
+            if self.main and raised != call:
+                raised = call
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            elif not self.main or late > GRACE:
+                print(f"\nmarl-pool: {self.describe(self.reason)}", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(STATUS)
+
+    @property
+    def reason(self) -> str:
+        """The call that hangs, and the limit."""
+        name = self.call[0] if self.call else "an environment"
+        return (
+            f"{name} took longer than {self.seconds:g} seconds, the limit env_timeout"
+        )
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise the exception in the main thread, if the call has not returned."""
+        if self.call is not None:
+            raise EnvTimeoutError(self.reason)
+
+
+_active: Watchdog | None = None
+
+
+@contextmanager
+def limit_calls(
+    seconds: float | None, describe: Callable[[str], str] = str
+) -> Iterator[None]:
+    """Limit each `env_call` in the block; None leaves an outer limit as it is."""
+    global _active
+    if seconds is None:
+        yield
+        return
+    outer, _active = _active, Watchdog(seconds, describe)
+    previous = None
+    if _active.main:
+        previous = signal.signal(signal.SIGALRM, _active.interrupt)
+    _active.start()
+    try:
+        yield
+    finally:
+        _active.closed.set()
+        _active.join()
+        if _active.main:
+            signal.signal(signal.SIGALRM, previous or signal.SIG_DFL)
+        _active = outer
+
+
+@contextmanager
+def env_call(env: object, what: str) -> Iterator[None]:
+    """Apply the limit of `limit_calls` to a block, such as one step."""
+    watchdog = _active
+    if watchdog is None:
+        yield
+        return
+    watchdog.call = f"{what} of {type(env).__name__}", time.monotonic()
+    try:
+        yield
+    finally:
+        watchdog.call = None

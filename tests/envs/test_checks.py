@@ -1,0 +1,66 @@
+"""Checks of a user's environment before training."""
+
+import pytest
+import torch
+
+from helpers.faulty_envs import FaultyPole
+from marl_pool.cli import main as cli
+from marl_pool.envs.checks import RULES, check_env
+
+PLUG_IN = "helpers.faulty_envs:FaultyPole"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("simple_tag", {"prey": "learned"}), ("cartpole", {"noise_channels": 1})],
+)
+def test_environments_of_the_package_keep_the_contract(name, options):
+    assert check_env(name, **options) == dict.fromkeys(RULES, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "expected"),
+    [
+        ("wrong_shape", "rewards and ends", "expected (3, 1), got (3, 1, 1)"),
+        ("NaN_reward", "rewards and ends", "expected finite numbers, got NaN"),
+        ("NaN_observation", "observations", "expected finite numbers, got NaN"),
+        ("raises", "a seed", "expected no error, got RuntimeError: no such state"),
+    ],
+)
+def test_a_fault_is_found_and_named(fault, rule, expected):
+    problems = check_env(PLUG_IN, fault=fault, after=1)
+    (told,) = (text for name, text in problems.items() if name.startswith(rule))
+    assert expected in told
+
+
+class Careless(FaultyPole):
+    """A pole that depends on the batch, and writes into what it has shown."""
+
+    seen = torch.zeros(1)
+
+    def _advance(self, actions):
+        result = super()._advance(actions)
+        self.seen.zero_()
+        return result[0], result[1] | (self.num_envs == 1)
+
+    def observe(self):
+        tokens = super().observe()
+        self.seen = tokens["agent"].features
+        return tokens
+
+
+def test_dependence_on_the_batch_and_on_later_steps_is_found():
+    problems = check_env(f"{__name__}:Careless", fault="none")
+    assert any("alone: expected equal" in problem for problem in problems.values())
+    assert problems["later steps do not change an observation"]
+    assert not problems["a seed determines the episodes"]
+
+
+def test_the_command_prints_a_line_for_each_rule(capsys):
+    words = ["check-env", f"env={PLUG_IN}", "+env.after=1"]
+    assert cli.main([*words, "+env.fault=wrong_shape"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(RULES)
+    assert any("shape of rewards: expected (3, 1), got" in line for line in lines)
+    assert cli.main(["check-env", "ppo.lr=1"]) == 2
+    assert "expected env=NAME or env.KEY=…, got 'ppo.lr=1'" in capsys.readouterr().err
