@@ -415,11 +415,6 @@ def _parsers(
     add("report", what="folders or URLs of runs", nargs="*", **run)
     add(readers, "--out", new, metavar="DIR")
     add(
-    add("resume", what="folder of the run or sweep", nargs="?", **run)
-    add(f"{readers} play", what=what, nargs="*", **run)
-    add("report", what="folders of runs", nargs="*", **run)
-    add(readers, "--out", new, metavar="DIR")
-    add(
         f"resume {readers} play report export",
         "--plugin",
         "package.module:Class that the run may use; may be given repeatedly",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from marl_pool.cli import evaluate as measuring
 from marl_pool.cli import export as exporting
 from marl_pool.cli import inspect as listing
-from marl_pool.cli import show as showing
 from marl_pool.cli import play as playing
+from marl_pool.cli import show as showing
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
