@@ -64,7 +64,7 @@ def reading(
 @contextmanager
 def local_runs(arguments: Namespace) -> Iterator[None]:
     """Replace runs that are named by a URL by copies in the user's cache."""
-    if not any(map(is_url, arguments.run)):
+    if not isinstance(arguments.run, list) or not any(map(is_url, arguments.run)):
         yield
         return
     from marl_pool.storage.runs import local_copies
