@@ -56,7 +56,8 @@ def cluster() -> None:
     """A ray of four CPUs, shared by all tests of this process that train on one."""
     ray = pytest.importorskip("ray")
     if not ray.is_initialized():
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        options = {"include_dashboard": False, "log_to_driver": False}
+        ray.init(address="local", num_cpus=4, **options)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_a_local_run_is_that_of_rllibs_own_group_bit_for_bit(tmp_path, monkeypat
     run_of(tmp_path / "run", config)
     run = resumed(tmp_path / "run", 4 * BATCH)
     assert not ray.is_initialized()
-    ray.init(num_cpus=1, include_dashboard=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
     # The same with Ray beside it, and in RLlib's group, whose resume uses the store.
     run_of(tmp_path / "beside", config)
     assert_same(resumed(tmp_path / "beside", 4 * BATCH), run)
