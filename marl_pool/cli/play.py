@@ -38,6 +38,9 @@ class Play(Reader):
         if config is None:
             return 0
         reader = cls(arguments, **config)
+        # A device would only add its latency to single environments.
+        if reader.settings.device != "cpu":
+            raise InputError(f"device: expected cpu, got {reader.settings.device}")
         reader.on_several()
         if arguments.export is None:
             reader.serve(port)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
+from marl_pool.perturbations.inject import Inject
 from marl_pool.play.live import HAND, ORDER, LivePerturbation, own_tokens
 from marl_pool.play.messages import (
     AnyMessage,
@@ -35,8 +36,8 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 
 CHOICES = {"occlude": "hidden", "freeze": "frozen", "duplicate": "twice"}
 """By tool: the name of the tokens that it has chosen."""
-INJECTED = 32
-"""Distractors at full severity; see `Inject.count`."""
+INJECTED = Inject.count
+"""Distractors at full severity."""
 
 
 class LiveEpisode:

@@ -135,6 +135,7 @@ def test_a_port_that_is_taken_is_named():
         (["pretrained=nobody"], "unknown pretrained policy 'nobody'"),
         (["--port", "x"], "--port: expected a number from 0 to 65535, got 'x'"),
         (["--port", "65536"], "--port: expected a number from 0 to 65535, got '65536'"),
+        (["device=cuda"], "device: expected cpu, got cuda"),
         ([], "play: expected the folder of a run, got none"),
         (["pretrained=cartpole_feed_forward", "--export", "."], "--export: .*exists"),
         (["pretrained=cartpole_feed_forward", "--export", "new"], "got FeedForward in"),
