@@ -45,13 +45,13 @@ STOPPED = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
 
 LONG = {
     # Options that make a run last long enough to be killed in its middle.
-    "train": (*TRAIN, "total_steps=4800", "checkpoint.every=7"),
-    "evolve": (*EVOLVE, "total_generations=250", "checkpoint.every=7"),
-    "clone": (*CLONE, "total_batches=160", "clone.rounds=2", "checkpoint.every=3"),
-    "fit": (*FIT, "fit.epochs=60", "checkpoint.every=3"),
+    "train": (*TRAIN, "total_steps=1600", "checkpoint.every=7"),
+    "evolve": (*EVOLVE, "total_generations=80", "checkpoint.every=7"),
+    "clone": (*CLONE, "total_batches=64", "clone.rounds=2", "checkpoint.every=3"),
+    "fit": (*FIT, "fit.epochs=30", "checkpoint.every=3"),
     "sweep": (
         *(text for text in TRAIN if not text.startswith("threads")),
-        *("total_steps=1600", "seed=0,1", "sweep.concurrency=2", "checkpoint.every=7"),
+        *("total_steps=800", "seed=0,1", "sweep.concurrency=2", "checkpoint.every=7"),
     ),
 }
 FAULTS = {
