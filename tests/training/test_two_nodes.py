@@ -1,0 +1,142 @@
+"""Trainings on a Ray cluster of two nodes, one of which may die."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from helpers.training import PATIENCE, wait_for_rows
+from marl_pool.runs import Run
+from marl_pool.sweeps import read_table
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
+
+SMALL = [
+    "env.counts=1-2-2",
+    "env.max_steps=8",
+    "encoder.num_layers=1",
+    "ppo.num_envs=4",
+    "ppo.batch_size=64",
+    "ppo.minibatch_size=64",
+    "ppo.num_epochs=1",
+    "checkpoint.every=2",
+]
+
+
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
+cluster.wait_for_nodes()
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    cluster.remove_node(nodes.pop(), allow_graceful=False)
+    print("removed", flush=True)
+cluster.shutdown()
+"""
+"""A head that computes nothing, and two nodes; each line on stdin kills one of them."""
+ENV = {
+    **os.environ,
+    # Ray reads its token when it is imported.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "0" * 64,
+    # A dead node is noticed within seconds.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+
+
+class Nodes:
+    """A cluster in a process of its own.
+
+    Args:
+        folder: working folder of the commands that join it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER],
+            env=ENV,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self.process.stdout.readline().strip()
+
+    def kill_one(self) -> None:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "removed\n"
+
+    def start(self, *words: str) -> subprocess.Popen:
+        """Start a command that joins the cluster."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "marl_pool", *words, "--address", self.address],
+            cwd=self.folder,
+            env=ENV,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        self.process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def nodes(tmp_path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.close()
+
+
+def test_two_runners_and_two_learners(nodes, tmp_path):
+    process = nodes.start(
+        *("train", "--run-dir", "run", *SMALL, "total_steps=256"),
+        *("--num-env-runners=2", "--num-learners=2"),
+    )
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    run = Run.open(tmp_path / "run")
+    assert run.rows()[-1]["env_steps"] >= 256
+    assert not run.damage_of(run.latest_checkpoint())
+
+
+def test_a_sweep_of_four_trials_and_its_storage(nodes, tmp_path):
+    store = f"file://{tmp_path}/store"
+    words = ("sweep", "--sweep-dir", "study", "--storage", store, *SMALL)
+    process = nodes.start(*words, "total_steps=128", "seed=0,1,2,3")
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    table = read_table(tmp_path / "study")
+    assert {row["status"] for row in table} == {"finished"}
+    # Without the folder, the storage has all of it.
+    (tmp_path / "study").rename(tmp_path / "gone")
+    resumed = subprocess.run(
+        [sys.executable, "-m", "marl_pool", "resume", f"{store}/study"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_table(tmp_path / "sweeps" / "study") == table
+
+
+def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
+    words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
+    process = nodes.start(*words, "--num-env-runners=2", "time_limit=60")
+    wait_for_rows(tmp_path / "run", process, 3)
+    before = len(Run.open(tmp_path / "run").rows())
+    nodes.kill_one()
+    wait_for_rows(tmp_path / "run", process, before + 20)
+    process.kill()
+    process.communicate()
