@@ -149,6 +149,9 @@ def test_its_commands_are_understood(folder, words):
             assert main(words) == 0
         elif known.verb == "export":
             assert known.to in SUFFIXES
+        elif known.verb == "play":
+            assert main(words) == 0
+            assert (folder / known.export).exists()
         else:
             # A policy that comes with the package has an environment of its own size.
             own = any(word.startswith("pretrained=") for word in words)
