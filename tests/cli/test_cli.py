@@ -152,7 +152,7 @@ def test_cfg_prints_the_composed_config(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "unknown command 'trian': choose from clone, diagnose, evaluate, "),
+        (["trian"], "unknown command 'trian': choose from check-env, clone, "),
         (["trian"], "Did you mean 'train'?"),
         (["train", "pooling"], "'pooling': expected a flag or key=value"),
         (["train", "--num-envrunners=3"], "Did you mean --num-env-runners?"),
