@@ -84,7 +84,7 @@ class DisturbedReadings(ProtectingPerturbation):
         # Restore what is not to be disturbed.
         if self.features is not None:
             disturbed = [i in self.features for i in range(features.shape[-1])]
-            mask = constant(tuple(disturbed), features.device)
+            mask = constant(tuple(disturbed), features.device, torch.bool)
             seen = torch.where(mask, seen, features)
         if self.protects:
             seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)

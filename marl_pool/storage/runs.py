@@ -24,7 +24,7 @@ SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
 OF_SESSION = frozenset(
     (
         *("total_steps", "total_generations", "total_batches", "time_limit"),
-        *("checkpoint", "resources", "storage", "package_version"),
+        *("env_timeout", "checkpoint", "resources", "storage", "package_version"),
         *("threads", "kernels", "device", "data_dir", "download"),
     )
 )

@@ -33,9 +33,12 @@ def without_reads() -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+def constant(
+    values: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64
+) -> Tensor:
     """Return a tensor of integers or bools that is copied to the device only once.
 
     It is shared, so do not write into it.
     """
-    return torch.tensor(values, device=device)
+    # Without the dtype, (1,) and (True,) would be the same constant.
+    return torch.tensor(values, device=device, dtype=dtype)

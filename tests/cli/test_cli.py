@@ -373,7 +373,7 @@ def test_resume_takes_run_control(provide, run_folder):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("ppo.lr=1", "ppo.lr: a resumed run takes only total_steps, time_limit, check"),
+        ("ppo.lr=1", "ppo.lr: a resumed run takes only total_steps, time_limit"),
         ("pooling=max", "pooling: a resumed run takes only"),
         ("total_steps=-1", "total_steps: expected an integer >= 1, got -1"),
         ("checkpoint.evry=1", "checkpoint.evry: unknown key 'evry'"),
