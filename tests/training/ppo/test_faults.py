@@ -85,7 +85,7 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     path = tmp_path / "run"
     fault = ["env.fault=raise", f"env.fault_step={step}", "total_steps=320"]
     arguments = [*FAULTY, *fault, f"resources.num_env_runners={runners}"]
-    assert cli.main(["train", "--run-dir", str(path), *arguments]) == 2
+    assert cli.main(["train", "--run-dir", str(path), *arguments]) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
