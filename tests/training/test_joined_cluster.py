@@ -109,10 +109,10 @@ def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
     # Ray names the machine by another address than the loopback's.
     for part in (head.rpartition(":")[2], RAY_ADDRESS, "2 CPUs", "0 GPUs"):
         assert part in first
-    # Nothing but the progress, or a slow start: no line of Ray's C++ code.
-    assert " / 64 steps" in progress[-1]
-    ours = (" / 64 steps", "marl-pool: starting processes")
+    # Progress, perhaps a slow start, and what comes next: no line of Ray's C++ code.
+    ours = (" / 64 steps", "marl-pool: starting processes", "took ", str(tmp_path))
     assert all(any(map(line.count, ours)) for line in progress), done.stderr
+    assert any(" / 64 steps" in line for line in progress)
 
 
 def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
@@ -133,12 +133,12 @@ def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
     )
     with occupying:
         assert occupying.stdout.readline() == "occupied\n"
-        arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=12")
+        arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=30")
         done = train(tmp_path / "run", *arguments)
         occupying.kill()
     assert done.returncode != 0
     assert "starting processes that need 2 CPUs and 0 GPUs: 10 s" in done.stderr
-    assert "0 GPUs: not within 12 s" in done.stderr
+    assert "0 GPUs: not within 30 s" in done.stderr
     assert "Traceback" not in done.stderr
 
 
