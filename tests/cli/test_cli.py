@@ -288,6 +288,15 @@ def test_a_run_that_failed_later_is_kept(refused, provide, iterations):
 SIGNALS = [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's handler of Ctrl-C, also in a background job, whose shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
     before = signal.getsignal(signal.SIGTERM)
@@ -305,6 +314,7 @@ def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
 def test_a_signal_before_the_first_iteration_leaves_no_folder(
     capsys, provide, number, status
