@@ -72,7 +72,7 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
     # On an empty disk the run comes from its mirror.
-    restore(Path(path), config["storage"])
+    restore(Path(path), _storage(verb, config))
     if not Path(path, CONFIG).is_file():
         return None
     run = Run.open(path)
@@ -156,13 +156,14 @@ def _run_sweep(
     from marl_pool.sweeps import TRIALS
 
     # Trials that ran on another machine, or before this one, are in the storage.
-    storage = plan.trials[0].config["storage"]
+    storage = _storage(sweep.verb, plan.trials[0].config)
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
         for trial in plan.trials:
-            trial.config["storage"] = f"{sweep.mirror.url}/{TRIALS}"
-            restore(sweep.run_path(trial), trial.config["storage"])
+            own = f"{sweep.mirror.url}/{TRIALS}"
+            trial.config.update(storage=own)
+            restore(sweep.run_path(trial), own)
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
         data = scratch if dry_run else str((sweep.path / "data").absolute())
@@ -257,11 +258,19 @@ def _mirror_again(run: "Run", config: Mapping[str, Any]) -> int:
     """Send what a finished run's mirror lacks; return the exit status."""
     from marl_pool.storage.runs import mirrored
 
-    if config["storage"] is None:
+    storage = _storage(run.verb, config)
+    if storage is None:
         return 0
-    with run.lock(), mirrored(run, config["storage"]) as mirror:
+    with run.lock(), mirrored(run, storage) as mirror:
         pass
     return _mirror_status(mirror.problem if mirror else "")
+
+
+def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
+    from marl_pool.training.jobs import JOBS
+
+    storage: str | None = JOBS[verb].config.from_plain(config).storage
+    return storage
 
 
 def _mirror_status(problem: str) -> int:
