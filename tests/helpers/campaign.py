@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from marl_pool.runs import Run
@@ -48,12 +49,18 @@ def results_of(folder: Path) -> dict[str, Any]:
     ]
     kept += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
     weights = {
-        file.relative_to(folder).as_posix(): {
-            name: tensor.tolist() for name, tensor in load_file(file).items()
-        }
+        file.relative_to(folder).as_posix(): _numbers(file)
         for file in kept
         if file.is_file()
     }
     results = folder / "results.json"
     means = json.loads(results.read_text())["mean"] if results.is_file() else None
     return {"rows": rows, "weights": weights, "means": means}
+
+
+def _numbers(file: Path) -> dict[str, Any] | str:
+    """Return the tensors in ``file``, or why they cannot be read."""
+    try:
+        return {name: tensor.tolist() for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        return str(error)
