@@ -8,6 +8,7 @@ import errno
 import json
 import stat
 import zipfile
+import zlib
 from gzip import GzipFile
 from itertools import chain
 from pathlib import Path
@@ -171,10 +172,18 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
     """Read the arrays of an npz file; nothing is unpickled.
 
     Raises:
-        OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error: it cannot be
-            read, is damaged, or holds objects.
+        OSError, ValueError: it cannot be read, is damaged, or holds objects.
         InputError: it has more than ``most`` bytes.
     """
+    try:
+        return _read_npz(file, most)
+    # The last two are a flag or a method that zipfile does not know, and a version
+    # that numpy does not.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def _read_npz(file: Path, most: int) -> "dict[str, np.ndarray]":
     # A single array is another format with the same ending.
     with file.open("rb") as opened:
         if opened.read(6) == b"\x93NUMPY":

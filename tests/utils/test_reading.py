@@ -402,3 +402,20 @@ def test_a_policy_far_larger_than_its_weights_is_not_built(tmp_path: Path) -> No
         InputError, match=r"config.json: expected a network .* got more"
     ):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_with_a_flipped_bit_is_read_or_refused(save, tmp_path):
+    """No other error comes out of zipfile, zlib and numpy."""
+    file = tmp_path / "arrays.npz"
+    save(file, a=np.arange(6.0).reshape(2, 3))
+    whole, refused = file.read_bytes(), 0
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        try:
+            read_npz(file)
+        except (OSError, ValueError):
+            refused += 1
+    assert refused > len(whole)

@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import zlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -24,10 +22,7 @@ AS_TRAINED = "as trained"
 IDENTITY = ["group", "policy", "stochastic", "perturbation", "label", "severity"]
 IDENTITY += ["options", "transfer_env"]
 """Columns that identify a row of an evaluation."""
-DAMAGE = (
-    *(OSError, ValueError, LookupError, TypeError, EOFError, RecursionError),
-    *(BadZipFile, zlib.error),
-)
+DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 """Errors on reading a file that is damaged or of another version."""
 
 
