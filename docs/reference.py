@@ -166,10 +166,7 @@ def dotted(target: str) -> str:
 
 def directive(name: str, argument: str) -> str:
     """Return a directive of autodoc, for a page in Markdown."""
-    lines = [f".. {name}:: {argument}"]
-    if argument.endswith(".BatchedEnv"):  # hooks that a subclass defines
-        lines += ["   :private-members: _place, _advance, _draw"]
-    return block("\n".join(lines), "{eval-rst}")
+    return block(f".. {name}:: {argument}", "{eval-rst}")
 
 
 def block(text: str, language: str = "text") -> str:

@@ -42,12 +42,12 @@ class Reach(BatchedEnv):
         types[..., 0] = 0
         return {"agent": Tokens(relative, types, torch.zeros_like(types) > 0)}
 
-    def _place(self, rows, keys):
+    def place(self, rows, keys):
         uniform = self.sample_uniform(keys, self.points[0].numel())
         self.points = self.points.clone()
         self.points[rows] = 2 * uniform.unflatten(1, (-1, 2)) - 1
 
-    def _advance(self, actions):
+    def advance(self, actions):
         self.points = self.points.clone()
         self.points[:, 0] += 0.1 * actions["agent"][:, 0]
         distances = (self.points[:, 1:] - self.points[:, :1]).norm(dim=-1)

@@ -67,13 +67,13 @@ class Pond(BatchedEnv):
             "frog": tokens.map(lambda part: part[:, 1:]),
         }
 
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         drawn = self.sample_uniform(keys, 5)
         self.places = self.places.index_put((rows,), drawn[:, :3])
         self.life = self.life.index_put((rows,), (2 + 7 * drawn[:, 3]).long())
         self.death = self.death.index_put((rows,), (1 + 6 * drawn[:, 4]).long())
 
-    def _advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
+    def advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
         moves = [actions["heron"][..., 0].clamp(-1, 3), actions["frog"] - 1.0]
         self.places = self.places + 0.1 * torch.cat(moves, 1) + self.dynamics.next()
         rewards = {"heron": self.places[:, :1] - 1, "frog": -self.places[:, 1:]}
@@ -623,7 +623,7 @@ def test_groups_draw_apart() -> None:
         def observe(self) -> dict[str, Tokens]:
             return dict.fromkeys(("heron", "frog"), super().observe()["frog"])
 
-        def _advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
+        def advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
             rewards = torch.zeros(self.num_envs, 2)
             return {"heron": rewards, "frog": rewards}, self.steps + 1 >= self.life
 

@@ -68,9 +68,9 @@ class BatchedEnv(ABC):
     """A batch of independent multi-agent environments that advance together.
 
     The state is held in tensors whose first dimension is the environment. A subclass
-    sets ``_groups``, names its state, which makes `select`, `state_dict` and
-    `load_state_dict` work, and writes `observe` and two hooks: ``_place`` starts
-    episodes, and ``_advance`` moves every environment by one step. An agent on a line
+    sets ``groups``, names its state, which makes `select`, `state_dict` and
+    `load_state_dict` work, and writes `observe` and two hooks: ``place`` starts
+    episodes, and ``advance`` moves every environment by one step. An agent on a line
     that has to reach the origin::
 
         class Line(BatchedEnv):
@@ -79,18 +79,18 @@ class BatchedEnv(ABC):
             def __init__(self, num_envs, *, max_steps=20, **common):
                 super().__init__(num_envs, max_steps=max_steps, **common)
                 spec, space = TokenSpec(1, 1, ("self",)), spaces.Box(-1, 1, (1,))
-                self._groups = {"agent": AgentGroup(1, spec, space)}
+                self.groups = {"agent": AgentGroup(1, spec, space)}
                 self.x = torch.zeros(num_envs, 1)
 
             def observe(self):
                 types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
                 return {"agent": Tokens(self.x[..., None, None], types, types.bool())}
 
-            def _place(self, rows, keys):
+            def place(self, rows, keys):
                 start = 2 * self.sample_uniform(keys, 1) - 1
                 self.x = self.x.index_copy(0, rows, start)
 
-            def _advance(self, actions):
+            def advance(self, actions):
                 self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
                 return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
 
@@ -101,7 +101,7 @@ class BatchedEnv(ABC):
     an ended environment begins its next episode. And all random numbers come from
     streams that are keyed by (seed, environment number, episode number, purpose), so
     an environment plays the same episode alone and among thousands: `sample_uniform`
-    in ``_place``, ``self.dynamics.next()`` in ``_advance``.
+    in ``place``, ``self.dynamics.next()`` in ``advance``.
 
     Args:
         num_envs: number of environments.
@@ -133,7 +133,8 @@ class BatchedEnv(ABC):
     """True if each environment is a simulator of its own; a machine holds few."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
-    _groups: dict[str, AgentGroup]
+    groups: dict[str, AgentGroup]
+    """The groups of agents by name, set by the constructor."""
 
     def __init__(
         self,
@@ -159,11 +160,6 @@ class BatchedEnv(ABC):
         self.episodes = torch.full_like(self.env_ids, first_episode - 1)
         self.steps = torch.zeros_like(self.env_ids)
         self.dynamics = self._dynamics_stream(dynamics_size)
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        """The groups of agents by name: ``self._groups``, unless overridden."""
-        return self._groups
 
     @property
     def active(self) -> dict[str, Tensor]:
@@ -222,7 +218,7 @@ class BatchedEnv(ABC):
             placed.copy_(torch.where(mask, placed, running[name]))
 
     def _place_rows(self, rows: Tensor) -> None:
-        self._place(rows, self._reset_keys(rows))
+        self.place(rows, self._reset_keys(rows))
 
     def renumber(self, env_ids: Tensor, episode: int) -> None:
         """Replace the environment numbers; the next full `reset` begins ``episode``.
@@ -252,7 +248,7 @@ class BatchedEnv(ABC):
             InputError: wrong groups, shapes or dtypes.
         """
         self._validate_actions(actions)
-        rewards, terminated = self._advance(actions)
+        rewards, terminated = self.advance(actions)
         self.steps += 1
         return Step(rewards, terminated, self.steps >= self.max_steps)
 
@@ -287,7 +283,7 @@ class BatchedEnv(ABC):
         """
 
     @abstractmethod
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
         ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`. On a
@@ -296,7 +292,7 @@ class BatchedEnv(ABC):
         """
 
     @abstractmethod
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         """Move every environment by one step; `step` counts steps and truncates."""
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -314,7 +310,7 @@ class BatchedEnv(ABC):
         """Sample numbers ``(k, count)`` in (0, 1), each row from the stream of its key.
 
         Args:
-            keys: ``(k,)`` keys that ``_place`` receives.
+            keys: ``(k,)`` keys that ``place`` receives.
             count: numbers of each stream.
             start: position of the first number in the stream.
         """
@@ -389,14 +385,14 @@ class BatchedEnv(ABC):
             )
         weights = None if attention is None else attention.double().cpu()
         if perception is None:
-            return self._draw(index, size, _array(weights), group, agent)
+            return self.draw(index, size, _array(weights), group, agent)
         # Weights of perceived tokens become those of the true tokens behind them.
         perceived = perception.cpu()
         by_origin = None if weights is None else perceived.by_origin(weights)
         if perceived.marks().keys() <= {Mark.REORDERED}:
-            return self._draw(index, size, _array(by_origin), group, agent)
+            return self.draw(index, size, _array(by_origin), group, agent)
         if self.patch_grid is not None:
-            image = self._draw(index, size, _array(by_origin), group, agent)
+            image = self.draw(index, size, _array(by_origin), group, agent)
             grid, num_frames = self.patch_grid, spec.num_frames
             draw_perceived_patches(image, perceived, grid, num_frames)
             return image
@@ -407,7 +403,7 @@ class BatchedEnv(ABC):
         # Lines to where tokens are perceived replace those to the true places.
         lines = seen is not None and seen.observer is not None
         under = None if lines else _array(by_origin)
-        image = self._draw(index, size, under, group, agent)
+        image = self.draw(index, size, under, group, agent)
         if true is not None and seen is not None:
             draw_perceived(image, perceived, true, seen, _array(weights))
         return image
@@ -429,7 +425,7 @@ class BatchedEnv(ABC):
         """
         return None
 
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         """Render one environment; the arguments of `frame` are complete and checked."""

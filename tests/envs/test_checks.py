@@ -38,8 +38,8 @@ class Careless(FaultyPole):
 
     seen = torch.zeros(1)
 
-    def _advance(self, actions):
-        result = super()._advance(actions)
+    def advance(self, actions):
+        result = super().advance(actions)
         self.seen.zero_()
         return result[0], result[1] | (self.num_envs == 1)
 

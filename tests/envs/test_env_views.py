@@ -53,10 +53,10 @@ class Mortal(SimpleCentroid):
 class Ending(SimpleCentroid):
     """The task ends at the third step."""
 
-    def _advance(
+    def advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        rewards, _ = super()._advance(actions)
+        rewards, _ = super().advance(actions)
         return rewards, self.steps >= 2
 
 

@@ -39,8 +39,8 @@ class Faulty(FoxAndHens):
         self.diary = None if diary is None else Path(diary)
         self.taken = 0
 
-    def _place(self, rows, keys):
-        super()._place(rows, keys)
+    def place(self, rows, keys):
+        super().place(rows, keys)
         if self.diary is not None:
             with self.diary.open("a") as out:
                 for env, episode in zip(
@@ -50,7 +50,7 @@ class Faulty(FoxAndHens):
                 ):
                     out.write(f"{os.getpid()} {env} {episode}\n")
 
-    def _advance(self, actions):
+    def advance(self, actions):
         self.taken += 1
         mine = self.taken == self.fault_step and 0 in self.env_ids
         if mine and self.fault == "raise":
@@ -60,4 +60,4 @@ class Faulty(FoxAndHens):
             if done < self.kills:
                 (self.diary.parent / f"killed-{done}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super()._advance(actions)
+        return super().advance(actions)

@@ -45,9 +45,9 @@ class FaultyPole(CartPole):
         return tokens
 
     @override
-    def _advance(self, actions):
+    def advance(self, actions):
         type(self).taken += 1
-        rewards, terminated = super()._advance(actions)
+        rewards, terminated = super().advance(actions)
         if self.taken <= self.after:
             return rewards, terminated
         if self.fault == "raises":

@@ -64,11 +64,11 @@ class FoxAndHens(BatchedEnv):
             "hen": tokens.map(lambda tensor: tensor[:, 1:]),
         }
 
-    def _place(self, rows, keys):
+    def place(self, rows, keys):
         self.places = self.places.clone()
         self.places[rows] = 2 * self.sample_uniform(keys, 4) - 1
 
-    def _advance(self, actions):
+    def advance(self, actions):
         chance = self.dynamics.next()
         fox = actions["fox"][..., 0].clamp(-1, 1)
         hens = actions["hen"].to(self.dtype) - 1
@@ -95,9 +95,9 @@ class AlikeFoxAndHens(FoxAndHens):
         group = super().groups["hen"]
         return {"fox": AgentGroup(1, TOKENS, group.action_space), "hen": group}
 
-    def _advance(self, actions):
+    def advance(self, actions):
         fox = actions["fox"][..., None].to(self.dtype) - 1
-        return super()._advance({**actions, "fox": fox})
+        return super().advance({**actions, "fox": fox})
 
 
 class NoFox(FoxAndHens):

@@ -46,28 +46,28 @@ class Valley(BatchedEnv):
         )
         self.width, self.fault, self.fault_episode = width, fault, episode
         self.kills, self.diary = kills, Path(diary)
-        self.place = torch.zeros(num_envs, dtype=dtype)
+        self.x = torch.zeros(num_envs, dtype=dtype)
 
     @property
     def groups(self):
-        spec = TokenSpec(1, 2, ("place",), has_self=False)
+        spec = TokenSpec(1, 2, ("x",), has_self=False)
         return {"agent": AgentGroup(1, spec, spaces.Box(-1.0, 1.0, (1,)))}
 
     def observe(self):
-        place = self.place[:, None, None]
+        place = self.x[:, None, None]
         features = torch.stack([place, torch.ones_like(place)], -1)
         types = torch.zeros(features.shape[:3], dtype=torch.int64)
         return {"agent": Tokens(features, types, torch.zeros_like(types).bool())}
 
-    def _place(self, rows, keys):
-        self.place = self.place.index_copy(
+    def place(self, rows, keys):
+        self.x = self.x.index_copy(
             0, rows, self.width * (2 * self.sample_uniform(keys, 1)[:, 0] - 1)
         )
 
-    def _advance(self, actions):
+    def advance(self, actions):
         wind = self.dynamics.next()[:, 0] - 0.5
-        self.place = self.place + 0.5 * actions["agent"][:, 0, 0] + 0.1 * wind
-        rewards = -self.place.square()
+        self.x = self.x + 0.5 * actions["agent"][:, 0, 0] + 0.1 * wind
+        rewards = -self.x.square()
         if ((self.env_ids == 0) & (self.episodes == self.fault_episode)).any():
             rewards = self._fail(rewards)
         ended = torch.zeros(self.num_envs, dtype=torch.bool)
@@ -86,4 +86,4 @@ class Valley(BatchedEnv):
         return rewards
 
     def _tensors(self):
-        return {"place": self.place}
+        return {"x": self.x}

@@ -83,7 +83,7 @@ class AntEnv(SimulatedEnv):
         )
         # One torque for each joint.
         action = spaces.Box(-1, 1, (len(JOINTS),), np.float32)
-        self._groups = {"agent": AgentGroup(1, spec, action)}
+        self.groups = {"agent": AgentGroup(1, spec, action)}
 
     @property
     def readings(self) -> Tensor:
@@ -108,7 +108,7 @@ class AntEnv(SimulatedEnv):
         return list(self.channels)
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         return draw(

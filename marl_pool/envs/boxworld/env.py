@@ -152,7 +152,7 @@ class BoxWorld(BatchedEnv):
         num_tokens = n**2 + 1 if self.pixels else 2 + 2 * self.generator.num_boxes
         spec = TokenSpec(num_tokens, 5, TYPE_NAMES, positions=POSITION)
         group = BoxWorldGroup(1, spec, spaces.Discrete(len(MOVES)), n)
-        self._groups: dict[str, AgentGroup] = {"agent": group}
+        self.groups = {"agent": group}
         self._build_tables()
         # Codes of the cells, and the cells of the tokens.
         places = self.env_ids.new_zeros(num_envs, 1 if self.pixels else num_tokens)
@@ -213,7 +213,7 @@ class BoxWorld(BatchedEnv):
         self._stock = None
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         by_place = None
@@ -224,7 +224,7 @@ class BoxWorld(BatchedEnv):
         return draw_grid(cells, self.n, by_place, size=size)
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         if self._stock is None:
             self._stock = LevelStock(
                 self.generator, self.sample_uniform, self.seed, self.env_ids
@@ -237,7 +237,7 @@ class BoxWorld(BatchedEnv):
             self.places[rows, 2:] = levels.boxes.flatten(1)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Find the place ahead of the agent; at a wall it is the agent's own.
         codes, here = self.codes, self.places[:, :1]
         ahead = self._neighbors[here, actions["agent"]]

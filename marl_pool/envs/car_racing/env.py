@@ -154,14 +154,14 @@ class CarRacing(SimulatedEnv):
             colors=COLORS[color],
             action_space=spaces.Box(-1, 1, (3,), np.float32),
         )
-        self._groups = {"agent": agent}
+        self.groups = {"agent": agent}
 
     @override
     def observe(self) -> dict[str, Tokens]:
         return {"agent": patch_tokens(self.screens, self.patch_grid)}
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         (picture,) = self._replace_grass(self.observations[index : index + 1])
@@ -173,8 +173,8 @@ class CarRacing(SimulatedEnv):
         return torch.cat([clipped[:, :1], (clipped[:, 1:] + 1) / 2], 1)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
-        rewards, over = super()._advance(actions)
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
+        rewards, over = super().advance(actions)
         # Count the latest steps without a reward, per environment.
         negative = rewards["agent"][:, 0] < 0
         self.unrewarded = (self.unrewarded + 1) * negative

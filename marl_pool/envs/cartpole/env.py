@@ -109,7 +109,7 @@ class CartPole(BatchedEnv):
         # Initial states are sampled within this scale.
         scale = (TRACK, start_speed, start_angle, start_speed)
         self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
-        self._groups = {"agent": self._describe()}
+        self.groups = {"agent": self._describe()}
         # Allocate the state and the earlier frames of each channel.
         empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
@@ -152,7 +152,7 @@ class CartPole(BatchedEnv):
         self.past[rows] = self._channels()[rows, :, None]
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         return draw(
@@ -164,7 +164,7 @@ class CartPole(BatchedEnv):
         )
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         uniform = self.sample_uniform(keys, len(self._scale) + self.noise_channels)
         start, noise = uniform.split([len(self._scale), self.noise_channels], 1)
         self.state[rows, len(CHANNELS) : -1] = self._gaussian(noise)
@@ -173,7 +173,7 @@ class CartPole(BatchedEnv):
         self.put(rows, start)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Keep the readings before the step as the newest of the past.
         if self.num_frames > 1:
             newest = self._channels()[..., None]

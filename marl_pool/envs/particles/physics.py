@@ -139,7 +139,7 @@ class ParticleEnv(BatchedEnv):
         self._learners = {
             kind: slice(rows[0][0], rows[-1][0] + 1) for kind, rows in orders.items()
         }
-        self._groups = {kind: self._describe(kind, entities) for kind in learners}
+        self.groups = {kind: self._describe(kind, entities) for kind in learners}
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
 
     @override
@@ -201,7 +201,7 @@ class ParticleEnv(BatchedEnv):
         return forces
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         # Each entity has a tail opposite to its velocity; goals are crosses.

@@ -134,7 +134,7 @@ class SimpleCentroid(ParticleEnv):
         return self.centroid()[:, None]
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [4 * moving, 2, 2 * self.num_noise]
         uniform = self.sample_uniform(keys, sum(parts))
@@ -150,7 +150,7 @@ class SimpleCentroid(ParticleEnv):
         self.state[rows, moving:, :2] = common[:, None] + square
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Agents steer, signal entities wander, and noise entities rest.
         pushes = self._steering["agent"].forces(actions["agent"])
         self.integrate(torch.cat((pushes, self._wander()), 1))

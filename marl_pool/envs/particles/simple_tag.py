@@ -124,7 +124,7 @@ class SimpleTag(ParticleEnv):
         )
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         moving = self.num_movable
         parts = [1, 4 * moving, 2 * self.num_obstacles]
         uniform = self.sample_uniform(keys, sum(parts))
@@ -140,7 +140,7 @@ class SimpleTag(ParticleEnv):
         self.state[rows, moving:, :2] = still * self.obstacle_spread
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         # Predators gain by each touch, and learning prey lose by it.
@@ -149,7 +149,7 @@ class SimpleTag(ParticleEnv):
         if self.shared_reward:
             caught = caught.sum(1, keepdim=True).expand_as(caught)
         rewards = {"predator": caught}
-        if "prey" in self._groups:
+        if "prey" in self.groups:
             lost = touching.sum(1, dtype=self.dtype).mul_(-TOUCH_REWARD)
             rewards["prey"] = lost.sub_(boundary_penalty(self._prey))
         return rewards, self._never

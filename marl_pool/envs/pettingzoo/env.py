@@ -98,7 +98,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         self._adapters = {
             name: self._make_adapter(name, agents, tokenizer) for name in self._teams
         }
-        self._groups = {
+        self.groups = {
             name: AgentGroup(len(team.agents), self._adapters[name].spec, team.action)
             for name, team in self._teams.items()
         }
@@ -135,7 +135,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             )
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         cursor = self._cursors[index]
@@ -144,7 +144,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         return fit_square(self._renderer.render(cursor), size)
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         arrays = self._step_arrays(len(rows))
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
         for i, (row, seed) in enumerate(pairs):
@@ -155,7 +155,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         self._set_tensors(state)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
         for row, encoded in enumerate(self._encode(actions)):

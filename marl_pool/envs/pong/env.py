@@ -141,7 +141,7 @@ class Pong(BatchedEnv):
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
         space: spaces.Discrete = spaces.Discrete(len(self.native_actions))
         agent = patch_group(self.patch_grid, num_frames, colors=1, action_space=space)
-        self._groups = {"agent": agent}
+        self.groups = {"agent": agent}
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
@@ -190,14 +190,14 @@ class Pong(BatchedEnv):
             )
 
     @override
-    def _draw(
+    def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
         screen = self.screens[index, -1].cpu().numpy()
         return draw(screen, weights, self.patch_grid, size)
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         if len(rows) < self.num_envs:
             self._catch_up()
         elif self._turn == STALE:
@@ -205,7 +205,7 @@ class Pong(BatchedEnv):
         self._begin(rows)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Log the native actions, from which the games can be replayed.
         self._catch_up()
         native = self.native_actions[actions["agent"][:, 0]]

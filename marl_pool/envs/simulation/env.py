@@ -177,7 +177,7 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
             )
 
     @override
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         if not len(rows):
             return
         seeds = zip(rows.tolist(), reset_seeds(keys), strict=True)
@@ -186,7 +186,7 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
         self._observe_steps(rows, steps, first=True)
 
     @override
-    def _advance(self, actions: Mapping[str, Tensor]) -> Advance:
+    def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         rewards = torch.zeros(self.num_envs, 1, dtype=self.dtype, device=self.device)
         # Step only the simulators whose episode has not ended.
         rows = (~self.over).nonzero()[:, 0]

@@ -27,11 +27,8 @@ class PhysicsOnly(ParticleEnv):
         super().__init__(
             num_envs, entities, extent=2.0, max_steps=9, dtype=torch.float64
         )
-
-    @property
-    def groups(self) -> dict[str, AgentGroup]:
-        spec = TokenSpec(1, 4, ("self",))
-        return {"agent": AgentGroup(self.num_movable, spec, spaces.Box(-1, 1, (2,)))}
+        spec, space = TokenSpec(1, 4, ("self",)), spaces.Box(-1, 1, (2,))
+        self.groups = {"agent": AgentGroup(self.num_movable, spec, space)}
 
     def observe(self) -> dict[str, Tokens]:
         types = torch.zeros(self.num_envs, 1, 1, dtype=torch.int64)
@@ -40,10 +37,10 @@ class PhysicsOnly(ParticleEnv):
     def token_entities(self, group: str) -> Tensor:
         return torch.zeros(1, 1, dtype=torch.int64)
 
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         self.state[rows] = 0
 
-    def _advance(
+    def advance(
         self, actions: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
         self.integrate(actions["agent"])

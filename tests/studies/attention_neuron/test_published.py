@@ -368,7 +368,7 @@ class PublishedStarts(CartPole):
         starts = (2 * drawn - 1) * (2.4, 10, np.pi / 2, 10) + (0, 0, np.pi, 0)
         self.starts = torch.from_numpy(starts)
 
-    def _place(self, rows: Tensor, keys: Tensor) -> None:
+    def place(self, rows: Tensor, keys: Tensor) -> None:
         self.put(rows, self.starts[rows])
 
 

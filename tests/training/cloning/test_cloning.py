@@ -192,12 +192,12 @@ class Walk(FoxAndHens):
     def observe(self):
         return {"walker": super().observe()["fox"]}
 
-    def _place(self, rows, keys):
-        super()._place(rows, keys)
+    def place(self, rows, keys):
+        super().place(rows, keys)
         self.places[rows] = torch.tensor([0.0, 0.3, 0.6, 0.9])
         self.places[rows, 0] = (self.sample_uniform(keys, 1)[:, 0] * 3).floor()
 
-    def _advance(self, actions):
+    def advance(self, actions):
         step = actions["walker"].to(self.dtype) - 0.5
         self.places = torch.cat(
             [self.places[:, :1] + 0.1 * step, self.places[:, 1:]], 1

@@ -97,7 +97,7 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     text = (path / "error.txt").read_text()
     assert "Traceback" in text
     assert "faulty.py" in text
-    assert "in _advance" in text
+    assert "in advance" in text
     run = Run.open(path)
     assert_gapless(run, 1)
     assert [c.name for c in run.checkpoints()] == ["iter_000001"]
