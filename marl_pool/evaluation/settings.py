@@ -128,8 +128,8 @@ class RenderSettings(TargetSettings):
     size: PositiveInt = 512
     """Height and width in pixels."""
     format: VideoFormat = "webm"
-    """File format; webm and mp4 are VP9 by OpenCV, gif and webp are by Pillow, both of
-    the extra plots."""
+    """File format; webm (VP8, the fastest) and mp4 (VP9) are by OpenCV, gif and webp by
+    Pillow, both of the extra plots."""
     fps: PositiveInt = 20
     """Frames per second."""
 

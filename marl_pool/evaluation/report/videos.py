@@ -127,7 +127,7 @@ def side_by_side(
         WebM in base64.
 
     Raises:
-        InputError: an environment that cannot be drawn, or no OpenCV that writes VP9.
+        InputError: an environment that cannot be drawn, or no OpenCV that writes WebM.
     """
     # Both columns play the same environment, step by step.
     rows = 0 if perturbation is None else LEGEND_ROWS

@@ -31,7 +31,7 @@ def with_caption(image: np.ndarray, caption: Caption) -> np.ndarray:
     """Add a margin with a caption below an image ``(height, width, 3)`` uint8 RGB.
 
     Returns:
-        A taller image with even sides, as VP9's chroma subsampling needs.
+        A taller image with even sides, as the codecs' chroma subsampling needs.
     """
     height, width = image.shape[:2]
     line = _line(width)

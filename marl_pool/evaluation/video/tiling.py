@@ -6,7 +6,7 @@ from itertools import zip_longest
 import numpy as np
 
 GAP = 6
-"""Pixels between two images; even, as VP9's chroma subsampling needs."""
+"""Pixels between two images; even, as the codecs' chroma subsampling needs."""
 
 
 def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.ndarray]:
