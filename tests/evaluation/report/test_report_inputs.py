@@ -253,11 +253,11 @@ BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
     ),
     "empty": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(b""),
-        f"{UNREADABLE}BadZipFile",
+        f"{UNREADABLE}ValueError, returns.npz is damaged",
     ),
     "no zip": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(b"PK no zip"),
-        f"{UNREADABLE}BadZipFile",
+        f"{UNREADABLE}ValueError, returns.npz is damaged",
     ),
     "array": (
         lambda run: (run.evaluation_dir / RETURNS).write_bytes(npy(np.zeros(3))),
