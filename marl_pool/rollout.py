@@ -18,6 +18,9 @@ from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
+DRAW_SHIFT = 16
+"""Bits of a group's number in the name of a perturbation's random stream."""
+
 
 class Transition(NamedTuple):
     """One step of all environments; dictionaries are by group of agents."""
@@ -147,6 +150,8 @@ class Rollout:
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
+        draw: number of the perturbation's sample: each has random numbers of its own,
+            in the same episodes.
         sync_free: step without reading values, to the same trajectories; None: only
             where the environments are on a GPU.
 
@@ -158,7 +163,8 @@ class Rollout:
             run on the host, so it is False for them.
 
     Raises:
-        InputError: a group without a policy, or a policy without a group.
+        InputError: a group without a policy, or a policy without a group; a
+            perturbation of agents or steps that the environment lacks.
     """
 
     def __init__(
@@ -169,6 +175,7 @@ class Rollout:
         perturbation: Perturbation | None = None,
         explore: bool = False,
         played: int = 0,
+        draw: int = 0,
         sync_free: bool | None = None,
     ) -> None:
         if set(policies) != set(env.groups):
@@ -179,7 +186,14 @@ class Rollout:
         # Keep the groups in the order of the environment, which numbers their streams.
         self.env = env
         self.policies = {name: policies[name] for name in env.groups}
-        self.perturbation, self.explore = perturbation, explore
+        self.perturbation, self.explore, self.draw = perturbation, explore, draw
+        # Some perturbations cover some groups only.
+        self._perturbations: dict[str, Perturbation] = {}
+        if perturbation is not None:
+            counts = {name: group.num_agents for name, group in env.groups.items()}
+            perturbation.validate_env(counts, env.max_steps)
+            covered = filter(perturbation.covers, env.groups)
+            self._perturbations = dict.fromkeys(covered, perturbation)
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
@@ -387,6 +401,14 @@ class Rollout:
             name: self.policies[name].scale(decision.action)
             for name, decision in decisions.items()
         }
+        # A perturbation may change what is executed; policies and trajectories keep
+        # the actions that were chosen.
+        states = self.perturbation_states
+        for name, perturbation in self._perturbations.items():
+            space = self.env.groups[name].action_space
+            actions[name], states[name] = perturbation.act(
+                actions[name], states[name], space
+            )
         with env_call(self.env, "a step"):
             step = self.env.step(actions)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
@@ -404,12 +426,9 @@ class Rollout:
         """Observe all environments through the perturbation."""
         with env_call(self.env, "an observation"):
             tokens = self.env.observe()
-        if self.perturbation is not None:
-            states = self.perturbation_states
-            for name in tokens:
-                tokens[name], states[name] = self.perturbation(
-                    tokens[name], states[name]
-                )
+        states = self.perturbation_states
+        for name, perturbation in self._perturbations.items():
+            tokens[name], states[name] = perturbation(tokens[name], states[name])
         self.tokens = tokens
 
     def _reading(self) -> AbstractContextManager[None]:
@@ -447,11 +466,13 @@ class Rollout:
         # Restart the random streams, and sample the perturbation of the new episodes.
         for part, name in enumerate(env.groups):
             self.noise[name].restart(env.episodes, where)
-            if self.perturbation is not None:
+            if name in self._perturbations:
+                # Samples beyond the first have parts beyond those of any groups.
+                number = part + (self.draw << DRAW_SHIFT)
                 keys = stream_keys(
-                    env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, part
+                    env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
                 )
-                self.perturbation_states[name] = self.perturbation.start(
+                self.perturbation_states[name] = self._perturbations[name].start(
                     observed[name],
                     keys,
                     self.perturbation_states.get(name),
@@ -461,9 +482,9 @@ class Rollout:
         # Observe. Running environments keep their tokens: they were already perturbed
         # in this step, and must not be a second time.
         for name, tokens in observed.items():
-            if self.perturbation is not None:
+            if name in self._perturbations:
                 old = self.perturbation_states[name]
-                tokens, new = self.perturbation(tokens, old)
+                tokens, new = self._perturbations[name](tokens, old)
                 self.perturbation_states[name] = _choose(where, new, old)
             # Replace the dictionary, which may belong to the environment.
             tokens = _choose(where, tokens, self.tokens.get(name))

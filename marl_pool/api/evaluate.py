@@ -28,6 +28,7 @@ def evaluate(
     suite: str | Mapping[str, Any] = "quick",
     episodes: int = 256,
     stochastic: bool = False,
+    worst_of: int = 1,
     seed: int = 0,
     device: str = "cpu",
     threads: int = 2,
@@ -52,6 +53,8 @@ def evaluate(
             environments.
         stochastic: measure sampled actions in addition to the most likely ones. A
             function decides by itself and is called in the same way for both.
+        worst_of: samples of each perturbation under which every episode is played; of
+            more than one, `Result.worst` is the mean of the lowest returns.
         seed: seed of the environments, none of which occurs in training.
         device: device of environments, and of policies of this package.
         threads: threads, each of which plays another case.
@@ -78,6 +81,7 @@ def evaluate(
             config_dir,
             episodes=episodes,
             stochastic=stochastic,
+            worst_of=worst_of,
             seed=seed,
             device=device,
             threads=threads,

@@ -1,6 +1,6 @@
-"""Perturbation of the observations of any env whose observations are tokens."""
+"""Perturbation of any env whose observations are tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,7 +14,9 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.agents import PARTS, by_name, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
+from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
@@ -29,7 +31,7 @@ ALONE = "agent"
 def perturb_env(
     env: Any, perturbation: Perturbation | Mapping[str, Any] | str, seed: int = 0
 ) -> "PerturbedParallelEnv | PerturbedEnv":
-    """Wrap an env so that its observations are perturbed.
+    """Wrap an env so that its observations, or the actions it executes, are perturbed.
 
     For an environment of this package, the observations equal those of a `Rollout` of
     the same environment and seed.
@@ -41,7 +43,8 @@ def perturb_env(
         seed: seed of the perturbation, until ``reset(seed=…)`` sets another.
 
     Raises:
-        InputError: observations of a different form, or an invalid perturbation.
+        InputError: observations of a different form, an invalid perturbation, or one of
+            actions with a space that is neither Discrete nor a bounded vector.
     """
     if isinstance(env, gymnasium.Env):
         return PerturbedEnv(env, perturbation, seed)
@@ -72,6 +75,7 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         self._observations = ObservationPerturber(
             perturbation, groups, seen, _specs(env), seed
         )
+        self._observations.set_actions(env.action_space)
 
     @override
     def observation_space(self, agent: Any) -> spaces.Dict:
@@ -87,7 +91,7 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
     @override
     def step(self, actions: dict[Any, Any]) -> Any:
         self._observations.validate_reset()
-        observations, *rest = self.env.step(actions)
+        observations, *rest = self.env.step(self._observations.act(actions))
         return self._observations.observe(observations), *rest
 
 
@@ -105,6 +109,7 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         self._observations = ObservationPerturber(
             perturbation, {ALONE: [ALONE]}, seen, _specs(env), seed
         )
+        self._observations.set_actions(lambda _: env.action_space)
         self.observation_space = self._observations.spaces[ALONE]
 
     def reset(
@@ -117,12 +122,13 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
     @override
     def step(self, action: Any) -> Any:
         self._observations.validate_reset()
-        observation, *rest = self.env.step(action)
+        executed = self._observations.act({ALONE: action})[ALONE]
+        observation, *rest = self.env.step(executed)
         return self._observations.observe({ALONE: observation})[ALONE], *rest
 
 
 class ObservationPerturber:
-    """A perturbation applied to the observations of all agents of one env.
+    """A perturbation applied to the observations and actions of one env.
 
     Args:
         perturbation: see `perturb_env`.
@@ -151,6 +157,8 @@ class ObservationPerturber:
         }
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
+        counts = {name: len(agents) for name, agents in self.groups.items()}
+        self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
         self.dtypes = {
             agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
@@ -159,11 +167,37 @@ class ObservationPerturber:
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, PerturbationState] = {}
+        self.actions: dict[str, ActionSpec] = {}
         self.spaces = {
-            agent: self._space(spec, self._num_perturbed(spec), self.dtypes[agent])
+            agent: self._space(spec, self._num_perturbed(name), self.dtypes[agent])
             for name, spec in self.specs.items()
             for agent in self.groups[name]
         }
+
+    def set_actions(self, space: Callable[[Any], spaces.Space[Any]]) -> None:
+        """Read the agents' action spaces, if actions are perturbed."""
+        if isinstance(self.perturbation, ActionPerturbation):
+            self.actions = {
+                name: ActionSpec.of(space(agents[0]))
+                for name, agents in self.groups.items()
+                if self.perturbation.covers(name)
+            }
+
+    def act(self, actions: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Perturb the actions of the present agents in one step."""
+        executed = dict(actions)
+        for name, spec in self.actions.items():
+            # Absent agents do nothing.
+            agents, none = self.groups[name], 0 if spec.discrete else np.zeros(spec.dim)
+            stacked = np.stack([actions.get(agent, none) for agent in agents])[None]
+            chosen = torch.from_numpy(stacked)
+            changed, self.states[name] = self.perturbation.act(
+                chosen, self.states[name], spec
+            )
+            for agent, action in zip(agents, changed[0].numpy(), strict=True):
+                if agent in executed:
+                    executed[agent] = action
+        return executed
 
     def validate_reset(self) -> None:
         """Reject a step before the first reset."""
@@ -185,7 +219,9 @@ class ObservationPerturber:
         for part, name in enumerate(self.groups):
             tokens = self._tokens(name, observations)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
-            self.states[name] = self.perturbation.start(tokens, keys, episodes=played)
+            if self.perturbation.covers(name):
+                start = self.perturbation.start(tokens, keys, episodes=played)
+                self.states[name] = start
         return self.observe(observations)
 
     def observe(
@@ -195,7 +231,8 @@ class ObservationPerturber:
         seen: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
             tokens = self._tokens(name, observations)
-            tokens, self.states[name] = self.perturbation(tokens, self.states[name])
+            if name in self.states:
+                tokens, self.states[name] = self.perturbation(tokens, self.states[name])
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i))._asdict().items()
                 seen[agent] = {
@@ -218,12 +255,19 @@ class ObservationPerturber:
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 
-    def _num_perturbed(self, spec: TokenSpec) -> int:
-        """Return the number of tokens after the perturbation."""
+    def _num_perturbed(self, name: str) -> int:
+        """Return the number of a group's tokens after the perturbation."""
+        spec, agents = self.specs[name], len(self.groups[name])
+        if not self.perturbation.covers(name):
+            return spec.num_tokens
         features = torch.zeros(
-            1, 1, spec.num_tokens, spec.num_features, dtype=getattr(torch, spec.dtype)
+            1,
+            agents,
+            spec.num_tokens,
+            spec.num_features,
+            dtype=getattr(torch, spec.dtype),
         )
-        types = torch.zeros(1, 1, spec.num_tokens, dtype=torch.int64)
+        types = torch.zeros(1, agents, spec.num_tokens, dtype=torch.int64)
         tokens = Tokens(features, types, types.bool())
         keys = torch.zeros(1, dtype=torch.int64)
         seen, _ = self.perturbation(tokens, self.perturbation.start(tokens, keys))

@@ -9,7 +9,11 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.settings import PerturbationLevels
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
-from marl_pool.perturbations.base import Perturbation, validate_no_ramp
+from marl_pool.perturbations.base import (
+    Perturbation,
+    SampledPerturbation,
+    validate_no_ramp,
+)
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import resolve
@@ -66,6 +70,12 @@ class Case:
     missing: str = ""
     exact: bool = True
     hidden: bool = False
+
+    @property
+    def end(self) -> int | None:
+        """Step from which on the perturbation is over; None for no such step."""
+        change = self.perturbation
+        return change.end if isinstance(change, SampledPerturbation) else None
 
     def result(self, group: str, **numbers: Any) -> Result:
         """Return the row of one group."""

@@ -14,7 +14,7 @@ import torch
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import Case, TransferEnv, cases_of
-from marl_pool.evaluation.episodes import EpisodeReturns, play
+from marl_pool.evaluation.episodes import Played, play
 from marl_pool.evaluation.results import (
     CLEAN,
     TRAINED,
@@ -25,7 +25,7 @@ from marl_pool.evaluation.results import (
     print_table,
 )
 from marl_pool.evaluation.settings import PerturbationLevels
-from marl_pool.evaluation.statistics.intervals import paired_drop, summarize
+from marl_pool.evaluation.statistics.intervals import bootstrap, paired_drop, summarize
 from marl_pool.evaluation.statistics.scores import scored, severity_aucs
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import UnfitTokensError
@@ -85,6 +85,7 @@ def measure(
     baselines: Mapping[str, Mapping[str, Policy]] | None = None,
     fixed: Collection[str] = (),
     stochastic: bool = False,
+    worst_of: int = 1,
     seed: int = 0,
     workers: int = 1,
     on_progress: OnProgress = lambda done, total: None,
@@ -114,6 +115,8 @@ def measure(
         baselines: other policies by name, which play clean episodes.
         fixed: groups that were not trained; marked in their results.
         stochastic: measure the sampled policies in addition to the deterministic ones.
+        worst_of: samples of each perturbation under which an episode is played. Of more
+            than one, `Result.worst` is of the lowest returns, all else of the first.
         seed: seed of the bootstrap.
         workers: cases played at a time, each in a thread of its own.
         on_progress: called before any episode is played, and after each case.
@@ -124,7 +127,7 @@ def measure(
     # List the cases, which builds every perturbation before any episode is played.
     env = make_env()
     cases = cases_of(policies, perturbations, transfers, env)
-    nothing = np.full(env.num_envs, np.nan)
+    nothing, max_steps = np.full(env.num_envs, np.nan), env.max_steps
     # A simulator costs more memory than a second thread is worth.
     workers = 1 if env.simulated else workers
     del env
@@ -141,7 +144,9 @@ def measure(
     cases = _with_float32(cases, policies)
 
     # Play them, and take the clean returns of each precision as the pairs of drops.
-    episodes = list(_play_all(cases, make_env, workers, on_progress))
+    ends = {case.end for case in cases if case.end and case.end < max_steps}
+    jobs = [_Job(case, make_env, ends, worst_of) for case in cases]
+    episodes = list(_play_all(jobs, workers, on_progress))
     clean = {
         (case.explore, case.exact): played
         for case, played in zip(cases, episodes, strict=True)
@@ -160,11 +165,11 @@ def measure(
             continue
         # A transfer environment is another task: a difference would be no drop.
         paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
-        pairs = clean[case.explore, case.exact] if paired else {}
+        twin = clean[case.explore, case.exact][0] if paired else None
         for name in policies:
-            numbers = _numbers(played, name, pairs.get(name), seed)
+            numbers = _numbers(case, played, name, twin, seed)
             results.append(case.result(name, **numbers))
-        returns += [played[name] for name in policies]
+        returns += [played[0].returns[name] for name in policies]
     results = [replace(result, fixed=result.group in fixed) for result in results]
 
     # Normalize by the baselines of the same environment.
@@ -193,52 +198,83 @@ def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list
     return [*result, *(replace(clean, explore=explore) for explore in explored)]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """Episodes of a case."""
+
+    case: Case
+    make_env: Callable[[], BatchedEnv]
+    ends: Collection[int]
+    """Steps at which perturbations of any case end within the episode."""
+    worst_of: int
+
+    def play(self) -> list[Played] | str:
+        """Return the episodes under each sample, or the reason why there are none."""
+        case = self.case
+        if case.missing:
+            return case.missing
+        make = case.transfer.make if case.transfer else self.make_env
+        perturbed = case.perturbation is not None
+        # Clean episodes are the twins of all that end.
+        after = [step for step in self.ends if not perturbed or step == case.end]
+        if case.policy != TRAINED or case.transfer:
+            after = []
+        try:
+            return [
+                play(
+                    case.policies,
+                    make(),
+                    case.perturbation,
+                    explore=case.explore,
+                    draw=draw,
+                    after=after,
+                )
+                for draw in range(self.worst_of if perturbed else 1)
+            ]
+        except UnfitTokensError as error:
+            # Policies must fit their own environment; other cases become missing rows.
+            if case.name == CLEAN:
+                raise
+            return str(error)
+
+
 def _play_all(
-    cases: Sequence[Case],
-    make_env: Callable[[], BatchedEnv],
-    workers: int,
-    on_progress: OnProgress,
-) -> Iterator[EpisodeReturns | str]:
-    """Yield the episodes of each case in order, or the reason why there are none."""
-    on_progress(0, len(cases))
+    jobs: Sequence[_Job], workers: int, on_progress: OnProgress
+) -> Iterator[list[Played] | str]:
+    """Yield the episodes of each job in order, or the reason why there are none."""
+    on_progress(0, len(jobs))
     # Threads, not processes: nearly all time is spent in torch, which releases the
     # interpreter's lock.
     with ThreadPoolExecutor(workers) as pool:
         # Each thread runs in a copy of the context, which holds the trusted names.
-        futures = [
-            pool.submit(copy_context().run, _play, case, make_env) for case in cases
-        ]
+        futures = [pool.submit(copy_context().run, job.play) for job in jobs]
         try:
             for done, future in enumerate(futures, 1):
                 yield future.result()
-                on_progress(done, len(cases))
+                on_progress(done, len(jobs))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _play(case: Case, make_env: Callable[[], BatchedEnv]) -> EpisodeReturns | str:
-    if case.missing:
-        return case.missing
-    make = case.transfer.make if case.transfer else make_env
-    try:
-        return play(case.policies, make(), case.perturbation, explore=case.explore)
-    except UnfitTokensError as error:
-        # Policies must fit their own environment; other cases become missing rows.
-        if case.name == CLEAN:
-            raise
-        return str(error)
-
-
 def _numbers(
-    played: EpisodeReturns, group: str, clean: np.ndarray | None, seed: int
+    case: Case, played: Sequence[Played], group: str, clean: Played | None, seed: int
 ) -> dict[str, Any]:
-    """Return the numbers of a row; ``clean`` are the returns to pair with."""
-    returns = played[group]
+    """Return the numbers of a row; ``clean`` are the episodes to pair with."""
+    first = played[0]
+    returns = first.returns[group]
     summary = summarize(returns, seed=seed)
     # Only perturbed returns have a drop from the clean ones.
     intervals = {"mean": summary.mean, "iqm": summary.iqm}
     if clean is not None:
-        intervals["drop"] = paired_drop(clean, returns, seed=seed)
+        unperturbed = clean.returns[group]
+        intervals["drop"] = paired_drop(unperturbed, returns, seed=seed)
+        if case.end in first.after:
+            tails = (each.after[case.end][group] for each in (clean, first))
+            intervals["drop_after"] = paired_drop(*tails, seed=seed)
+        if len(played) > 1:
+            worst = np.min([sample.returns[group] for sample in played], axis=0)
+            intervals["worst"] = bootstrap(worst, seed=seed)
+            intervals["worst_drop"] = paired_drop(unperturbed, worst, seed=seed)
     numbers: dict[str, Any] = {
         "episodes": summary.episodes,
         "std": summary.std,

@@ -77,6 +77,18 @@ class Result:
     """(mean - random) / (heuristic - random), in the same unperturbed environment."""
     score_low: float = NAN
     score_high: float = NAN
+    drop_after: float = NAN
+    """The part of ``drop`` from the perturbation's ``end`` on: the loss of recovery."""
+    drop_after_low: float = NAN
+    drop_after_high: float = NAN
+    worst: float = NAN
+    """Mean over episodes of the lowest return under ``worst_of`` samples."""
+    worst_low: float = NAN
+    worst_high: float = NAN
+    worst_drop: float = NAN
+    """Mean of clean minus lowest return, paired by environment."""
+    worst_drop_low: float = NAN
+    worst_drop_high: float = NAN
 
     @property
     def perturbed(self) -> bool:
@@ -188,8 +200,20 @@ def read_returns(path: Path) -> np.ndarray:
 def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
+    # Few evaluations have the other columns.
+    others = {"drop_after": "drop after end", "worst_drop": "worst drop"}
+    others = {
+        name: words
+        for name, words in others.items()
+        if not all(math.isnan(getattr(result, name)) for result in results)
+    }
+    for words in others.values():
+        columns += [words, "95 %"]
     rows = [
-        [policy, result.label, *_numbers(result)]
+        [
+            *(policy, result.label, *_numbers(result)),
+            *(cell for name in others for cell in _interval(result, name)),
+        ]
         for result, policy in zip(results, _policies(results), strict=True)
     ]
     print_rows(title, ["policy", "perturbation"], columns, rows)
@@ -251,13 +275,20 @@ def _numbers(result: Result) -> list[str]:
     severity = f"{result.severity:g}" if result.perturbed else ""
     if result.missing:
         return [severity, "not measured", *[""] * 5]
-    paired = not math.isnan(result.drop)
     return [
         severity,
         f"{result.mean:.3f}",
         f"{result.mean_low:.3f} to {result.mean_high:.3f}",
         f"{result.std:.3f}",
         f"{result.iqm:.3f}",
-        f"{result.drop:.3f}" if paired else "",
-        f"{result.drop_low:.3f} to {result.drop_high:.3f}" if paired else "",
+        *_interval(result, "drop"),
     ]
+
+
+def _interval(result: Result, name: str) -> list[str]:
+    """Return the cells of a number and its interval, empty where it is missing."""
+    bounds = (name, f"{name}_low", f"{name}_high")
+    value, low, high = (getattr(result, key) for key in bounds)
+    if math.isnan(value):
+        return ["", ""]
+    return [f"{value:.3f}", f"{low:.3f} to {high:.3f}"]

@@ -102,6 +102,7 @@ def evaluate_target(
             baselines=target.baselines(),
             fixed=target.fixed,
             stochastic=settings.stochastic,
+            worst_of=settings.worst_of,
             seed=target.seed,
             workers=settings.threads,
             on_progress=on_progress,

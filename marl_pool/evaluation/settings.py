@@ -79,6 +79,9 @@ class EvaluateSettings(TargetSettings):
     """Episodes for each perturbation and severity."""
     stochastic: bool = False
     """Measure the sampled policy in addition to the deterministic one."""
+    worst_of: PositiveInt = 1
+    """Samples of each perturbation under which an episode is played; above 1, the
+    column worst is the mean of the lowest returns."""
     perturbations: list[dict[str, Any]] = field(default_factory=list)
     """``{"name": …, "severities": [...], **options}``; clean episodes always run."""
     transfer: list[dict[str, Any]] = field(default_factory=list)

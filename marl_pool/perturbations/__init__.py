@@ -1,4 +1,4 @@
-"""Perturbations of the tokens that a policy observes."""
+"""Perturbations of the tokens that a policy observes, and of its actions."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,9 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from marl_pool.perturbations.actions import ActionNoise as ActionNoise
+    from marl_pool.perturbations.actions import ActionPerturbation as ActionPerturbation
+    from marl_pool.perturbations.actions import DropActions as DropActions
     from marl_pool.perturbations.base import Perturbation as Perturbation
     from marl_pool.perturbations.base import SampledPerturbation as SampledPerturbation
     from marl_pool.perturbations.base import TokenShare as TokenShare
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
     from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
+    "action_noise": "marl_pool.perturbations.actions:ActionNoise",
     "bias": "marl_pool.perturbations.readings:Bias",
     "confuse": "marl_pool.perturbations.confuse:Confuse",
     "delay": "marl_pool.perturbations.delay:Delay",
+    "drop_actions": "marl_pool.perturbations.actions:DropActions",
     "duplicate": "marl_pool.perturbations.duplicate:Duplicate",
     "freeze": "marl_pool.perturbations.freeze:Freeze",
     "inject": "marl_pool.perturbations.inject:Inject",
@@ -83,6 +88,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     (
         *PERTURBATIONS.values(),
+        "marl_pool.perturbations.actions:ActionPerturbation",
         "marl_pool.perturbations.base:SampledPerturbation",
         "marl_pool.perturbations.base:Perturbation",
         "marl_pool.perturbations.base:TokenShare",

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perception import Perception
 from marl_pool.perturbations.sampling import sample_severities, uniform_like
-from marl_pool.perturbations.selection import identity_origin, lowest
+from marl_pool.perturbations.selection import append, identity_origin, lowest
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.utils.devices import may_read
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveInt, Severity
+from marl_pool.utils.devices import constant, may_read
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
 PerturbationState = dict[str, Tensor]
 """Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
@@ -24,7 +26,7 @@ N)`` is the index of the environment's token behind each one seen, -1 for none."
 
 @dataclass(kw_only=True, eq=False)
 class Perturbation(ABC):
-    """Change what agents observe, never the environment itself.
+    """Change what agents observe or do, never the environment itself.
 
     At severity 0 it is the identity, bit for bit. The options of a subclass that is
     a dataclass are its fields.
@@ -84,6 +86,41 @@ class Perturbation(ABC):
     ) -> tuple[Tokens, PerturbationState]:
         """Perturb the tokens of one step; return them and the next state."""
 
+    def act(
+        self,
+        actions: Tensor,
+        state: PerturbationState,
+        space: spaces.Box | spaces.Discrete | ActionSpec,
+    ) -> tuple[Tensor, PerturbationState]:
+        """Perturb the actions of one step; return them and the next state.
+
+        Called after `__call__` for the same step. By default actions are unchanged.
+
+        Args:
+            actions: in units of the space, ``(num_envs, agents)`` integers or
+                ``(num_envs, agents, A)`` floats.
+            state: the state that `__call__` returned.
+            space: action space of one agent.
+        """
+        return actions, state
+
+    def covers(self, group: str) -> bool:
+        """Return True if a group of agents is perturbed; by default all are."""
+        return True
+
+    def validate_env(  # noqa: B027, since most have nothing to reject
+        self, groups: Mapping[str, int], max_steps: int | None
+    ) -> None:
+        """Reject an environment that lacks what is to be perturbed.
+
+        Args:
+            groups: number of agents of each group.
+            max_steps: steps of an episode; None: not known.
+
+        Raises:
+            UnfitTokensError: an option that does not fit.
+        """
+
     def perceive(
         self, true: Tokens, seen: Tokens, state: PerturbationState
     ) -> Perception:
@@ -119,11 +156,81 @@ class SampledPerturbation(Perturbation):
     a higher one perturbs the same tokens and some more; `apply_severity`, what follows
     from both, once after each sampling; and `apply`, the perturbation of one step.
 
+    Steps are counted from 0 in each episode. A perturbation with an onset is sampled at
+    that step, by the random numbers of one without: frozen sensors hold the readings of
+    that step. Before it, from ``end`` on, and for all other agents it is the identity.
+
     Args:
         every: steps between resamplings; None: at reset only.
+        onset: first perturbed step of an episode.
+        end: first unperturbed step after the onset; None: the rest of the episode.
+        agents: indices of the perturbed agents in their group; None: all.
+        groups: names of the perturbed groups of agents; None: all.
     """
 
     every: PositiveInt | None = None
+    onset: NonNegativeInt = 0
+    end: PositiveInt | None = None
+    agents: list[NonNegativeInt] | None = None
+    groups: list[str] | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end is not None and self.end <= self.onset:
+            raise InputError(
+                f"perturbation.end: expected a step after the onset {self.onset}, "
+                f"got {self.end}"
+            )
+        for name in ("agents", "groups"):
+            if getattr(self, name) == []:
+                raise InputError(
+                    f"perturbation.{name}: expected null or at least one, got []"
+                )
+
+    @override
+    def covers(self, group: str) -> bool:
+        return self.groups is None or group in self.groups
+
+    @override
+    def validate_env(self, groups: Mapping[str, int], max_steps: int | None) -> None:
+        if max_steps is not None and self.onset >= max_steps:
+            raise UnfitTokensError(
+                "perturbation.onset: expected a step below the env's max_steps "
+                f"{max_steps}, got {self.onset}"
+            )
+        if unknown := set(self.groups or ()) - set(groups):
+            raise UnfitTokensError(
+                f"perturbation.groups: expected some of {', '.join(groups)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        fewest = min(count for name, count in groups.items() if self.covers(name))
+        if self.agents is not None and max(self.agents) >= fewest:
+            raise UnfitTokensError(
+                f"perturbation.agents: expected indices below {fewest}, the number of "
+                f"agents, got {self.agents}"
+            )
+
+    def affected(self, steps: Tensor, num_agents: int) -> Tensor | None:
+        """Return the perturbed agents, ``(num_envs, agents)`` bool; None for all.
+
+        Args:
+            steps: ``(num_envs,)`` int64, steps taken in the episodes.
+            num_agents: number of agents of the group.
+        """
+        if not self.onset and self.end is None and self.agents is None:
+            return None
+        during = steps >= self.onset
+        if self.end is not None:
+            during &= steps < self.end
+        chosen = [
+            self.agents is None or agent in self.agents for agent in range(num_agents)
+        ]
+        return during[:, None] & constant(tuple(chosen), steps.device, torch.bool)
+
+    def turn(self, steps: Tensor) -> Tensor:
+        """Return the number of earlier samplings in the episode, ``(num_envs,)``."""
+        return (steps - self.onset).clamp(min=0) // (self.every or 1)
 
     @abstractmethod
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
@@ -180,11 +287,17 @@ class SampledPerturbation(Perturbation):
             return tokens, state
         steps = state["steps"]
         # Resample where it is due, then perturb by the latest sample.
+        since = steps - self.onset
         if self.every is not None:
-            due = (steps > 0) & (steps % self.every == 0)
+            due = (steps > 0) & (since >= 0) & (since % self.every == 0)
             state = self._resample_rows(due, tokens, state)
+        elif self.onset:
+            state = self._resample_rows(since == 0, tokens, state)
         state = self.update(state)
         seen = self.apply(tokens, state)
+        affected = self.affected(steps, tokens.types.shape[1])
+        if affected is not None:
+            seen = _mix(affected, seen, tokens)
         # Environments at severity 0 keep their tokens.
         if self.varies and seen.num_tokens == tokens.num_tokens:
             # Adding 0 turns -0 into 0; severity 0 must be the identity bit for bit.
@@ -192,10 +305,24 @@ class SampledPerturbation(Perturbation):
             seen = Tokens(**choose(unperturbed, tokens._asdict(), seen._asdict()))
         return seen, {**state, "steps": steps + 1}
 
+    @override
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
+        affected = self.affected(state["steps"] - 1, true.types.shape[1])
+        if affected is not None and "origin" in state:
+            # Tokens have moved only where they are perturbed.
+            origin, unmoved = state["origin"], identity_origin(true)
+            added = (0, origin.shape[-1] - unmoved.shape[-1])
+            unmoved = torch.nn.functional.pad(unmoved, added, value=-1)
+            origin = torch.where(affected[..., None], origin, unmoved)
+            state = {**state, "origin": origin}
+        return super().perceive(true, seen, state)
+
     def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
         # The turn numbers the samplings of an episode, each with its own numbers.
-        keys, turn = state["keys"], state["steps"] // (self.every or 1)
+        keys, turn = state["keys"], self.turn(state["steps"])
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
 
@@ -291,3 +418,18 @@ def choose(
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])
         for name, new in fresh.items()
     }
+
+
+def _mix(where: Tensor, seen: Tokens, tokens: Tokens) -> Tokens:
+    """Take ``seen`` for the agents in ``where``, and ``tokens``, padded, for others."""
+    if added := seen.num_tokens - tokens.num_tokens:
+        *batch, _, width = seen.features.shape
+        types = tokens.types.new_zeros(*batch, added)
+        features = tokens.features.new_zeros(*batch, added, width)
+        tokens = append(tokens, Tokens(features, types, types == 0))
+    where = where[..., None]
+    return Tokens(
+        torch.where(where[..., None], seen.features, tokens.features),
+        torch.where(where, seen.types, tokens.types),
+        torch.where(where, seen.padding, tokens.padding),
+    )

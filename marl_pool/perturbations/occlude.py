@@ -75,6 +75,9 @@ class Occlude(TokenShare):
         # A dead sensor's zeros tell nothing of its token either.
         perceived = super().perceive(true, seen, state)
         missing = self.chosen(true, state)
+        affected = self.affected(state["steps"] - 1, true.types.shape[1])
+        if affected is not None:
+            missing &= affected[..., None]
         return replace(perceived, removed=perceived.removed | missing)
 
 

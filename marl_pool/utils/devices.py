@@ -34,9 +34,9 @@ def without_reads() -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def constant(
-    values: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64
+    values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> Tensor:
-    """Return a tensor of integers or bools that is copied to the device only once.
+    """Return a tensor of numbers or bools that is copied to the device only once.
 
     It is shared, so do not write into it.
     """

@@ -78,7 +78,7 @@ def shuffled_pair(
     played = (doubled if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
-        play(played, env, kind, explore=explore)["agent"]
+        play(played, env, kind, explore=explore).returns["agent"]
         for env, kind in zip(envs, kinds, strict=True)
     )
     return clean, shuffled
@@ -116,14 +116,15 @@ def test_returns_are_those_of_a_loop_by_hand() -> None:
             action = played["agent"].act(env.observe()["agent"]).action
             step = env.step({"agent": played["agent"].scale(action)})
             total += step.rewards["agent"]
-    returns = play(played, centroid())["agent"]
+    returns = play(played, centroid()).returns["agent"]
     np.testing.assert_array_equal(returns, total[:, 0].numpy())
 
 
 def test_sampled_actions_play_other_episodes() -> None:
     played = policies(centroid())
     sampled, likely = (
-        play(played, centroid(), explore=explore)["agent"] for explore in (True, False)
+        play(played, centroid(), explore=explore).returns["agent"]
+        for explore in (True, False)
     )
     assert (sampled != likely).all()
 
@@ -208,7 +209,7 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     single = {name: policy.float() for name, policy in played.items()}
     rewire = make_perturbation("rewire", severity=1.0)
     clean, crossed = (
-        play(single, centroid(), change)["agent"] for change in (None, rewire)
+        play(single, centroid(), change).returns["agent"] for change in (None, rewire)
     )
     np.testing.assert_array_equal(measured.returns[3], crossed)
     assert measured.results[3].drop == (clean - crossed).mean()
@@ -307,7 +308,7 @@ def test_several_groups_are_reported_each() -> None:
     ]
     # A group's return is the mean of its agents' sums of rewards.
     env = fox_and_hens()
-    returns = play(doubled(env), env)
+    returns = play(doubled(env), env).returns
     assert returns["hen"].shape == (EPISODES,)
     assert results[1].mean == pytest.approx(returns["hen"].mean())
 
@@ -502,7 +503,8 @@ def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     subject = EvaluationTarget.from_run(run, EvaluateSettings())
     few, many = (
-        play(subject.policies, subject.make_env(count))["agent"] for count in (2, 5)
+        play(subject.policies, subject.make_env(count)).returns["agent"]
+        for count in (2, 5)
     )
     np.testing.assert_array_equal(few, many[:2])
 

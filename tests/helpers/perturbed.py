@@ -34,9 +34,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("duplicate", {"every": 2, "protect_self": False}),
     ("freeze", {}),
     ("freeze", {"every": 3, "protect_self": False}),
+    ("freeze", {"onset": 2}),
     ("inject", {}),
     ("inject", {"place": "far"}),
-    ("inject", {"place": "near"}),
+    ("inject", {"place": "near", "onset": 1, "end": 99}),
     ("jitter", {}),
     ("jitter", {"protect_self": False}),
     ("jitter", {"features": [0]}),
@@ -51,6 +52,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("shuffle", {}),
     ("shuffle", {"every": 2, "protect_self": True}),
 ]
+ACTION_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("action_noise", {}),
+    ("action_noise", {"every": 2, "onset": 1}),
+    ("drop_actions", {}),
+    ("drop_actions", {"every": 2, "instead": "zero"}),
+]
+"""Perturbations of actions, which leave tokens as they are."""
 variants = pytest.mark.parametrize(
     ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
 )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.perturbed import (
+    ACTION_VARIANTS,
     SPEC,
     VARIANTS,
     at_time,
@@ -38,7 +39,7 @@ from marl_pool.utils.errors import InputError
 
 
 def test_every_registered_perturbation_is_tried_here() -> None:
-    assert {name for name, _ in VARIANTS} == set(PERTURBATIONS)
+    assert {name for name, _ in VARIANTS + ACTION_VARIANTS} == set(PERTURBATIONS)
     assert perturbation_names() == sorted(PERTURBATIONS)
 
 

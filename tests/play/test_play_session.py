@@ -44,7 +44,7 @@ def test_the_twin_plays_the_episode_of_an_evaluation():
     steps(session, 20)
     assert session.over
     twin = session.lanes[0].twin
-    expected = play(target.policies, target.make_env(1))["agent"]
+    expected = play(target.policies, target.make_env(1)).returns["agent"]
     assert float(twin.returns["agent"].mean()) == expected[0]
     assert session.frame()["lanes"][0]["twin"]["over"] == "time is up"
     # The same episode again, and another one.

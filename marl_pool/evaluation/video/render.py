@@ -20,7 +20,7 @@ from marl_pool.evaluation.video.tiling import grid_frames
 from marl_pool.perception import Mark, Perception
 from marl_pool.perturbations.selection import identity_origin
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
-from marl_pool.rollout import Rollout
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
@@ -115,7 +115,9 @@ def episode_frames(
     legend: set[Mark] = set()
     title = " ".join(filter(None, (source, f"({head_of(policy)})")))
 
-    def draw(perceived: Perception | None, weights: Tensor | None) -> np.ndarray:
+    def draw(
+        perceived: Perception | None, weights: Tensor | None, acted: str = ""
+    ) -> np.ndarray:
         image, seen = _picture(prev_env, perceived, weights, group, size, top), None
         words = [f"step {step}"] if steps else []
         words.append(f"return {total:.3f}")
@@ -125,7 +127,7 @@ def episode_frames(
             if weights is not None and perceived.injected.any():
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")
-        lines = (title, about, "   ".join(words))
+        lines = (title, about, "   ".join(filter(None, (*words, acted))))
         word = CLEAN if rollout.perturbation is None else rollout.perturbation.word
         caption = Caption(lines, word, legend, legend_rows, perceived, seen)
         return with_caption(image, caption)
@@ -138,7 +140,8 @@ def episode_frames(
             weights = attention_of(policy, tokens, head=head, memory=memory)
             if weights is None and step == 0:
                 title += "   no attention weights"
-        yield draw(_perceive(rollout, prev_env, tokens, group), weights)
+        perceived = _perceive(rollout, prev_env, tokens, group)
+        yield draw(perceived, weights, _action_change(rollout, transition, group))
         # A transition holds the environment after its step.
         prev_env, step = _first(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
@@ -157,12 +160,26 @@ def _perceive(
 ) -> Perception:
     """Relate the first agent's tokens to those of the environment that it observed."""
     true = env.observe()[group]
-    if rollout.perturbation is None:
+    state = rollout.perturbation_states.get(group)
+    if rollout.perturbation is None or state is None:
         perceived = Perception.compare(true, tokens, identity_origin(true), CLEAN)
     else:
-        state = rollout.perturbation_states[group]
         perceived = rollout.perturbation.perceive(true, tokens, state)
     return perceived.at((0, 0)).cpu()
+
+
+def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
+    """Return in words how the first agent's action was changed; empty if it was not."""
+    state = rollout.perturbation_states.get(group, {})
+    if "executed" not in state:
+        return ""
+    chosen = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
+    executed = state["executed"][0, 0]
+    if executed.equal(chosen):
+        return ""
+    if not executed.dim():
+        return f"action {int(executed)} for {int(chosen)}"
+    return f"action off by {float((executed - chosen).norm()):.2f}"
 
 
 def _picture(

@@ -46,6 +46,12 @@ def validate_config(config: CloneConfig) -> None:
     if config.teacher is None:
         raise InputError("teacher: expected a policy to clone, got null")
     validate_no_ramp(perturbation, "samples are learned from in any order")
+    for key in ("onset", "end", "agents", "groups"):
+        if given := perturbation.get(key):
+            raise InputError(
+                f"perturbation.{key}: expected the default, since samples are learned "
+                f"from in any order, got {given}"
+            )
     severity = perturbation.get("severity", 0.0)
     # A list is a range of severities; check its upper end.
     largest = severity[-1] if isinstance(severity, list) else severity

@@ -230,7 +230,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     """
     settings, resources = config.ppo, config.resources
     # Divide the agents into learning modules and fixed policies.
-    groups = describe_env(config.env).groups
+    env = describe_env(config.env)
+    groups = env.groups
     modules = assign_modules(groups, config.modules, config.fixed or ())
     fixed = load_fixed(
         config.fixed,
@@ -243,7 +244,9 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     if perturbation:
         # Build it once to reject options that do not fit here, not in a runner.
         specs = [group.tokens for group in groups.values()]
-        make_perturbation(specs=specs, **perturbation)
+        counts = {name: group.num_agents for name, group in groups.items()}
+        built = make_perturbation(specs=specs, **perturbation)
+        built.validate_env(counts, env.max_steps)
     # One iteration: every environment takes `fragment` steps.
     agents: Counter[str] = Counter()
     for name, module in modules.items():

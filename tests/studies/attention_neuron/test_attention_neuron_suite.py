@@ -70,7 +70,7 @@ def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
 
 def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
     played = to_float64({"agent": policy})
-    return play(played, cartpole(**options), perturbation)["agent"]
+    return play(played, cartpole(**options), perturbation).returns["agent"]
 
 
 # Memories that go along with their tokens
@@ -146,8 +146,8 @@ def test_a_population_rescales_as_its_agent_does() -> None:
     assert isinstance(agent, Sensory)
     many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
     envs = cartpole(4, duplicates=2)
-    alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2))
-    together = play(to_float64({"agent": many}), envs)
+    alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2)).returns
+    together = play(to_float64({"agent": many}), envs).returns
     np.testing.assert_allclose(together["agent"], alone["agent"])
 
 

@@ -327,7 +327,7 @@ SD = {25: 149, 50: 206, 100: 254, 200: 310, 500: 376}
 def score(
     policy: SpecifiedPolicy, env: BatchedEnv, perturbation: Perturbation | None = None
 ) -> float:
-    return float(play({"agent": policy}, env, perturbation)["agent"].mean())
+    return float(play({"agent": policy}, env, perturbation).returns["agent"].mean())
 
 
 @pytest.mark.slow
