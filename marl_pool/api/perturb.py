@@ -196,7 +196,7 @@ class ObservationPerturber:
             )
             for agent, action in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
-                    executed[agent] = action
+                    executed[agent] = action.astype(np.asarray(actions[agent]).dtype)
         return executed
 
     def validate_reset(self) -> None:

@@ -230,7 +230,9 @@ class SampledPerturbation(Perturbation):
 
     def turn(self, steps: Tensor) -> Tensor:
         """Return the number of earlier samplings in the episode, ``(num_envs,)``."""
-        return (steps - self.onset).clamp(min=0) // (self.every or 1)
+        if self.every is None:
+            return torch.zeros_like(steps)
+        return (steps - self.onset).clamp(min=0) // self.every
 
     @abstractmethod
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:

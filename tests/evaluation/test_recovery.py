@@ -1,0 +1,139 @@
+"""Recovery after a perturbation's end, and the worst of several samples."""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.episodes import EpisodeReturns, play
+from marl_pool.evaluation.measure import EvaluationResults, measure
+from marl_pool.evaluation.results import Result
+from marl_pool.evaluation.settings import PerturbationLevels
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies.base import Policy
+
+EPISODES = 12
+END = 6
+ENVS: dict[str, Any] = {
+    # Episodes of equal length, and of different ones.
+    "simple_centroid": {"counts": "2-3-4", "max_steps": 12},
+    "cartpole": {"max_steps": 60},
+}
+each_env = pytest.mark.parametrize("name", ENVS)
+
+
+def make(name: str) -> BatchedEnv:
+    return make_batched_env(name, EPISODES, dtype=torch.float64, **ENVS[name])
+
+
+def policies(name: str) -> dict[str, Policy]:
+    (group,) = make(name).groups.values()
+    return {"agent": make_heuristic(name, group)}
+
+
+def late_noise(**options: Any) -> dict[str, Any]:
+    return {"name": "action_noise", "onset": 2, "end": END, **options}
+
+
+def measured(name: str, *entries: dict[str, Any], **options: Any) -> EvaluationResults:
+    levels = [PerturbationLevels.from_config(entry) for entry in entries]
+    return measure(policies(name), partial(make, name), levels, **options)
+
+
+def by_step(name: str, perturbation: Any) -> np.ndarray:
+    """Rewards ``(steps, episodes)`` of single episodes; 0 once they are over."""
+    steps = range(ENVS[name]["max_steps"])
+    after = play(policies(name), make(name), perturbation, after=steps).after
+    tails = np.stack([*(after[step]["agent"] for step in steps), np.zeros(EPISODES)])
+    rewards: np.ndarray = tails[:-1] - tails[1:]
+    return rewards
+
+
+@each_env
+def test_rewards_after_a_step_are_those_of_a_loop_by_hand(name: str) -> None:
+    env, policy = make(name), policies(name)["agent"]
+    env.reset()
+    rewards = torch.zeros(ENVS[name]["max_steps"], EPISODES, dtype=torch.float64)
+    over = torch.zeros(EPISODES, dtype=torch.bool)
+    for own in rewards:
+        action = policy.scale(policy.act(env.observe()["agent"]).action)
+        step = env.step({"agent": action})
+        own += step.rewards["agent"].mean(1).masked_fill(over, 0)
+        over |= step.terminated | step.truncated
+    assert name != "cartpole" or len(set((rewards != 0).sum(0).tolist())) > 1
+    np.testing.assert_allclose(by_step(name, None), rewards, atol=1e-9)
+    played = play(policies(name), make(name), after=[0])
+    np.testing.assert_allclose(played.after[0]["agent"], played.returns["agent"])
+
+
+@each_env
+def test_the_drop_after_the_end_is_a_part_of_the_drop(name: str) -> None:
+    results = measured(name, late_noise(severities=[0.0, 1.0])).results
+    _, none, some = results[:3]
+    assert (none.drop_after, none.drop_after_low, none.drop_after_high) == (0, 0, 0)
+    noise = make_perturbation("action_noise", severity=1.0, onset=2, end=END)
+    lost = by_step(name, None) - by_step(name, noise)
+    # Nothing is lost before the onset.
+    np.testing.assert_allclose(lost[:2], 0, atol=1e-9)
+    assert some.drop == pytest.approx(lost.sum(0).mean())
+    assert some.drop_after == pytest.approx(lost[END:].sum(0).mean())
+    assert some.drop_after_low < some.drop_after < some.drop_after_high
+
+
+def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
+    entries = (
+        {"name": "action_noise", "severities": [0.5]},
+        late_noise(end=12, severities=[0.5]),
+        late_noise(severities=[0.5]),
+    )
+    clean, *rows = measured("simple_centroid", *entries).results[:4]
+    assert [math.isnan(row.drop_after) for row in (clean, *rows)] == [1, 1, 1, 0]
+
+
+def plain(row: Result) -> dict[str, Any]:
+    """All numbers but those of several samples."""
+    numbers = dataclasses.asdict(row).items()
+    return {key: value for key, value in numbers if not key.startswith("worst")}
+
+
+def returns_of(severity: float, draw: int) -> EpisodeReturns:
+    noise = make_perturbation("action_noise", severity=severity)
+    name = "simple_centroid"
+    return play(policies(name), make(name), noise, draw=draw).returns
+
+
+def test_the_worst_return_is_the_lowest_of_each_episode() -> None:
+    entry = {"name": "action_noise", "severities": [0.0, 0.8]}
+    once = measured("simple_centroid", entry)
+    thrice = measured("simple_centroid", entry, worst_of=3)
+    # All else is that of the first sample.
+    np.testing.assert_array_equal(once.returns, thrice.returns)
+    for before, after in zip(once.results, thrice.results, strict=True):
+        np.testing.assert_equal(plain(before), plain(after))
+        assert math.isnan(before.worst)
+    clean, none, some = thrice.results[:3]
+    assert math.isnan(clean.worst)
+    assert (none.worst, none.worst_drop) == (none.mean, 0)
+    samples = [returns_of(0.8, draw)["agent"] for draw in range(3)]
+    np.testing.assert_array_equal(samples[0], thrice.returns[2])
+    assert all((samples[0] != other).all() for other in samples[1:])
+    lowest = np.min(samples, axis=0)
+    assert some.worst == pytest.approx(lowest.mean())
+    assert some.worst_low < some.worst < some.worst_high
+    assert some.worst_drop == pytest.approx((thrice.returns[0] - lowest).mean())
+    assert some.worst_drop_low < some.worst_drop < some.worst_drop_high
+
+
+def test_more_columns_are_shown_where_they_have_numbers() -> None:
+    entry = late_noise(severities=[0.5])
+    both = str(measured("simple_centroid", entry, worst_of=2))
+    neither = str(measured("simple_centroid", {**entry, "end": None}))
+    for word in ("after", "worst"):
+        assert word in both
+        assert word not in neither
