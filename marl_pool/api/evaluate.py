@@ -108,7 +108,8 @@ def evaluate(
     if title is not None:
         results.show(title)
     if folder is not None:
-        write_results(Files(folder), results, target.record(episodes), name)
+        record = target.record(episodes) | {"worst_of": worst_of}
+        write_results(Files(folder), results, record, name)
     return results
 
 

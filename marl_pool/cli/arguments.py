@@ -151,6 +151,7 @@ examples:
   marl-pool evaluate runs/my-run suite=attention_neuron env.noise_channels=5
   marl-pool evaluate my-policy env=cartpole suite=attention_neuron --out my-results
   marl-pool evaluate runs/one runs/two suite=attention_neuron
+  marl-pool evaluate runs/my-run suite=robustness/extended worst_of=5
   marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """

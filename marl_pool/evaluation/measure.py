@@ -145,7 +145,7 @@ def measure(
 
     # Play them, and take the clean returns of each precision as the pairs of drops.
     ends = {case.end for case in cases if case.end and case.end < max_steps}
-    jobs = [_Job(case, make_env, ends, worst_of) for case in cases]
+    jobs = [_CaseEpisodes(case, make_env, ends, worst_of) for case in cases]
     episodes = list(_play_all(jobs, workers, on_progress))
     clean = {
         (case.explore, case.exact): played
@@ -199,7 +199,7 @@ def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list
 
 
 @dataclass(frozen=True)
-class _Job:
+class _CaseEpisodes:
     """Episodes of a case."""
 
     case: Case
@@ -239,7 +239,7 @@ class _Job:
 
 
 def _play_all(
-    jobs: Sequence[_Job], workers: int, on_progress: OnProgress
+    jobs: Sequence[_CaseEpisodes], workers: int, on_progress: OnProgress
 ) -> Iterator[list[Played] | str]:
     """Yield the episodes of each job in order, or the reason why there are none."""
     on_progress(0, len(jobs))

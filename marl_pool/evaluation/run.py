@@ -72,7 +72,7 @@ def evaluate_run(
     # Print and write the numbers.
     title = target.title(settings.episodes)
     results.show(title)
-    record = target.record(settings.episodes)
+    record = target.record(settings.episodes) | {"worst_of": settings.worst_of}
     files = Files(run.evaluation_dir)
     paths = write_results(files, results, record, title)
     return EvaluatedRun(target, transfers, results, files, paths)

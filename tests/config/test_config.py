@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from pydantic_core import to_jsonable_python
 
+from helpers.perturbed import OBSERVED
 from marl_pool import InputError
 from marl_pool.config import (
     VERBS,
@@ -38,7 +39,6 @@ from marl_pool.config.sections import (
     options_for,
 )
 from marl_pool.config.source import SignatureSource
-from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.utils.signatures import (
     ANY_OTHER,
     Option,
@@ -417,7 +417,7 @@ def test_options_left_over_from_another_head_are_refused():
     ("entry", "message"),
     [
         ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
-        ("{severities: [1]}", "perturbations[0]: expected one of bias, confuse"),
+        ("{severities: [1]}", "perturbations[0]: expected one of action_noise, bias"),
         ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
         ("{name: occlud}", "Did you mean 'occlude'?"),
         ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
@@ -483,13 +483,13 @@ def test_a_suite_is_chosen_by_name():
     assert "suite" not in compose("evaluate")
     assert (
         "unknown suite 'quik': choose from attention_neuron, cross, cross_tag, full, "
-        "quick, standard" in refusal("evaluate", "suite=quik")
+        "quick, robustness/extended, standard" in refusal("evaluate", "suite=quik")
     )
 
 
 def test_the_standard_suite_fits_and_is_filled_in():
     suite = compose("evaluate")["perturbations"]
-    assert {entry["name"] for entry in suite} == set(PERTURBATIONS)
+    assert sorted({entry["name"] for entry in suite}) == OBSERVED
     assert {len(entry["severities"]) for entry in suite} == {5}
     assert all(
         entry in compose("evaluate", ["suite=full"])["perturbations"] for entry in suite

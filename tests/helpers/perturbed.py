@@ -59,6 +59,8 @@ ACTION_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("drop_actions", {"every": 2, "instead": "zero"}),
 ]
 """Perturbations of actions, which leave tokens as they are."""
+OBSERVED = sorted({name for name, _ in VARIANTS})
+"""Perturbations of what is observed."""
 variants = pytest.mark.parametrize(
     ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
 )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from helpers.perturbed import (
+    OBSERVED,
     at_time,
     build,
     make_tokens,
@@ -15,13 +16,12 @@ from helpers.perturbed import (
 )
 from marl_pool.api.perturb import PerturbedParallelEnv
 from marl_pool.envs import make_batched_env, make_env
-from marl_pool.perturbations import PERTURBATIONS, make_perturbation
+from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
-OBSERVED = sorted({*PERTURBATIONS} - {"action_noise", "drop_actions"})
 TAG: dict[str, Any] = {"counts": "2-2-1", "prey": "learned"}
 each = pytest.mark.parametrize("name", OBSERVED)
 

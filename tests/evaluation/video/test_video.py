@@ -175,6 +175,25 @@ def test_text_is_written_below() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("action_noise", "action off by "), ("drop_actions", "action ")]
+)
+def test_changed_actions_are_written_below(
+    name: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def note(image: np.ndarray, caption: Caption) -> np.ndarray:
+        lines.append(caption.lines[2])
+        return image
+
+    monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
+    frames(make_perturbation(name, severity=1.0, onset=2, end=4))
+    changed = [shown in line for line in lines]
+    # The last frame shows the final state, which no action follows.
+    assert changed == [2 <= step < 4 for step in range(STEPS)] + [False]
+
+
 def test_the_return_so_far_is_that_of_the_steps_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
