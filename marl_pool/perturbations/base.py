@@ -289,12 +289,11 @@ class SampledPerturbation(Perturbation):
             return tokens, state
         steps = state["steps"]
         # Resample where it is due, then perturb by the latest sample.
-        since = steps - self.onset
         if self.every is not None:
-            due = (steps > 0) & (since >= 0) & (since % self.every == 0)
+            due = (steps > self.onset) & ((steps - self.onset) % self.every == 0)
             state = self._resample_rows(due, tokens, state)
-        elif self.onset:
-            state = self._resample_rows(since == 0, tokens, state)
+        if self.onset:
+            state = self._resample_rows(steps == self.onset, tokens, state)
         state = self.update(state)
         seen = self.apply(tokens, state)
         affected = self.affected(steps, tokens.types.shape[1])
