@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,3 +74,27 @@ def default_sigint() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which commands are given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail; return its one line."""
+    from marl_pool.cli import main as cli
+
+    def run(*arguments: str, status: int = 2) -> str:
+        assert cli.main(arguments) == status
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("marl-pool: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run

@@ -13,24 +13,7 @@ from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.runs import Run
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
-@pytest.fixture
-def refused(capsys):
-    def run(*arguments: str) -> str:
-        assert cli.main(arguments) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.count("\n") == 1
-        return err
-
-    return run
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from marl_pool.config import compose
 from marl_pool.runs import Run
 from marl_pool.utils.errors import StoppedError
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 
 def in_new_process(source: str, cwd: Path) -> list:
     """Run Python source in a process of its own; return what it prints, as JSON."""
@@ -31,29 +33,6 @@ def in_new_process(source: str, cwd: Path) -> list:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture
-def refused(capsys):
-    """Run a command that must fail; return its one line."""
-
-    def run(*arguments: str, status: int = 2) -> str:
-        assert cli.main(arguments) == status
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("marl-pool: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Every command is given in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What is told about runs and names: show, ls, list and help, and what comes next."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,7 @@ from marl_pool.runs import Best, Run
 from marl_pool.sweeps import Sweep
 from marl_pool.utils.atomic import locked
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

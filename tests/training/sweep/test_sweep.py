@@ -46,32 +46,11 @@ from marl_pool.training.sweep.summary import (
 )
 from marl_pool.training.sweep.timing import Throughput
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 TRAIN = JOBS["train"]
 
 HEADS = ["ada", "avg", "max", "cls"]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Every command is given in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
-@pytest.fixture
-def refused(capsys):
-    """Run a command that must fail; return its one line."""
-
-    def run(*arguments: str) -> str:
-        assert cli.main(arguments) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("marl-pool: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
 
 
 def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
