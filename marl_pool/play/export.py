@@ -16,6 +16,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
 from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.play.session import LiveEpisode, Session
 from marl_pool.policies.base import Policy
 from marl_pool.policies.sensory import Sensory
@@ -29,6 +30,10 @@ from marl_pool.utils.randomness import EVALUATION_ENVS
 
 GOLDEN_STEPS = 16
 """Steps in which the page compares itself with torch."""
+ACTIVATION_NAMES = {nn.Identity: "none"} | {
+    ACTIVATIONS[name]: name for name in ACTIVATIONS
+}
+"""Names of activation functions in the page's JavaScript."""
 ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
@@ -156,12 +161,11 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
     layers = []
     for layer in encoder.layers:
         assert isinstance(layer, TransformerLayer)
-        attention = layer.attention
         layers.append(
             {
-                "heads": attention.num_heads,
-                "scale": attention.scale,
-                "activation": policy.config["encoder"].get("activation", "gelu"),
+                "heads": layer.attention.num_heads,
+                "scale": layer.attention.scale,
+                "activation": ACTIVATION_NAMES[type(layer.feedforward[1])],
             }
         )
     return {
@@ -171,8 +175,8 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
         "width": network.dim_out,
         "layers": layers,
         "final_norm": encoder.final_norm is not None,
-        "input_activation": policy.config["input_activation"] or "none",
-        "activation": policy.config["activation"],
+        "input_activation": ACTIVATION_NAMES[type(network.embedding.activate)],
+        "activation": policy.activation,
         "head": _places(policy.action_head),
         "pooling": head,
         "weights": _weights(policy, skip="value_head."),

@@ -1,6 +1,7 @@
 """A chain of perturbations that a person changes in mid-episode."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,12 +31,7 @@ class Hand(Perturbation):
 
     @override
     def start(
-        self,
-        tokens: Tokens,
-        keys: Tensor,
-        state: PerturbationState | None = None,
-        where: Tensor | None = None,
-        episodes: Tensor | None = None,
+        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
     ) -> PerturbationState:
         none = torch.zeros_like(tokens.padding)
         return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
@@ -105,12 +101,7 @@ class LivePerturbation(Perturbation):
 
     @override
     def start(
-        self,
-        tokens: Tokens,
-        keys: Tensor,
-        state: PerturbationState | None = None,
-        where: Tensor | None = None,
-        episodes: Tensor | None = None,
+        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
     ) -> PerturbationState:
         return self.restart(tokens, {"keys": keys})
 

@@ -102,6 +102,7 @@ class TokenPolicy(SpecifiedPolicy):
             )
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
+        self.activation = activation
         # One set network, or one for each head.
         network |= {"action_dim": self.actions.dim, "dropout": dropout}
         self.network = SetNetwork(spec, **network, seed=seed)
