@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import compose_run
+from marl_pool.cli.arguments import KEY_FLAGS
 from marl_pool.training.signals import exit_status
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
@@ -108,27 +109,19 @@ def naming_file(file: Path) -> Iterator[None]:
         raise InputError(f"{file}: {error}") from error
 
 
-def flags_as_keys(
-    section: str, flags: Mapping[str, str], arguments: Namespace
-) -> list[str]:
+def flags_as_keys(arguments: Namespace) -> list[str]:
     """Return the overrides that the given flags stand for."""
-    return as_keys(section, {key: getattr(arguments, key) for key in flags})
+    given = {key: getattr(arguments, key) for key in KEY_FLAGS.get(arguments.verb, ())}
+    return [as_key(key, value) for key, value in given.items() if value is not None]
 
 
-def as_keys(section: str, values: Mapping[str, str | None]) -> list[str]:
-    """Return overrides of keys in a section, or at the top if it is empty."""
-    prefix = f"{section}." if section else ""
-    given = ((k, v) for k, v in values.items() if v is not None)
-    return [f"{prefix}{key}={_quoted(value)}" for key, value in given]
-
-
-def _quoted(value: str) -> str:
-    """Write the value of a flag in Hydra's syntax: numbers bare, texts quoted."""
+def as_key(key: str, value: str) -> str:
+    """Return an override in Hydra's syntax: numbers bare, texts quoted."""
     try:
         float(value)
     except ValueError:
-        return "'" + value.replace("'", r"\'") + "'"
-    return value
+        value = "'" + value.replace("'", r"\'") + "'"
+    return f"{key}={value}"
 
 
 def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from marl_pool.cli.arguments import RENDER_FLAGS
 from marl_pool.cli.common import (
     composed,
     flags_as_keys,
@@ -40,8 +39,6 @@ class Reader(ABC):
     """
 
     verb: ClassVar[str]
-    flags: ClassVar[Mapping[str, str]] = {}
-    """Flags that set keys, with their help."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class Reader(ABC):
     @classmethod
     def main(cls, arguments: Namespace, overrides: list[str]) -> int:
         """Compose the settings, and act on one run or on several."""
-        overrides += flags_as_keys("", cls.flags, arguments)
+        overrides += flags_as_keys(arguments)
         config = composed(cls.verb, arguments, overrides)
         if config is None:
             return 0
@@ -204,7 +201,6 @@ class Render(Reader):
     """Write a video of a run or a policy, or of several side by side."""
 
     verb = "render"
-    flags = RENDER_FLAGS
     settings: "RenderSettings"
 
     @override

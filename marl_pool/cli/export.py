@@ -6,14 +6,11 @@ from pathlib import Path
 
 from marl_pool.cli.common import open_run, print_paths
 from marl_pool.utils import names
-from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
 
 def export(arguments: Namespace, overrides: list[str]) -> int:
     """Write each policy of a run, or of a folder, to a file of its own."""
-    if overrides:
-        raise InputError(f"export takes no keys, got {overrides[0]!r}")
     from marl_pool.evaluation.standalone import find_standalone
     from marl_pool.policies.export import SUFFIXES, export_policy
     from marl_pool.policies.storage import load_modules

@@ -24,8 +24,6 @@ PRESETS = ("suites", "experiments")
 
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
     """Print what is registered, of one kind or of all, or the options of one name."""
-    if overrides:
-        raise InputError(f"list takes no keys, got {overrides[0]!r}")
     if arguments.kind and arguments.kind not in KINDS:
         raise names.unknown("registry", arguments.kind, KINDS)
     if arguments.name:
@@ -96,8 +94,6 @@ def _first_sentence(file: Path) -> str:
 
 def show_help(arguments: Namespace, overrides: list[str]) -> int:
     """Print the summary of all verbs, or the help of one."""
-    if overrides:
-        raise InputError(f"help takes no keys, got {overrides[0]!r}")
     if arguments.about is None:
         print_help()
     else:
@@ -107,8 +103,6 @@ def show_help(arguments: Namespace, overrides: list[str]) -> int:
 
 def import_weights(arguments: Namespace, overrides: list[str]) -> int:
     """Convert published weights to a policy of this package."""
-    if overrides:
-        raise InputError(f"import-weights takes no keys, got {overrides[0]!r}")
     for kind, given, choices in (
         ("source", arguments.source, WEIGHTS),
         ("agent", arguments.agent, PUBLISHED),

@@ -45,6 +45,8 @@ READING = ("evaluate", "diagnose", "render", "play", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""
 WORKING = (*MAKING, "resume", *READING)
 """Verbs that announce themselves before they import torch and ray."""
+KEYLESS = ("export", "import-weights", "show", "ls", "list", "help")
+"""Verbs without a configuration."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +87,8 @@ def _main(arguments: list[str]) -> int:
         print_help()
         return 0
     known, overrides = parse(arguments)
+    if overrides and known.verb in KEYLESS:
+        raise InputError(f"{known.verb} takes no keys, got {overrides[0]!r}")
     if known.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.

@@ -22,7 +22,6 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
 
     Of a sweep, its runs are listed.
     """
-    _reject_keys("show", overrides)
     from marl_pool.sweeps import Sweep
 
     if arguments.run is not None and Sweep.is_at(arguments.run):
@@ -49,7 +48,6 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
 
 def ls(arguments: Namespace, overrides: list[str]) -> int:
     """Print a table of the runs in a folder."""
-    _reject_keys("ls", overrides)
     from marl_pool.utils.tables import print_table
 
     folder = Path(arguments.folder)
@@ -150,8 +148,3 @@ def _last_evaluation(run: "Run") -> str:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         clean = ["the file cannot be read"]
     return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name})"
-
-
-def _reject_keys(verb: str, overrides: list[str]) -> None:
-    if overrides:
-        raise InputError(f"{verb} takes no keys, got {overrides[0]!r}")

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import new_run, perform
-from marl_pool.cli.arguments import RESOURCES, STORAGE, SWEEP_FLAGS, WORKERS
 from marl_pool.cli.common import (
-    as_keys,
+    as_key,
     composed,
     flags_as_keys,
     following,
@@ -37,15 +36,12 @@ if TYPE_CHECKING:
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
-FLAGS = {"train": RESOURCES, "evolve": WORKERS}
-"""Flags of verbs that set the keys ``resources.…``."""
 
 
 def train(arguments: Namespace, overrides: list[str]) -> int:
     """Train a new run, by the verb ``train``, ``evolve``, ``clone`` or ``fit``."""
     verb = arguments.verb
-    overrides += flags_as_keys("resources", FLAGS.get(verb, {}), arguments)
-    overrides += flags_as_keys("", STORAGE, arguments)
+    overrides += flags_as_keys(arguments)
     config = composed(verb, arguments, overrides)
     if config is None:
         return 0
@@ -96,8 +92,7 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
 
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
-    overrides += flags_as_keys("sweep", SWEEP_FLAGS, arguments)
-    overrides += flags_as_keys("", STORAGE, arguments)
+    overrides += flags_as_keys(arguments)
     from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
     from marl_pool.sweeps import Sweep, default_path
 
@@ -209,7 +204,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
         # The run is mirrored where it comes from.
         url = arguments.run.rstrip("/")
         arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
-        overrides = [*overrides, *as_keys("", {"storage": storage})]
+        overrides = [*overrides, as_key("storage", storage)]
     given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
     command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
     with reading(arguments, overrides, " ".join(command)):
