@@ -17,7 +17,8 @@ from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.kernels.activations import ACTIVATIONS
-from marl_pool.play.session import LiveEpisode, Session
+from marl_pool.play.episodes import LiveEpisode
+from marl_pool.play.session import Session
 from marl_pool.policies.base import Policy
 from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.token_policy import TokenPolicy
@@ -214,15 +215,11 @@ def golden(target: EvaluationTarget, seed: int) -> list[Any]:
     steps = []
     for _ in range(GOLDEN_STEPS):
         weights = episode.attention(episode.perceived()[group], group)
-        transition = next(episode.transitions)
-        episode.steps += 1
-        policy = target.policies[group]
-        action = policy.scale(transition.decisions[group].action[0])
-        episode.returns[group] += transition.step.rewards[group][0]
+        episode.step()
         attention = [] if weights is None else weights[0].tolist()
         total = float(episode.returns[group].mean())
-        steps.append([action.flatten().tolist(), attention, total])
-        if (transition.step.terminated | transition.step.truncated).any():
+        steps.append([episode.actions[group].flatten().tolist(), attention, total])
+        if episode.over:
             break
     return steps
 

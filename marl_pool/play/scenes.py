@@ -1,7 +1,7 @@
 """Environments as a page draws them, and the places where a hand may change them."""
 
 import base64
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ PICTURE = 384
 """Height and width in pixels of environments that arrive as pictures."""
 
 
-class Scene:
+Env = TypeVar("Env", bound=BatchedEnv)
+
+
+class Scene(Generic[Env]):
     """An environment without a drawing of its own: its picture, and a row of tokens.
 
     Attributes:
@@ -37,7 +40,7 @@ class Scene:
     pushable: ClassVar[bool] = False
     distractors: ClassVar[str | None] = None
 
-    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
+    def describe(self, env: Env, group: str) -> dict[str, Any]:
         """Return what stays the same, JSON-ready."""
         grid = env.patch_grid
         return {
@@ -48,46 +51,45 @@ class Scene:
             "names": self.names(env, group),
         }
 
-    def names(self, env: BatchedEnv, group: str) -> list[str]:
+    def names(self, env: Env, group: str) -> list[str]:
         """Return the name of each token."""
         spec = env.groups[group].tokens
         return [f"{spec.type_names[0]} {i}" for i in range(spec.num_tokens)]
 
-    def state(self, env: BatchedEnv) -> dict[str, Any]:
+    def state(self, env: Env) -> dict[str, Any]:
         """Return the present state of the first environment, JSON-ready."""
         cv2 = opencv()
         image = env.frame(size=PICTURE)
         _, data = cv2.imencode(".jpg", image[..., ::-1])
         return {"picture": base64.b64encode(data.tobytes()).decode()}
 
-    def entities(self, env: BatchedEnv, group: str) -> Tensor:
+    def entities(self, env: Env, group: str) -> Tensor:
         """Return the entity that each token shows, ``(agents, N)`` int64."""
         own = env.groups[group]
         return torch.arange(own.tokens.num_tokens).expand(own.num_agents, -1)
 
-    def places(self, env: BatchedEnv, tokens: Tokens, agent: int) -> list[Any] | None:
+    def places(self, env: Env, tokens: Tokens, agent: int) -> list[Any] | None:
         """Return where an agent perceives each token; None without places.
 
         ``tokens`` have the batch ``(1, agents)``.
         """
         return None
 
-    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
+    def move(self, env: Env, entity: int, x: float, y: float) -> None:
         """Put an entity at another place, if it can be there."""
 
-    def push(self, env: BatchedEnv, strength: float) -> None:
+    def push(self, env: Env, strength: float) -> None:
         """Push the pole; ``strength`` in [-1, 1] is positive to the right."""
 
 
-class ParticleScene(Scene):
+class ParticleScene(Scene[ParticleEnv]):
     """Discs in the plane; a token is an entity."""
 
     kind = "particles"
     movable = True
 
     @override
-    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
-        assert isinstance(env, ParticleEnv)
+    def describe(self, env: ParticleEnv, group: str) -> dict[str, Any]:
         shown = [
             {"kind": kind.kind, "size": kind.size, "still": not kind.movable}
             for kind in env.entities
@@ -96,37 +98,32 @@ class ParticleScene(Scene):
         return {**super().describe(env, group), **about}
 
     @override
-    def names(self, env: BatchedEnv, group: str) -> list[str]:
-        assert isinstance(env, ParticleEnv)
+    def names(self, env: ParticleEnv, group: str) -> list[str]:
         return [kind.kind for kind in env.entities]
 
     @override
-    def state(self, env: BatchedEnv) -> dict[str, Any]:
-        assert isinstance(env, ParticleEnv)
+    def state(self, env: ParticleEnv) -> dict[str, Any]:
         return {"state": rounded(env.state[0]), "goals": rounded(env.goals()[0])}
 
     @override
-    def entities(self, env: BatchedEnv, group: str) -> Tensor:
-        assert isinstance(env, ParticleEnv)
+    def entities(self, env: ParticleEnv, group: str) -> Tensor:
         return env.token_entities(group)
 
     @override
-    def places(self, env: BatchedEnv, tokens: Tokens, agent: int) -> list[Any]:
-        assert isinstance(env, ParticleEnv)
+    def places(self, env: ParticleEnv, tokens: Tokens, agent: int) -> list[Any]:
         group = next(iter(env.groups))
         own = env.state[0, env.token_entities(group)[agent, 0], :2]
         relative = tokens.features[0, agent][:, list(POSITION)]
         return rounded(own + env.feature_scale * relative)
 
     @override
-    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
-        assert isinstance(env, ParticleEnv)
+    def move(self, env: ParticleEnv, entity: int, x: float, y: float) -> None:
         if entity < len(env.entities):
             place = [min(max(at, -env.extent), env.extent) for at in (x, y)]
             env.state[0, entity] = torch.tensor([*place, 0, 0], dtype=env.dtype)
 
 
-class CartPoleScene(Scene):
+class CartPoleScene(Scene[CartPole]):
     """A cart with a pole; a token is a sensor channel."""
 
     kind = "cartpole"
@@ -134,49 +131,43 @@ class CartPoleScene(Scene):
     distractors = "noise_channels"
 
     @override
-    def names(self, env: BatchedEnv, group: str) -> list[str]:
-        assert isinstance(env, CartPole)
+    def names(self, env: CartPole, group: str) -> list[str]:
         return env.channel_names()
 
     @override
-    def state(self, env: BatchedEnv) -> dict[str, Any]:
-        assert isinstance(env, CartPole)
+    def state(self, env: CartPole) -> dict[str, Any]:
         cart = rounded(torch.stack((env.state[0, 0], env.angle[0])))
         return {"cart": cart, "names": env.channel_names()}
 
     @override
-    def push(self, env: BatchedEnv, strength: float) -> None:
-        assert isinstance(env, CartPole)
+    def push(self, env: CartPole, strength: float) -> None:
         x, velocity, _, _, turn = env.state[0, :5].tolist()
         # The angle grows to the left.
         start = [x, velocity, float(env.angle[0]), turn - PUSH * strength]
         env.put(torch.tensor([0]), torch.tensor([start]))
 
 
-class BoxWorldScene(Scene):
+class BoxWorldScene(Scene[BoxWorld]):
     """A room of cells; a token is a cell, or one of the things in them."""
 
     kind = "boxworld"
     movable = True
 
     @override
-    def describe(self, env: BatchedEnv, group: str) -> dict[str, Any]:
-        assert isinstance(env, BoxWorld)
+    def describe(self, env: BoxWorld, group: str) -> dict[str, Any]:
         return {**super().describe(env, group), "side": env.n}
 
     @override
-    def state(self, env: BatchedEnv) -> dict[str, Any]:
-        assert isinstance(env, BoxWorld)
+    def state(self, env: BoxWorld) -> dict[str, Any]:
         colors = env.cell_colors(0).tolist()
         return {"colors": colors, "cells": env.token_places(0).tolist()}
 
     @override
-    def move(self, env: BatchedEnv, entity: int, x: float, y: float) -> None:
+    def move(self, env: BoxWorld, entity: int, x: float, y: float) -> None:
         """Move the agent, the loose key or a whole box to free cells.
 
         ``entity`` is a token; x and y are the column and row of the cell.
         """
-        assert isinstance(env, BoxWorld)
         codes, places, n = env.codes[0], env.places[0], env.n
         cells = self._cells(env, entity)
         shift = round(y) * n + round(x) + 1 - cells[0] if cells else 0
@@ -211,9 +202,9 @@ class BoxWorldScene(Scene):
         return [cell] if single else [cell, cell + 1]
 
 
-def scene_of(env: BatchedEnv) -> Scene:
+def scene_of(env: BatchedEnv) -> Scene[Any]:
     """Return the scene that fits an environment."""
-    known = {
+    known: dict[type[BatchedEnv], type[Scene[Any]]] = {
         ParticleEnv: ParticleScene,
         CartPole: CartPoleScene,
         BoxWorld: BoxWorldScene,

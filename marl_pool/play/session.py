@@ -1,158 +1,30 @@
-"""One viewer's session: each policy's episode beside its unperturbed twin."""
+"""One viewer's session: what the page shows, and what a person does."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
 from marl_pool.perturbations.inject import Inject
+from marl_pool.play import messages
+from marl_pool.play.episodes import Lane, LiveEpisode
 from marl_pool.play.live import HAND, ORDER, LivePerturbation, own_tokens
-from marl_pool.play.messages import (
-    AnyMessage,
-    DistractorsMessage,
-    MoveMessage,
-    ObserveMessage,
-    PauseMessage,
-    PlainMessage,
-    PushMessage,
-    SeedMessage,
-    SeverityMessage,
-    SpeedMessage,
-    TokenMessage,
-)
-from marl_pool.play.scenes import Scene, rounded, scene_of
-from marl_pool.policies.base import Policy, State
-from marl_pool.rollout import Rollout, Transition
-from marl_pool.tokens import Tokens
+from marl_pool.play.scenes import rounded, scene_of
+from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
+Value = TypeVar("Value")
 CHOICES = {"occlude": "hidden", "freeze": "frozen", "duplicate": "twice"}
 """By tool: the name of the tokens that it has chosen."""
 INJECTED = Inject.count
 """Distractors at full severity."""
-
-
-class LiveEpisode:
-    """One episode of one policy, stepped on request.
-
-    Args:
-        target: policies and environments.
-        env: one environment, reset here.
-        perturbation: None for the twin.
-        explore: sample actions.
-    """
-
-    def __init__(
-        self,
-        target: EvaluationTarget,
-        env: BatchedEnv,
-        perturbation: LivePerturbation | None,
-        *,
-        explore: bool,
-    ) -> None:
-        self.env, self.perturbation = env, perturbation
-        self.rollout = Rollout(
-            env, target.policies, perturbation=perturbation, explore=explore
-        )
-        self.transitions: Iterator[Transition] = self.rollout.transitions()
-        self.returns = {
-            name: torch.zeros(group.num_agents, dtype=torch.float64)
-            for name, group in env.groups.items()
-        }
-        self.steps, self.over = 0, ""
-        self.actions: dict[str, Tensor] = {}
-
-    def step(self) -> None:
-        """Take a step, unless the episode is over."""
-        if self.over:
-            return
-        transition = next(self.transitions)
-        self.steps += 1
-        for name, rewards in transition.step.rewards.items():
-            self.returns[name] += rewards[0]
-            # As the environment receives it: in float64 its last bits depend on the
-            # order of the tokens.
-            action = self.rollout.policies[name].scale(
-                transition.decisions[name].action[0]
-            )
-            self.actions[name] = (
-                action.float() if action.is_floating_point() else action
-            )
-        if transition.step.terminated[0]:
-            self.over = "terminated"
-        elif transition.step.truncated[0]:
-            self.over = "time is up"
-
-    def perceived(self) -> dict[str, Tokens]:
-        """Return what the policies see now, and act on in the next step."""
-        observed, states = self.env.observe(), self.rollout.perturbation_states
-        if self.perturbation is None:
-            return observed
-        if self.steps == 0:  # the rollout has perturbed the first observation already
-            return self.rollout.tokens
-        return {
-            name: self.perturbation(tokens, states[name])[0]
-            for name, tokens in observed.items()
-        }
-
-    def attention(self, tokens: Tokens, group: str) -> Tensor | None:
-        """Return the weights ``(agents, N)`` of perceived tokens, mean over heads."""
-        policy, state = self.rollout.policies[group], self.rollout.states[group]
-        with torch.no_grad():
-            weights = policy.attention_weights(tokens, state)
-        return None if weights is None else weights[0].mean(1)
-
-    def refit(self) -> None:
-        """Prepare for a perturbation that has changed.
-
-        The observation of an episode's first step is perturbed again, and recurrent
-        policies get memory for tokens that were added.
-        """
-        if self.steps == 0 and self.perturbation is not None:
-            tokens, states = self.env.observe(), self.rollout.perturbation_states
-            self.rollout.tokens = {
-                name: self.perturbation(own, states[name])[0]
-                for name, own in tokens.items()
-            }
-        states, policies = self.rollout.states, self.rollout.policies
-        for name, seen in self.perceived().items():
-            states[name] = resized(policies[name], states[name], seen)
-
-
-@dataclass
-class Lane:
-    """A policy's episode under the hand, and its twin without perturbation."""
-
-    name: str
-    target: EvaluationTarget
-    episode: LiveEpisode
-    twin: LiveEpisode
-    parted: int | None = None
-    """The step in which their actions first differed."""
-
-    @property
-    def live(self) -> LivePerturbation:
-        """The perturbation of the episode."""
-        assert self.episode.perturbation is not None
-        return self.episode.perturbation
-
-    def step(self) -> None:
-        """Step both, and compare their actions."""
-        self.episode.step()
-        self.twin.step()
-        pairs = zip(
-            self.episode.actions.values(), self.twin.actions.values(), strict=True
-        )
-        if self.parted is None and not all(a.equal(b) for a, b in pairs):
-            self.parted = self.episode.steps
 
 
 @dataclass
@@ -180,14 +52,10 @@ class Session:
         self.agent, self.sensors = 0, 0
         self.severities: dict[str, float] = {}
         self.turns: dict[str, int] = {}
-        self.chosen: dict[str, set[int]] = {
-            "hidden": set(),
-            "frozen": set(),
-            "twice": set(),
-        }
+        self.chosen: dict[str, set[int]] = {name: set() for name in CHOICES.values()}
         env = self._make_env(next(iter(self.targets.values())))
         self.group = next(iter(env.groups))
-        self.scene: Scene = scene_of(env)
+        self.scene = scene_of(env)
         self.unfit = self._unfit(env)
         self.restart()
 
@@ -289,7 +157,7 @@ class Session:
 
     # What a person does.
 
-    def act(self, message: AnyMessage) -> None:
+    def act(self, message: messages.AnyMessage) -> None:
         """Carry out a message.
 
         Raises:
@@ -297,29 +165,29 @@ class Session:
                 is changed then.
         """
         match message:
-            case PauseMessage():
+            case messages.PauseMessage():
                 self.paused = message.on
-            case SpeedMessage():
+            case messages.SpeedMessage():
                 self.speed = message.value
-            case SeedMessage():
+            case messages.SeedMessage():
                 self.seed, self.number = message.value, 0
                 self.restart()
-            case ObserveMessage():
+            case messages.ObserveMessage():
                 agents = self.lanes[0].episode.env.groups[self.group].num_agents
                 self.agent = message.agent % agents
-            case MoveMessage(entity=entity, x=x, y=y):
+            case messages.MoveMessage(entity=entity, x=x, y=y):
                 self._on_envs(lambda env: self.scene.move(env, entity, x, y))
-            case PushMessage():
+            case messages.PushMessage():
                 self._on_envs(lambda env: self.scene.push(env, message.value))
-            case SeverityMessage():
+            case messages.SeverityMessage():
                 self._set_severity(message.name, message.value)
-            case DistractorsMessage():
+            case messages.DistractorsMessage():
                 self._set_distractors(message.value)
-            case TokenMessage():
+            case messages.TokenMessage():
                 name = CHOICES[message.do]
                 toggled = self.chosen[name] ^ {message.entity}
                 self._choose({**self.chosen, name: toggled})
-            case PlainMessage():
+            case messages.PlainMessage():
                 {
                     "step": self._step_once,
                     "restart": self.restart,
@@ -381,59 +249,35 @@ class Session:
                 if not episode.over:
                     change(episode.env)
                     if episode.steps == 0:
-                        episode.rollout.tokens = episode.env.observe()
                         episode.refit()
 
     def _set_severity(self, name: str, severity: float) -> None:
         if reason := self.unfit.get(name) if severity else None:
             raise InputError(f"{name}: {reason}")
-        before = dict(self.severities)
-        self.severities.pop(name, None)
+        severities = {k: v for k, v in self.severities.items() if k != name}
         if severity:
-            self.severities[name] = severity
-        self._try(name, before)
+            severities[name] = severity
+        apply = partial(self._apply_severities, name)
+        _attempt(apply, severities, self.severities)
 
-    def _try(self, name: str, before: dict[str, float]) -> None:
-        """Apply the severity of one part to all lanes; undo it if a policy refuses."""
-        try:
-            for lane in self.lanes:
-                self._apply(lane, name)
-        except InputError:
-            after, self.severities = self.severities, before
-            if after != before:
-                self._try(name, before)
-            raise
-
-    def _apply(self, lane: Lane, name: str) -> None:
-        episode, live = lane.episode, lane.live
-        severity = self.severities.get(name)
-        part = None
-        if severity is not None:
-            part = perturb({"name": name, "severity": severity}, episode.env)
-        live.put(name, part)
-        if episode.over:
-            return
-        states = episode.rollout.perturbation_states
-        for group, tokens in episode.env.observe().items():
-            states[group] = live.restart(tokens, states[group], name)
-        self._check(episode)
-
-    def _check(self, episode: LiveEpisode) -> None:
-        """Let the policies decide once, which raises where they cannot."""
-        rollout = episode.rollout
-        episode.refit()
-        for group, tokens in episode.perceived().items():
-            with torch.no_grad():
-                rollout.policies[group].act(tokens, rollout.states[group])
+    def _apply_severities(self, name: str, severities: dict[str, float]) -> None:
+        """Use these severities, of which that of one part differs."""
+        self.severities = severities
+        for lane in self.lanes:
+            episode, part = lane.episode, None
+            if name in severities:
+                config = {"name": name, "severity": severities[name]}
+                part = perturb(config, episode.env)
+            lane.live.put(name, part)
+            if not episode.over:
+                states = episode.rollout.perturbation_states
+                for group, tokens in episode.env.observe().items():
+                    states[group] = lane.live.restart(tokens, states[group], name)
+                episode.check()
 
     def _choose(self, chosen: dict[str, set[int]]) -> None:
         """Occlude, freeze and duplicate these entities, and no others."""
-        before = self.chosen
-        try:
-            self._apply_choice(chosen)
-        except InputError:
-            self._apply_choice(before)
-            raise
+        _attempt(self._apply_choice, chosen, self.chosen)
 
     def _apply_choice(self, chosen: dict[str, set[int]]) -> None:
         self.chosen = chosen
@@ -451,7 +295,7 @@ class Session:
                     for name, entities in chosen.items()
                 }
                 states[group] = lane.live.choose(tokens, states[group], masks)
-            self._check(episode)
+            episode.check()
 
     def _set_distractors(self, count: int) -> None:
         """Add distractors: injected tokens, or more sensors of the environment."""
@@ -462,10 +306,7 @@ class Session:
         before, self.sensors = self.sensors, count
         for target in self.targets.values():
             groups = self._make_env(target).groups
-            reason = misfit(target.policies, groups)
-            if not reason:
-                reason = self._refusal(target)
-            if reason:
+            if reason := misfit(target.policies, groups) or self._refusal(target):
                 self.sensors = before
                 raise InputError(f"{option}: {reason}")
         self.restart()
@@ -474,7 +315,7 @@ class Session:
         """Return the reason why policies cannot act on more tokens, or nothing."""
         try:
             episode = LiveEpisode(target, self._make_env(target), None, explore=False)
-            self._check(episode)
+            episode.check()
         except InputError as error:
             return str(error)
         return ""
@@ -497,6 +338,15 @@ class Session:
         return reasons
 
 
+def _attempt(apply: Callable[[Value], None], value: Value, old: Value) -> None:
+    """Apply a value; apply the old one again if a policy refuses it."""
+    try:
+        apply(value)
+    except InputError:
+        apply(old)
+        raise
+
+
 def head_of(policy: Policy) -> str:
     """Return the name of a policy's pooling head, or of its class."""
     network = getattr(policy, "network", None)
@@ -512,24 +362,3 @@ def relative_entropy(weights: Tensor, padding: Tensor) -> float | None:
         return None
     shares = present / total
     return float(torch.special.entr(shares).sum()) / math.log(len(present))
-
-
-def resized(policy: Policy, state: State, tokens: Tokens) -> State:
-    """Fit a recurrent state to the number of tokens; added ones start anew."""
-    if not state:
-        return state
-    num_envs, num_agents = tokens.batch_shape
-    fresh = policy.initial_state(num_envs, num_agents, tokens.num_tokens)
-
-    def fit(new: Tensor, old: Tensor) -> Tensor:
-        if new.shape == old.shape:
-            return old
-        # The dimension of the tokens is the one that differs.
-        result = new.to(old.dtype).clone()
-        kept = tuple(
-            slice(min(a, b)) for a, b in zip(new.shape, old.shape, strict=True)
-        )
-        result[kept] = old[kept]
-        return result
-
-    return tree_map(fit, fresh, state)
