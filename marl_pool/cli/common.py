@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import compose_run
+from marl_pool.api.train import as_overrides, compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
 from marl_pool.training.signals import exit_status
 from marl_pool.utils import names
@@ -120,7 +120,7 @@ def as_key(key: str, value: str) -> str:
     try:
         float(value)
     except ValueError:
-        value = "'" + value.replace("'", r"\'") + "'"
+        return as_overrides({key: value})[0]
     return f"{key}={value}"
 
 

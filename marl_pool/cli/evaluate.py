@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
-class Reader(ABC):
-    """A verb that acts on runs and standalone policies.
+class Reader:
+    """A verb that reads runs and standalone policies.
 
     Args:
         arguments: parsed flags.
@@ -51,41 +51,6 @@ class Reader(ABC):
 
         self.arguments, self.change, self.perturbation = arguments, env, perturbation
         self.settings = VERBS[self.verb].settings(**settings)
-
-    @classmethod
-    def main(cls, arguments: Namespace, overrides: list[str]) -> int:
-        """Compose the settings, and act on one run or on several."""
-        overrides += flags_as_keys(arguments)
-        config = composed(cls.verb, arguments, overrides)
-        if config is None:
-            return 0
-        reader = cls(arguments, **config)
-        if len(arguments.run) < 2:
-            path = next(iter(arguments.run), None)
-            written = reader.on_one(path, arguments.out)
-            print_paths(written)
-            print_next(*cls.next_commands(written[0].parent.parent))
-        else:
-            reader.on_several()
-        return 0
-
-    def on_one(self, path: str | None, out: str | None = None) -> list[Path]:
-        """Act on one run or policy, and return the files written."""
-        with self.opened(path, out) as (run, options):
-            return self.act(run, **options)
-
-    @staticmethod
-    def next_commands(run: Path) -> list[str]:
-        """Return commands that may follow, given the folder with the results."""
-        return []
-
-    @abstractmethod
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        """Do the work on one run, with the options of `opened`."""
-
-    @abstractmethod
-    def on_several(self) -> None:
-        """Act on several runs, and compare them."""
 
     @contextmanager
     def opened(
@@ -130,6 +95,45 @@ class Reader(ABC):
         with policy.new_run(trained or env, out, self.verb) as run:
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 
+
+class ResultsReader(Reader, ABC):
+    """A verb that writes results of runs and standalone policies."""
+
+    @classmethod
+    def main(cls, arguments: Namespace, overrides: list[str]) -> int:
+        """Compose the settings, and act on one run or on several."""
+        overrides += flags_as_keys(arguments)
+        config = composed(cls.verb, arguments, overrides)
+        if config is None:
+            return 0
+        reader = cls(arguments, **config)
+        if len(arguments.run) < 2:
+            path = next(iter(arguments.run), None)
+            written = reader.on_one(path, arguments.out)
+            print_paths(written)
+            print_next(*cls.next_commands(written[0].parent.parent))
+        else:
+            reader.on_several()
+        return 0
+
+    def on_one(self, path: str | None, out: str | None = None) -> list[Path]:
+        """Act on one run or policy, and return the files written."""
+        with self.opened(path, out) as (run, options):
+            return self.act(run, **options)
+
+    @staticmethod
+    def next_commands(run: Path) -> list[str]:
+        """Return commands that may follow, given the folder with the results."""
+        return []
+
+    @abstractmethod
+    def act(self, run: "Run", **options: Any) -> list[Path]:
+        """Do the work on one run, with the options of `opened`."""
+
+    @abstractmethod
+    def on_several(self) -> None:
+        """Act on several runs, and compare them."""
+
     def open_all(self) -> "list[Run]":
         """Open all runs but standalone policies; the work on them may take hours."""
         from marl_pool.evaluation.standalone import find_standalone, results_folder
@@ -149,7 +153,7 @@ class Reader(ABC):
         return documents
 
 
-class Evaluate(Reader):
+class Evaluate(ResultsReader):
     """Measure runs or policies under perturbations."""
 
     verb = "evaluate"
@@ -176,7 +180,7 @@ class Evaluate(Reader):
         self.write_documents()
 
 
-class Diagnose(Reader):
+class Diagnose(ResultsReader):
     """Measure how much signal pooling heads keep, and compare several runs."""
 
     verb = "diagnose"
@@ -197,7 +201,7 @@ class Diagnose(Reader):
         print_paths(compare(self.write_documents(), self.arguments.out))
 
 
-class Render(Reader):
+class Render(ResultsReader):
     """Write a video of a run or a policy, or of several side by side."""
 
     verb = "render"

@@ -1,12 +1,11 @@
 """The verb play: a live page of policies in the browser."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import override
+from typing import TYPE_CHECKING
 
 from marl_pool.cli.common import composed, print_paths
 from marl_pool.cli.evaluate import Reader
@@ -15,7 +14,6 @@ from marl_pool.utils.errors import InputError
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
     from marl_pool.evaluation.settings import PlaySettings
-    from marl_pool.runs import Run
 
 
 class Play(Reader):
@@ -24,13 +22,9 @@ class Play(Reader):
     verb = "play"
     settings: "PlaySettings"
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.targets: dict[str, EvaluationTarget] = {}
-
-    @override
     @classmethod
     def main(cls, arguments: Namespace, overrides: list[str]) -> int:
+        """Compose the settings, load the policies, and serve or export them."""
         if arguments.export is None:
             import websockets  # noqa: F401 - missing ones are told before any loading
         port = _port(arguments.port)
@@ -41,27 +35,36 @@ class Play(Reader):
         # A device would only add its latency to single environments.
         if reader.settings.device != "cpu":
             raise InputError(f"device: expected cpu, got {reader.settings.device}")
-        reader.on_several()
+        targets = reader.load()
         if arguments.export is None:
-            reader.serve(port)
+            reader.serve(targets, port)
             return 0
         from marl_pool.play.export import export
 
         path = Path(arguments.export)
-        print_paths([export(reader.targets, path, reader.settings.seed)])
+        print_paths([export(targets, path, reader.settings.seed)])
         return 0
 
-    @override
-    def on_several(self) -> None:
-        """Load all policies; they play in equal environments."""
+    def load(self) -> "dict[str, EvaluationTarget]":
+        """Load all policies by the name of their run; they play in equal environments.
+
+        Raises:
+            InputError: policies of different environments.
+        """
+        from marl_pool.evaluation.loading import EvaluationTarget
         from marl_pool.evaluation.standalone import find_standalone
 
+        targets: dict[str, EvaluationTarget] = {}
         for path in self.arguments.run or [None]:
+            alone = find_standalone(path, self.settings.pretrained)
             # A standalone policy needs a run for as long as it is read.
             with TemporaryDirectory() as folder:
-                alone = find_standalone(path, self.settings.pretrained)
-                self.on_one(path, str(Path(folder) / alone.name) if alone else None)
-        first, *others = self.targets.items()
+                out = str(Path(folder) / alone.name) if alone else None
+                with self.opened(path, out) as (run, options):
+                    target = EvaluationTarget.from_run(run, self.settings, **options)
+            number = f" ({len(targets) + 1})" if target.source in targets else ""
+            targets[target.source + number] = target
+        first, *others = targets.items()
         for name, target in others:
             for key in {**first[1].env, **target.env}:
                 ours, its = first[1].env.get(key), target.env.get(key)
@@ -70,19 +73,9 @@ class Play(Reader):
                         f"play: expected policies of one environment, got env.{key} = "
                         f"{ours} in {first[0]} and {its} in {name}"
                     )
+        return targets
 
-    @override
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        """Load the policies of a run, named after it."""
-        from marl_pool.evaluation.loading import EvaluationTarget
-
-        target = EvaluationTarget.from_run(run, self.settings, **options)
-        taken = target.source in self.targets
-        number = f" ({len(self.targets) + 1})" if taken else ""
-        self.targets[target.source + number] = target
-        return []
-
-    def serve(self, port: int) -> None:
+    def serve(self, targets: "Mapping[str, EvaluationTarget]", port: int) -> None:
         """Serve the page until Ctrl-C, which is the way to end it."""
         from marl_pool.evaluation.loading import computing
         from marl_pool.play.server import play
@@ -94,7 +87,7 @@ class Play(Reader):
             suppress(KeyboardInterrupt),
         ):
             play(
-                lambda: Session(self.targets, settings.seed, settings.stochastic),
+                lambda: Session(targets, settings.seed, settings.stochastic),
                 port=port,
                 browser=browser,
             )
