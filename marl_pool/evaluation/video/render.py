@@ -108,7 +108,7 @@ def episode_frames(
     # Draw the first group unless another is chosen.
     group = group or next(iter(rollout.env.groups))
     policy = rollout.policies[group]
-    prev_env, step, total = _first(rollout.env), 0, 0.0
+    prev_env, step, total = first_env(rollout.env), 0, 0.0
     if legend_rows is None:
         legend_rows = LEGEND_ROWS if rollout.perturbation is not None else 0
     # Marks stay in the legend once they have occurred.
@@ -143,7 +143,7 @@ def episode_frames(
         perceived = _perceive(rollout, prev_env, tokens, group)
         yield draw(perceived, weights, _action_change(rollout, transition, group))
         # A transition holds the environment after its step.
-        prev_env, step = _first(transition.env), step + 1
+        prev_env, step = first_env(transition.env), step + 1
         total += float(transition.step.rewards[group][0, 0])
     yield draw(None, None)
 
@@ -374,6 +374,6 @@ def _condition(options: Options | None) -> str:
     return label(options.name, rest) + at
 
 
-def _first(env: BatchedEnv) -> BatchedEnv:
+def first_env(env: BatchedEnv) -> BatchedEnv:
     """Copy the first environment with its current state."""
     return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))

@@ -10,16 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marl_pool.evaluation import results
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget, computing
-from marl_pool.evaluation.results import (
-    CODES,
-    LATENTS,
-    PATCHES,
-    PUBLISHED,
-    REGRESSION,
-    Files,
-)
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
 from marl_pool.studies.attention_neuron.attended import draw_attended
 from marl_pool.studies.attention_neuron.latents import draw_code_map, draw_latents
@@ -30,19 +23,18 @@ from marl_pool.studies.attention_neuron.published import (
 )
 from marl_pool.studies.attention_neuron.regression import report_fits
 from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.extras import EXTRAS, install_hint
 from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.run import EvaluatedRun
 
 FILES: dict[Analysis, str] = {
-    "regression": REGRESSION,
-    "latents": LATENTS,
-    "codes": CODES,
-    "patches": PATCHES,
+    "regression": results.REGRESSION,
+    "latents": results.LATENTS,
+    "codes": results.CODES,
+    "patches": results.PATCHES,
 }
-EXTRAS = {"sklearn": "analysis", "matplotlib": "plots", "cv2": "plots"}
-"""The package's extra that installs each optional module."""
 
 
 def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[Path]:
@@ -56,7 +48,7 @@ def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[P
     rows = published_rows(evaluated.results.results, target.policies, target.env)
     if rows:
         print_published(rows)
-        paths.append(files.path(PUBLISHED))
+        paths.append(files.path(results.PUBLISHED))
         write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
     with computing(settings.threads):
         return paths + analyse(
@@ -69,7 +61,7 @@ def analyse(
     target: EvaluationTarget,
     transfers: Sequence[TransferEnv],
     episodes: int,
-    files: Files,
+    files: results.Files,
 ) -> list[Path]:
     """Make analyses; print the reason for one that does not fit the policy.
 
@@ -96,7 +88,7 @@ def analyse(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            print(f'not made: {name}: pip install "marl-pool[{EXTRAS[module]}]"')
+            print(f"not made: {name}: {install_hint(module)}")
         else:
             paths.append(path)
     return paths

@@ -9,6 +9,7 @@ from torch import Tensor
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.video.render import first_env
 from marl_pool.perturbations.selection import take_features
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
@@ -56,7 +57,7 @@ def record(
     ((group, policy),) = target.policies.items()
     codes: list[Tensor] = []
     inputs: list[Tensor] = []
-    envs = [_first(env)]
+    envs = [first_env(env)]
 
     # Record codes and inputs of the first agent at each step.
     def record_step(transition: Transition) -> None:
@@ -71,7 +72,7 @@ def record(
             features = take_features(features, state["origin"].argsort(-1))
         inputs.append(features[:, 0].flatten(1))
         if keep_envs:
-            envs.append(_first(transition.env))
+            envs.append(first_env(transition.env))
 
     rollout.episodes(on_step=record_step)
     return Recording(torch.cat(codes), torch.cat(inputs), envs[:-1])
@@ -130,8 +131,3 @@ def make_rollout(
     env.max_steps = min(env.max_steps, max_steps or env.max_steps)
     perturbation = perturb({"name": "shuffle"}, env) if shuffled else None
     return Rollout(env, policies, perturbation=perturbation)
-
-
-def _first(env: BatchedEnv) -> BatchedEnv:
-    """Copy the first environment in its present state."""
-    return env.select(torch.zeros(1, dtype=torch.int64, device=env.device))
