@@ -6,20 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from marl_pool.envs.cartpole.physics import POLE_LENGTH, TRACK
-from marl_pool.envs.drawing.canvas import (
-    ATTENTION,
-    FOCUS,
-    GRID,
-    INK,
-    SHIFT,
-    Color,
-    Frame,
-    Projection,
-    blend,
-    fixed,
-    opencv,
-    write,
-)
+from marl_pool.envs.drawing import canvas
 
 Point = tuple[float, float]
 EXTENT = 2.8
@@ -27,14 +14,14 @@ RAIL = 1.0
 """Height of the track in the image; the bars are below."""
 CART: Point = (0.2, 0.1)
 """Half the width and height of the cart."""
-CART_COLOR: Color = (31, 90, 200)
-POLE_COLOR: Color = (214, 39, 40)
+CART_COLOR: canvas.Color = (31, 90, 200)
+POLE_COLOR: canvas.Color = (214, 39, 40)
 FLOOR, HEIGHT = -2.0, 1.6
 """Position of the bars, and the height of the highest bar."""
 SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
 
 
-class CartPoleFrame(Frame):
+class CartPoleFrame(canvas.Frame):
     """A `Frame` with a cart and bars."""
 
     def cart(self, position: float, angle: float) -> None:
@@ -42,8 +29,8 @@ class CartPoleFrame(Frame):
         stop = CART[1]
         # Draw the track between its stops.
         for end in (-TRACK, TRACK):
-            self._stroke((end, RAIL - stop), (end, RAIL + stop), INK, 3)
-        self._stroke((-TRACK, RAIL), (TRACK, RAIL), INK, 2)
+            self._stroke((end, RAIL - stop), (end, RAIL + stop), canvas.INK, 3)
+        self._stroke((-TRACK, RAIL), (TRACK, RAIL), canvas.INK, 2)
         # Draw the cart.
         half_width, half_height = CART
         low = (position - half_width, RAIL - half_height)
@@ -56,7 +43,7 @@ class CartPoleFrame(Frame):
         width = max(2, round(self.projection.pixels(0.06)))
         self._stroke((position, RAIL), tip, POLE_COLOR, width)
         (pivot,) = self.projection.project(np.array([(position, RAIL)]))
-        self._disc(pivot, self.projection.pixels(0.05), INK)
+        self._disc(pivot, self.projection.pixels(0.05), canvas.INK)
 
     def bars(self, names: Sequence[str], weights: np.ndarray) -> None:
         """Draw a bar for each attention weight.
@@ -65,15 +52,17 @@ class CartPoleFrame(Frame):
         tokens. The highest bar is `FOCUS` times that weight or more.
         """
         slot = 2 * TRACK / len(names)
-        heights = HEIGHT * np.clip(weights * len(names) / FOCUS, 0, 1)
+        heights = HEIGHT * np.clip(weights * len(names) / canvas.FOCUS, 0, 1)
         for place, (name, height) in enumerate(zip(names, heights, strict=True)):
             middle = -TRACK + (place + 0.5) * slot
             low, high = middle - 0.3 * slot, middle + 0.3 * slot
-            self._box((low, FLOOR), (high, FLOOR + HEIGHT), GRID)
-            self._box((low, FLOOR), (high, FLOOR + height), ATTENTION)
+            self._box((low, FLOOR), (high, FLOOR + HEIGHT), canvas.GRID)
+            self._box((low, FLOOR), (high, FLOOR + height), canvas.ATTENTION)
             self._name(SHORT.get(name, name.replace("noise_", "n")), middle, slot)
-        uniform = FLOOR + HEIGHT / FOCUS
-        self._stroke((-TRACK, uniform), (TRACK, uniform), blend(INK, 0.5), 1)
+        uniform = FLOOR + HEIGHT / canvas.FOCUS
+        self._stroke(
+            (-TRACK, uniform), (TRACK, uniform), canvas.blend(canvas.INK, 0.5), 1
+        )
 
     def _name(self, name: str, middle: float, slot: float) -> None:
         # A letter is about half as wide as its line is high.
@@ -81,16 +70,18 @@ class CartPoleFrame(Frame):
         line = round(min(self.projection.size / 28, room))
         ((x, y),) = self.projection.project(np.array([(middle, FLOOR)]))
         start = round(x - 0.25 * line * len(name))
-        write(self.image, name, (start, round(y + line)), line)
+        canvas.write(self.image, name, (start, round(y + line)), line)
 
-    def _stroke(self, first: Point, last: Point, color: Color, width: int) -> None:
+    def _stroke(
+        self, first: Point, last: Point, color: canvas.Color, width: int
+    ) -> None:
         self._line(self.projection.project(np.array([first, last])), color, width)
 
-    def _box(self, low: Point, high: Point, color: Color) -> None:
+    def _box(self, low: Point, high: Point, color: canvas.Color) -> None:
         corners = self.projection.project(np.array([low, high]))
-        first, last = (fixed(corner) for corner in corners)
-        cv2 = opencv()
-        cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, SHIFT)
+        first, last = (canvas.fixed(corner) for corner in corners)
+        cv2 = canvas.opencv()
+        cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, canvas.SHIFT)
 
 
 def draw(
@@ -110,7 +101,7 @@ def draw(
         weights: ``(N,)`` attention weights; None draws no bars.
         size: height and width in pixels.
     """
-    frame = CartPoleFrame(Projection(EXTENT, size))
+    frame = CartPoleFrame(canvas.Projection(EXTENT, size))
     frame.cart(position, angle)
     if weights is not None:
         frame.bars(names, weights)

@@ -8,30 +8,19 @@ import numpy as np
 
 from marl_pool.evaluation.diagnosis.files import Named
 from marl_pool.evaluation.diagnosis.records import Diagnosis
-from marl_pool.utils.plotting import (
-    BLUE,
-    FAINT,
-    INK,
-    VERMILION,
-    figure_style,
-    label_rows,
-    mark_missing_row,
-    new_figure,
-    save_png,
-    style_axes,
-)
+from marl_pool.utils import plotting
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIGNAL, NOISE, MEAN = BLUE, VERMILION, FAINT
+SIGNAL, NOISE, MEAN = plotting.BLUE, plotting.VERMILION, plotting.FAINT
 SHIFT = 0.17
 """Distance of the signal's marks above, and the noise's below, the middle of a row."""
 THICKNESS = 0.26
 
 
-@figure_style()
+@plotting.figure_style()
 def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     """Draw a row for each diagnosis, in one panel or three.
 
@@ -46,27 +35,27 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     # Fit the figure to the names and the number of rows.
     longest = max(len(name) for name, _ in named)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
-    figure = new_figure(width, 1.7 + 0.32 * len(named))
+    figure = plotting.new_figure(width, 1.7 + 0.32 * len(named))
     cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, draw in zip(cells, panels, strict=True):
         draw(axes, [row for _, row in named])
-        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.axvline(0, color=plotting.INK, linewidth=0.8)
         axes.use_sticky_edges = False  # margins beside the bars
         axes.autoscale_view()
-        style_axes(axes, grid="x")
+        plotting.style_axes(axes, grid="x")
         axes.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False
         )
-    label_rows(cells[0], [name for name, _ in named])
+    plotting.label_rows(cells[0], [name for name, _ in named])
     figure.suptitle(printable(title))
-    save_png(figure, path)
+    plotting.save_png(figure, path)
 
 
 def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     # Mark the rows without numbers.
     places = [place for place, row in enumerate(rows) if not row.missing]
     for place in set(range(len(rows))) - set(places):
-        mark_missing_row(axes, place)
+        plotting.mark_missing_row(axes, place)
     measured = [rows[place] for place in places]
     mean, excess, low, high = _columns(
         measured, "mean_excess", "excess", "excess_low", "excess_high"

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from marl_pool.utils.plotting import (
-    FAINT,
-    LineStyle,
-    legend_below,
-    new_figure,
-    short_number,
-    style_axes,
-)
+from marl_pool.utils import plotting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +48,7 @@ class Panel(NamedTuple):
 
 def draw_panels(
     panels: Sequence[Panel],
-    styles: Mapping[str, LineStyle],
+    styles: Mapping[str, plotting.LineStyle],
     *,
     xlabel: str,
     ylabel: str,
@@ -81,7 +74,7 @@ def draw_panels(
     # Arrange the panels in a grid, and hide the cells left over.
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(WIDTH, height * rows + 0.5)
+    figure = plotting.new_figure(WIDTH, height * rows + 0.5)
     cells = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axes in cells[len(panels) :]:
         axes.set_axis_off()
@@ -89,15 +82,15 @@ def draw_panels(
     # Only the first column and the last row have labels of their axes.
     for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
         first = place % columns == 0
-        style_axes(axes)
-        axes.xaxis.set_major_formatter(short_number)
+        plotting.style_axes(axes)
+        axes.xaxis.set_major_formatter(plotting.short_number)
         title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
         axes.set_title(title, fontsize=9.5)
         axes.set_ylim(low, high)
         # Draw the curves, the panel's note and the reference lines.
         for curve in panel.curves:
             _draw_curve(axes, curve, styles[curve.name], dots=dots)
-        text: dict[str, Any] = {"color": FAINT, "va": "bottom", "ha": "left"}
+        text: dict[str, Any] = {"color": plotting.FAINT, "va": "bottom", "ha": "left"}
         if panel.note:
             note = "\n".join(textwrap.wrap(panel.note, 30))
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
@@ -105,7 +98,7 @@ def draw_panels(
             axes.text(0.03, 0.04, note, fontsize=8, **where, **text)
         for name, level in lines.items():
             dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9}
-            axes.axhline(level, color=FAINT, zorder=1, **dashed)
+            axes.axhline(level, color=plotting.FAINT, zorder=1, **dashed)
             text |= {"xycoords": ("axes fraction", "data"), "fontsize": 7.5}
             axes.annotate(name if first else "", (0.01, level), **text)
         axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
@@ -113,11 +106,13 @@ def draw_panels(
     # All panels share one legend.
     names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
     handles = [Line2D([], [], **styles[name]._asdict()) for name in names]
-    legend_below(figure, handles, names)
+    plotting.legend_below(figure, handles, names)
     return figure
 
 
-def _draw_curve(axes: "Axes", curve: Curve, style: LineStyle, *, dots: bool) -> None:
+def _draw_curve(
+    axes: "Axes", curve: Curve, style: plotting.LineStyle, *, dots: bool
+) -> None:
     # The band lies below the curves.
     line: dict[str, Any] = {"color": style.color}
     if not np.isnan(curve.band).all():

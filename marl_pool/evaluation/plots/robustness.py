@@ -8,30 +8,19 @@ import numpy as np
 
 from marl_pool.evaluation.plots.panels import Curve, Panel, draw_panels
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
-from marl_pool.utils.plotting import (
-    GREEN,
-    PURPLE,
-    figure_style,
-    line_styles,
-    save_png,
-)
+from marl_pool.utils import plotting
 from marl_pool.utils.text import printable
 
-BASELINES = {"random": PURPLE, "heuristic": GREEN}
+BASELINES = {"random": plotting.PURPLE, "heuristic": plotting.GREEN}
 
 
-@figure_style()
+@plotting.figure_style()
 def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation and trained group.
 
     Bands are 95 % bootstrap intervals of the mean over episodes; horizontal lines are
     clean returns of the random policy and of the heuristic. A panel shows the reason of
     missing values.
-
-    Args:
-        results: rows of an evaluation.
-        path: of the PNG.
-        title: of the figure.
     """
     shown = [result for result in results if not result.fixed]
     groups = list(dict.fromkeys(result.group for result in shown))
@@ -46,14 +35,14 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     baselines = [r for r in shown if r.policy != TRAINED and len(groups) == 1]
     figure = draw_panels(
         panels,
-        line_styles(list(dict.fromkeys(names))),
+        plotting.line_styles(list(dict.fromkeys(names))),
         xlabel="severity",
         ylabel="mean return",
         columns=4,
         lines={f"{row.policy}, clean": row.mean for row in baselines},
     )
     figure.suptitle(f"{printable(title)}; bands: 95 % over episodes, {ONLY}")
-    save_png(figure, path)
+    plotting.save_png(figure, path)
 
 
 def _panel(results: Sequence[Result], label: str, with_group: bool) -> Panel:

@@ -8,29 +8,15 @@ import numpy as np
 
 from marl_pool.evaluation.plots.robustness import BASELINES, bounds
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
-from marl_pool.utils.plotting import (
-    BLUE,
-    figure_style,
-    label_rows,
-    legend_below,
-    mark_missing_row,
-    new_figure,
-    save_png,
-    style_axes,
-)
+from marl_pool.utils import plotting
 from marl_pool.utils.text import printable
 
 
-@figure_style()
+@plotting.figure_style()
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw mean and 95 % interval of each row.
 
     Rows of sampled actions, and of groups that were not trained, are left out.
-
-    Args:
-        results: rows of an evaluation.
-        path: of the PNG.
-        title: of the figure.
     """
     # Select the trained policies' deterministic rows.
     shown = [r for r in results if not (r.fixed or r.stochastic)]
@@ -41,20 +27,25 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     }
     most = max(len(own) for own in rows.values())
     # Make a column for each group, as high as its longest list of rows.
-    figure = new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
+    figure = plotting.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         own = rows[group]
         # Mark the rows without numbers.
         for place, row in enumerate(own):
             if row.missing:
-                mark_missing_row(axes, place)
+                plotting.mark_missing_row(axes, place)
         # Draw the mean and interval of each measured row.
         measured = [place for place, row in enumerate(own) if not row.missing]
         means = np.array([own[place].mean for place in measured])
         ends = np.array([bounds(own[place]) for place in measured]).reshape(-1, 2).T
         name = f"mean, 95 % over episodes ({ONLY})"
-        style: dict[str, Any] = {"fmt": "o", "color": BLUE, "capsize": 3, "label": name}
+        style: dict[str, Any] = {
+            "fmt": "o",
+            "color": plotting.BLUE,
+            "capsize": 3,
+            "label": name,
+        }
         axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)
         # Draw the clean baselines as vertical lines.
         for base in shown:
@@ -63,14 +54,14 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                 line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
                 line["label"] = f"{base.policy}, clean"
                 axes.axvline(base.mean, color=BASELINES[base.policy], **line)
-        label_rows(axes, [_name(row) for row in own])
-        style_axes(axes, grid="x")
+        plotting.label_rows(axes, [_name(row) for row in own])
+        plotting.style_axes(axes, grid="x")
         prefix = f"{group}: " if len(groups) > 1 else ""
         axes.set_xlabel(f"{prefix}return")
     handles, names = panels[0].get_legend_handles_labels()
-    legend_below(figure, handles, names, columns=len(names))
+    plotting.legend_below(figure, handles, names, columns=len(names))
     figure.suptitle(printable(title))
-    save_png(figure, path)
+    plotting.save_png(figure, path)
 
 
 def _name(row: Result) -> str:

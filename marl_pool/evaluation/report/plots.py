@@ -5,28 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_pool.evaluation.plots.panels import WIDTH, Panel, draw_panels
-from marl_pool.utils.plotting import (
-    LineStyle,
-    figure_style,
-    label_rows,
-    new_figure,
-    short_number,
-    style_axes,
-    to_svg,
-)
+from marl_pool.utils import plotting
 
 
-@figure_style()
+@plotting.figure_style()
 def panels_svg(
-    panels: Sequence[Panel], styles: Mapping[str, LineStyle], **options: Any
+    panels: Sequence[Panel], styles: Mapping[str, plotting.LineStyle], **options: Any
 ) -> str:
     """Draw panels; see `draw_panels`."""
-    return to_svg(draw_panels(panels, styles, **options))
+    return plotting.to_svg(draw_panels(panels, styles, **options))
 
 
 def draw_points(
     rows: Sequence[tuple[str, Sequence[float], float, float, float]],
-    styles: Mapping[str, LineStyle],
+    styles: Mapping[str, plotting.LineStyle],
     xlabel: str,
 ) -> str:
     """Draw a row for each method: every seed, their mean, and its interval.
@@ -36,11 +28,11 @@ def draw_points(
         styles: by method's name.
         xlabel: name of the numbers.
     """
-    with figure_style():
-        figure = new_figure(WIDTH, 0.8 + 0.36 * len(rows))
+    with plotting.figure_style():
+        figure = plotting.new_figure(WIDTH, 0.8 + 0.36 * len(rows))
         axes = figure.subplots()
-        style_axes(axes, grid="x")
-        axes.xaxis.set_major_formatter(short_number)
+        plotting.style_axes(axes, grid="x")
+        axes.xaxis.set_major_formatter(plotting.short_number)
         # Mean as a bar, seeds as symbols, and the interval as a shade.
         for y, (name, points, value, low, high) in enumerate(rows):
             color, marker = styles[name]
@@ -49,6 +41,6 @@ def draw_points(
             axes.plot(value, y, "|", color=color, markersize=14, markeredgewidth=2.5)
             dots: dict[str, Any] = {"markersize": 6, "markeredgecolor": "white"}
             axes.plot(points, [y] * len(points), marker, color=color, **dots)
-        label_rows(axes, [row[0] for row in rows])
+        plotting.label_rows(axes, [row[0] for row in rows])
         axes.set_xlabel(xlabel)
-        return to_svg(figure)
+        return plotting.to_svg(figure)

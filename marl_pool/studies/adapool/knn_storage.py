@@ -9,13 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_pool.studies.adapool.knn_data import (
-    CHUNK,
-    VERSION,
-    Floats,
-    Integers,
-    sample_sets,
-)
+from marl_pool.studies.adapool import knn_data
 from marl_pool.utils.atomic import (
     discard_leftovers,
     locked,
@@ -50,15 +44,15 @@ class Sets:
         if 4 * num_samples * num_vectors * dim <= IN_MEMORY:
             self._sets = np.empty(self._shape, np.float32)
             for number, chunk in enumerate(self._chunks()):
-                self._sets[number * CHUNK :][: len(chunk)] = chunk
+                self._sets[number * knn_data.CHUNK :][: len(chunk)] = chunk
             return
         shape = f"{num_samples}x{num_vectors}x{dim}"
-        self.file = folder / f"knn_centroid_v{VERSION}_{shape}_seed{seed}.npy"
+        self.file = folder / f"knn_centroid_v{knn_data.VERSION}_{shape}_seed{seed}.npy"
         if not self.file.exists():
             self._make(self.file)
         self._open(self.file)
 
-    def __getitem__(self, rows: Integers) -> Floats:
+    def __getitem__(self, rows: knn_data.Integers) -> knn_data.Floats:
         """Return the sets of the given numbers, ``(B, N, d)``."""
         if self.file is None:
             return self._sets[rows]
@@ -66,9 +60,9 @@ class Sets:
         # the process, in the end the whole file.
         return self._open(self.file)[rows]
 
-    def _open(self, file: Path) -> Floats:
+    def _open(self, file: Path) -> knn_data.Floats:
         try:
-            opened: Floats = np.load(file, mmap_mode="r")
+            opened: knn_data.Floats = np.load(file, mmap_mode="r")
         except (ValueError, OSError) as error:
             raise InputError(f"{file}: cannot be read ({error}); delete it") from error
         if opened.shape != self._shape or opened.dtype != np.float32:
@@ -103,25 +97,25 @@ class Sets:
             for chunk in self._chunks():
                 out.write(chunk.data)
 
-    def _chunks(self) -> Iterator[Floats]:
+    def _chunks(self) -> Iterator[knn_data.Floats]:
         """Yield all sets in order; the next chunk may overwrite the last one's memory.
 
         Threads sample some chunks ahead, because numpy releases the interpreter lock.
         """
         # Sample a few chunks ahead in threads, into a ring of buffers.
         count, *shape = self._shape
-        total = -(-count // CHUNK)
+        total = -(-count // knn_data.CHUNK)
         workers = min(os.cpu_count() or 1, 8)
-        ring = np.empty((min(2 * workers, total), CHUNK, *shape), np.float32)
+        ring = np.empty((min(2 * workers, total), knn_data.CHUNK, *shape), np.float32)
 
-        def sample(number: int) -> Floats:
+        def sample(number: int) -> knn_data.Floats:
             out = ring[number % len(ring)]
-            return sample_sets(self._seed, number, shape[0], shape[1], out)
+            return knn_data.sample_sets(self._seed, number, shape[0], shape[1], out)
 
         with ThreadPoolExecutor(workers) as pool:
             # Refill a buffer only after its chunk was consumed.
             pending = deque(pool.submit(sample, number) for number in range(len(ring)))
             for number in range(total):
-                yield pending.popleft().result()[: count - number * CHUNK]
+                yield pending.popleft().result()[: count - number * knn_data.CHUNK]
                 if number + len(ring) < total:
                     pending.append(pool.submit(sample, number + len(ring)))

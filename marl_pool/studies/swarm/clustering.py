@@ -7,14 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.studies.swarm.data import (
-    Bounds,
-    Mixtures,
-    in_new_order,
-    log_densities,
-    validate_bounds,
-    wishart_mixtures,
-)
+from marl_pool.studies.swarm import data
 from marl_pool.studies.swarm.matching import accuracy, match_clusters
 from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.studies.swarm.points import is_equivariant
@@ -54,8 +47,8 @@ class Clustering(PointTask):
 
     num_samples: PositiveInt = 9000
     num_test: PositiveInt = 1000
-    entities: Bounds = (100, 1000)
-    clusters: Bounds = (3, 10)
+    entities: data.Bounds = (100, 1000)
+    clusters: data.Bounds = (3, 10)
     """Bounds of the number of clusters."""
     num_outputs: PositiveInt = 10
     """K, at least the largest number of clusters."""
@@ -66,7 +59,7 @@ class Clustering(PointTask):
     def __post_init__(self) -> None:
         validate_no_part("pooling", self.pooling, self.name)
         super().__post_init__()
-        validate_bounds("task.clusters", self.clusters)
+        data.validate_bounds("task.clusters", self.clusters)
         if self.clusters[1] > self.num_outputs:
             raise InputError(
                 f"task.num_outputs: expected at least {self.clusters[1]}, the largest "
@@ -75,11 +68,11 @@ class Clustering(PointTask):
         self.num_results = self.num_outputs
 
     @override
-    def sample(self, rows: Tensor, entities: Bounds) -> Mixtures:
-        return wishart_mixtures(rows, self.data_seed, entities, self.clusters)
+    def sample(self, rows: Tensor, entities: data.Bounds) -> data.Mixtures:
+        return data.wishart_mixtures(rows, self.data_seed, entities, self.clusters)
 
     @override
-    def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
+    def score(self, network: nn.Module, mixtures: data.Mixtures) -> dict[str, Tensor]:
         labels, padding = mixtures.labels, mixtures.padding
         log_probs = network(mixtures.points, padding).float().log_softmax(-1)
         matched = match_clusters(log_probs, labels, padding, mixtures.num_clusters)
@@ -92,8 +85,8 @@ class Clustering(PointTask):
         A network cannot score much better than the former: only the match, which uses
         the labels, can gain at most log(K!) / N.
         """
-        mixtures = Mixtures(**batch)
-        posterior = log_densities(mixtures).log_softmax(-1)
+        mixtures = data.Mixtures(**batch)
+        posterior = data.log_densities(mixtures).log_softmax(-1)
         own = posterior.gather(2, mixtures.labels[..., None])[..., 0]
         known = -mixtures.mean_over_points(own)
         equal = torch.full_like(known, self.num_results).log()
@@ -133,12 +126,12 @@ class Clustering(PointTask):
         sets = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):
-            batch = in_new_order(sets, generator)._asdict()
+            batch = data.in_new_order(sets, generator)._asdict()
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
         every = torch.stack(losses)
         return every.std(0) / every.mean(0)
 
-    def _test_sets(self, count: int, size: int) -> Mixtures:
+    def _test_sets(self, count: int, size: int) -> data.Mixtures:
         """Sample the first test sets, with ``size`` points each."""
         rows = torch.arange(count) + EVALUATION_ENVS
         return self.sample(rows, (size, size))

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.studies.swarm.data import (
-    Bounds,
-    Mixtures,
-    four_gaussians,
-    log_densities,
-)
+from marl_pool.studies.swarm import data
 from marl_pool.studies.swarm.point_task import PointTask
 from marl_pool.training.supervised.task import Batch, validate_part
 from marl_pool.utils.types import PositiveInt
@@ -61,7 +56,7 @@ class MixtureLikelihood(PointTask):
 
     num_samples: PositiveInt = 500_000
     num_test: PositiveInt = 10_000
-    entities: Bounds = (100, 500)
+    entities: data.Bounds = (100, 500)
     num_components: PositiveInt = 4
     """C, components of the data and of the estimate."""
 
@@ -71,11 +66,11 @@ class MixtureLikelihood(PointTask):
         self.num_results = 5 * self.num_components
 
     @override
-    def sample(self, rows: Tensor, entities: Bounds) -> Mixtures:
-        return four_gaussians(rows, self.data_seed, entities, self.num_components)
+    def sample(self, rows: Tensor, entities: data.Bounds) -> data.Mixtures:
+        return data.four_gaussians(rows, self.data_seed, entities, self.num_components)
 
     @override
-    def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
+    def score(self, network: nn.Module, mixtures: data.Mixtures) -> dict[str, Tensor]:
         output = network(mixtures.points, mixtures.padding).float()
         likelihood = mean_log_likelihood(to_parameters(output), mixtures)
         return {"loss": -likelihood, "log_likelihood": likelihood}
@@ -86,7 +81,7 @@ class MixtureLikelihood(PointTask):
         A fit to a set's own points can be slightly better than the true mixture. A set
         of one point has a Gaussian with the standard deviation `LEAST`.
         """
-        mixtures = Mixtures(**batch)
+        mixtures = data.Mixtures(**batch)
         there = ~mixtures.padding
         # Fit one Gaussian by its moments.
         each = there[..., None] / there.sum(1)[:, None, None]
@@ -94,7 +89,7 @@ class MixtureLikelihood(PointTask):
         variance = ((mixtures.points - mean).square() * each).sum(1, keepdim=True)
         deviations = variance.sqrt().clamp(min=LEAST)
         one = Parameters(torch.zeros_like(mean[..., 0]), mean, deviations)
-        true = log_densities(mixtures).logsumexp(-1)
+        true = data.log_densities(mixtures).logsumexp(-1)
         return {
             "true mixture": -mixtures.mean_over_points(true),
             "one Gaussian": -mean_log_likelihood(one, mixtures),
@@ -111,7 +106,7 @@ def to_parameters(results: Tensor) -> Parameters:
     )
 
 
-def mean_log_likelihood(parameters: Parameters, sets: Mixtures) -> Tensor:
+def mean_log_likelihood(parameters: Parameters, sets: data.Mixtures) -> Tensor:
     r"""Compute the mean log-likelihood of each set's points, ``(B,)``.
 
     .. math:: \frac{1}{N} \sum_i \log \sum_c w_c

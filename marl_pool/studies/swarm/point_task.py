@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.studies.swarm.data import (
-    Bounds,
-    Mixtures,
-    by_length,
-    in_new_order,
-    validate_bounds,
-)
+from marl_pool.studies.swarm import data
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.task import (
     Batch,
@@ -55,22 +49,22 @@ class PointTask(Task):
     """Sets for training and validation."""
     num_test: PositiveInt
     """Sets of the test set."""
-    entities: Bounds
+    entities: data.Bounds
     """Bounds of the number of points in a set."""
     data_seed: Seed = 0
     """Seed of the sets."""
 
     def __post_init__(self) -> None:
         self.required_encoder = validate_part("encoder", self.encoder, self.name)
-        validate_bounds("task.entities", self.entities)
+        data.validate_bounds("task.entities", self.entities)
         self.num_train = self.num_samples
 
     @abstractmethod
-    def sample(self, rows: Tensor, entities: Bounds) -> Mixtures:
+    def sample(self, rows: Tensor, entities: data.Bounds) -> data.Mixtures:
         """Sample the sets of the given ``(B,)`` row numbers."""
 
     @abstractmethod
-    def score(self, network: nn.Module, mixtures: Mixtures) -> dict[str, Tensor]:
+    def score(self, network: nn.Module, mixtures: data.Mixtures) -> dict[str, Tensor]:
         """Apply a network; return ``loss`` and other metrics of each set, ``(B,)``."""
 
     @override
@@ -99,11 +93,11 @@ class PointTask(Task):
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        sets = Mixtures(**batch)
+        sets = data.Mixtures(**batch)
         if network.training and not is_equivariant(network):
-            sets = in_new_order(sets, generator)
+            sets = data.in_new_order(sets, generator)
         # Score chunks of similar length, then restore the order of the batch.
-        chunks, back = by_length(sets)
+        chunks, back = data.by_length(sets)
         scores = [self.score(network, chunk) for chunk in chunks]
         each = {name: torch.cat([s[name] for s in scores])[back] for name in scores[0]}
         metrics = {name: part.detach() for name, part in each.items()}

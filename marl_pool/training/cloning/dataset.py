@@ -9,17 +9,11 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.policies.agent import Agent
+from marl_pool.training.cloning import storage
 from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
 from marl_pool.training.cloning.recorder import RowTable
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.storage import (
-    Round,
-    load_round,
-    read_about,
-    round_path,
-    save_round,
-)
 from marl_pool.training.cloning.trajectories import Trajectories, join
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
@@ -104,18 +98,18 @@ class CloneDataset:
         Raises:
             InputError: damaged trajectories, or none that is long enough.
         """
-        path = round_path(self.folder, number)
+        path = storage.round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
-        if path.is_dir() and learned in (None, read_about(path).get("learned")):
-            new = load_round(path, self.rows)
+        if path.is_dir() and learned in (None, storage.read_about(path).get("learned")):
+            new = storage.load_round(path, self.rows)
         else:
             new = self._collect(number, student, learned or 0)
-            save_round(path, new, self.rows)
+            storage.save_round(path, new, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
         self.train = join([self.train, new.train])
         self.validation = join([self.validation, new.validation])
 
-    def _collect(self, number: int, student: Agent, learned: int) -> Round:
+    def _collect(self, number: int, student: Agent, learned: int) -> storage.Round:
         settings = self.settings
         # Round 0 is the teacher's; each later round has environments of its own.
         episodes = settings.round_episodes if number else settings.episodes
@@ -154,7 +148,7 @@ class CloneDataset:
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )
-        return Round(kept, validation, about)
+        return storage.Round(kept, validation, about)
 
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
