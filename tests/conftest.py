@@ -2,11 +2,17 @@
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Threads that spin while they wait take the core from those they wait for. It is read
+# when torch is loaded, also by processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -20,9 +26,6 @@ settings.register_profile("quick", max_examples=15, derandomize=True, **common)
 settings.register_profile("thorough", max_examples=40, derandomize=True, **common)
 settings.register_profile("explore", max_examples=200, derandomize=False, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-# Threads that wait for each other on a busy machine cost more than they gain here.
-torch.set_num_threads(1)
 
 # Processes that tests start import this package, and the environments of `helpers`.
 inherited = os.environ.get("PYTHONPATH")
@@ -51,6 +54,29 @@ def pytest_collection_finish() -> None:
     """Exempt what lives until the end, modules and tests, from garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+def start_afresh() -> None:
+    """Undo what an earlier test, or its training, left in global states.
+
+    Random numbers then depend neither on the order of the tests nor on the worker. A
+    training sets torch's threads: those that wait for each other on a busy machine
+    cost the tests after it several times more than they gain.
+    """
+    torch.set_num_threads(1)
+    torch.default_generator.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    start_afresh()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    start_afresh()
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def calls(folder: Path) -> list[str]:
 
 
 def test_the_script_starts_ray_on_all_nodes_and_trains(slurm, tmp_path):
-    assert slurm("seed=3", "pooling=max").wait(60) == 0
+    assert slurm("seed=3", "pooling=max").wait(300) == 0
     found = "\n".join(calls(tmp_path))
     assert (
         "srun --nodes=1 --ntasks=1 --nodelist=one --overlap ray start --head" in found
@@ -154,7 +154,7 @@ def test_a_training_is_saved_and_queued_again_when_its_time_is_over(
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(sent)
-    assert process.wait(60) == 130
+    assert process.wait(300) == 130
     assert (tmp_path / "saved").exists()
     again = "scontrol requeue 7" in calls(tmp_path)
     assert again == (sent == signal.SIGUSR1)

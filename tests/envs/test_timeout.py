@@ -23,12 +23,13 @@ def test_a_call_that_hangs_is_interrupted_and_named():
 
 
 def test_calls_within_the_limit_and_time_between_them_are_left_alone():
-    with limit_calls(0.5):
-        for _ in range(4):
+    # A busy machine may hold a call up: the limit leaves it a second and a half.
+    with limit_calls(1.5):
+        for _ in range(3):
             with env_call(3, "a step"):
                 time.sleep(0.01)
-            time.sleep(0.2)
-        time.sleep(0.6)
+            time.sleep(0.5)
+        time.sleep(1.6)
 
 
 def test_without_a_limit_nothing_is_watched():
@@ -43,10 +44,10 @@ def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
     path = tmp_path / "run"
     kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
     env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=90"]
-    words = ["evolve", *kept, *env, "env_timeout=0.5", "--run-dir", str(path)]
+    words = ["evolve", *kept, *env, "env_timeout=2", "--run-dir", str(path)]
     assert cli.main(words) == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "a step of FaultyPole took longer than 0.5 seconds" in line
+    assert "a step of FaultyPole took longer than 2 seconds" in line
     assert f"kept {path / 'checkpoints'}" in line
     assert "env_timeout" in line
 

@@ -62,7 +62,7 @@ def served(session: Session) -> Iterator[LiveServer]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(60)
+    assert started.wait(300)
     try:
         yield server
     finally:
@@ -79,7 +79,7 @@ def browser_page(*, width: int = 1280, offline: bool = False) -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api")
     with api.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=binary, args=["--no-sandbox"], timeout=120_000
+            executable_path=binary, args=["--no-sandbox"], timeout=300_000
         )
         context = browser.new_context(
             viewport={"width": width, "height": 900}, offline=offline
@@ -95,7 +95,7 @@ def browser_page(*, width: int = 1280, offline: bool = False) -> Iterator[Any]:
 
 def wait_for(page: Any, expression: str) -> None:
     """Wait until a JavaScript expression is true; the page forbids eval, not this."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not page.evaluate(expression):
         assert time.monotonic() < end, expression
         page.wait_for_timeout(50)

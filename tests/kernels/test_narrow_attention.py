@@ -94,7 +94,8 @@ def test_gradcheck_on_both_roads(
 ) -> None:
     monkeypatch.setattr(kernel, "LIMIT", limit)
     tensors = [
-        t.double().requires_grad_() for t in inputs(0, width=width, batch=2, keys=4)
+        t.double().requires_grad_()
+        for t in inputs(0, width=width, batch=2, heads=2, queries=3, keys=4)
     ]
     padding = torch.tensor([[False, True, False, False], [True] * 4])
     assert torch.autograd.gradcheck(

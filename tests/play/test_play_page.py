@@ -110,7 +110,7 @@ def test_ctrl_c_ends_the_command_cleanly(tmp_path):
             assert process.stdout is not None
             assert process.stdout.readline().startswith("http://127.0.0.1:")
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert (process.returncode, errors) == (0, "")

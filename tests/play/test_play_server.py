@@ -29,7 +29,7 @@ def fetch(server, path, **headers):
     """Return status, headers and text of an answer."""
     url = f"http://127.0.0.1:{server.port}{path}"
     try:
-        with urlopen(Request(url, headers=headers), timeout=30) as answer:
+        with urlopen(Request(url, headers=headers), timeout=300) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except HTTPError as error:
         with error:
@@ -73,7 +73,7 @@ def test_a_websocket_from_elsewhere_is_refused(server, origin, token):
 def test_messages_are_bounded_and_malformed_ones_answered(server):
     def receive(connection, kind):
         while True:
-            message = json.loads(connection.recv(timeout=60))
+            message = json.loads(connection.recv(timeout=300))
             if message["kind"] == kind:
                 return message
 
@@ -100,7 +100,7 @@ def test_a_slow_environment_says_so(server, monkeypatch):
     def slow():
         with live(server) as connection:
             while True:
-                message = json.loads(connection.recv(timeout=60))
+                message = json.loads(connection.recv(timeout=300))
                 if message["kind"] == "frame":
                     return message["slow"]
 

@@ -56,7 +56,7 @@ def test_ten_thousand_levels_are_solved_within_thirty_steps() -> None:
     ],
 )
 def test_levels_of_other_sizes_are_solved(options: dict[str, Any]) -> None:
-    returns, _ = solved(400, observation="pixels", **options)
+    returns, _ = solved(100, observation="pixels", **options)
     assert (returns == options.get("goal_length", 2) + 9).all()
 
 
@@ -78,15 +78,15 @@ def test_its_way_is_the_shortest(options: dict[str, Any]) -> None:
 
 
 def test_entities_are_as_good_but_for_the_walls() -> None:
-    returns, lengths = solved(2000)
+    returns, lengths = solved(500)
     assert (returns == 11).all()
-    best = solved(2000, observation="pixels")[1]
+    best = solved(500, observation="pixels")[1]
     assert (lengths >= best).all()
     assert (lengths == best).double().mean() > 0.95
 
 
 def test_entities_without_distractors_may_leave_the_way_around_unknown() -> None:
-    returns, _ = solved(2000, num_distractors=0)
+    returns, _ = solved(1000, num_distractors=0)
     assert 0.99 < (returns == 11).double().mean() < 1
 
 

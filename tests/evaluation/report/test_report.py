@@ -679,7 +679,7 @@ def browse(folder: Path, file: Path, *flags: str) -> subprocess.CompletedProcess
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
