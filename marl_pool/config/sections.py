@@ -1,5 +1,6 @@
 """Sections of a configuration, by verb, and the classes that they construct."""
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -366,6 +367,11 @@ def with_bases(
 
 def content_of(file: Path) -> dict[str, Any]:
     """Read the keys of a YAML file; raise an `InputError` that names the file."""
+    # Each composition asks for all presets, and the package's own never change.
+    return _packaged(file) if file.is_relative_to(CONFIGS) else _read(file)
+
+
+def _read(file: Path) -> dict[str, Any]:
     content = read_yaml(file) or {}  # checks its size too
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected a mapping of keys, got {show(content):.80}")
@@ -374,3 +380,6 @@ def content_of(file: Path) -> dict[str, Any]:
             f"{file}: defaults: expected a list, got {show(content['defaults']):.80}"
         )
     return content
+
+
+_packaged = functools.cache(_read)
