@@ -53,11 +53,11 @@ def blocks(language: str) -> list[str]:
 
 
 def commands(program: str) -> list[list[str]]:
-    """Commands that the README asks to type, in blocks and between backticks."""
+    """Commands that the README asks to type, in blocks and between backticks, once."""
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", README)
-    split = [shlex.split(line, comments=True) for line in lines]
-    return [words[1:] for words in split if words[:1] == [program]]
+    split = dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in lines)
+    return [[*words[1:]] for words in split if words[:1] == (program,)]
 
 
 @pytest.fixture(scope="module")

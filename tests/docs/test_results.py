@@ -51,7 +51,7 @@ def snippets() -> list[tuple[str, str]]:
 def commands() -> list[list[str]]:
     """Commands that the table of all results asks to type, in words."""
     found = re.findall(r"`(marl-pool [^`]+)`", REPRODUCTION)
-    return [shlex.split(text)[1:] for text in found]
+    return [shlex.split(text)[1:] for text in dict.fromkeys(found)]
 
 
 def rows(title: str) -> list[list[str]]:

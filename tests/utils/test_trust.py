@@ -285,7 +285,8 @@ def test_no_reading_verb_imports_what_a_run_names(
         with contextlib.suppress(InputError):
             load(run.policy_dir)
         assert not has_run(payload)
-    bare = ["evaluate", str(run.policy_dir), "env=simple_centroid", *QUICK]
+    brief = ["env=simple_centroid", "env.max_steps=2", *QUICK]
+    bare = ["evaluate", str(run.policy_dir), *brief]
     with contextlib.suppress(InputError):
         main([*bare, "suite=quick", "--out", str(tmp_path / "out")])
     assert not has_run(payload)
