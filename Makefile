@@ -71,13 +71,13 @@ imports: $(BIN)/.dev  ## Which room may know which
 quick: $(BIN)/.dev  ## pytest, without the slow tests
 	$(PYTEST) $(PAIR) -m "not slow"
 
-# The tracer of coverage costs half as much again as the tests, and more examples of a
-# property reach the same lines: only the trainings are measured, after the quick tests.
+# The tracer of coverage costs half as much again as the tests, and other slow tests and
+# more examples of a property reach the same lines: only the trainings are measured,
+# after the quick tests. Each start of pytest imports and collects for 20 seconds.
 slow: export HYPOTHESIS_PROFILE = thorough
 slow: $(BIN)/.dev  ## pytest: the slow tests, and each property with many examples
-	$(PLAIN) $(PAIR) -m "hypothesis and not slow"
-	$(PYTEST) $(FILES) -m slow $(TRAININGS)
-	$(PLAIN) $(FILES) -m slow $(TRAININGS:%=--ignore=%)
+	$(PYTEST) $(FILES) -m "slow or hypothesis" $(TRAININGS)
+	$(PLAIN) $(FILES) -m "slow or hypothesis" $(TRAININGS:%=--ignore=%)
 
 coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the total, at least 92 %
 	$(BIN)/coverage combine --quiet
