@@ -46,6 +46,7 @@ def test_a_run_computes_by_the_chosen_kernels(
     assert chosen_kernels() == before
 
 
+@pytest.mark.usefixtures("no_cluster")
 def test_workers_inherit_the_choice() -> None:
     with use_kernels("torch"), quiet(), ray_session(None, num_cpus=1):
         assert ray.get(ray.remote(chosen_kernels).remote()) == "torch"
