@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -57,12 +57,13 @@ def ray_session(
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = address or os.environ.get(RAY_ADDRESS) or LOCAL
-    variables = _worker_variables(env or {})
     before = descendants(os.getpid())
     if address == LOCAL:
-        _start(num_cpus, variables)
+        _start(num_cpus, {"env_vars": _worker_variables(env or {}, _search_path())})
     else:
-        _join(address, key, variables)
+        # Folders of this machine may not exist on the others, which have their own.
+        variables = _worker_variables(env or {}, [])
+        _join(address, key, {"env_vars": variables, **_modules()})
     # Leave the session that was started here, whatever happens in it. Some of Ray's
     # processes would outlive a killed driver.
     lost = f"marl-pool: this process was killed, or lost ray; {resume}"
@@ -74,27 +75,63 @@ def ray_session(
         ray.shutdown()
 
 
-def _worker_variables(env: Mapping[str, str]) -> dict[str, str]:
-    # Let workers import plug-ins from where the driver does, and trust the same ones.
+def _job_environment() -> dict[str, Any]:
+    """Return the runtime environment of the Ray job that runs this process."""
+    given: dict[str, Any] = json.loads(os.environ.get(JOB_CONFIG) or "{}")
+    return given.get("runtime_env") or {}
+
+
+def _search_path() -> list[str]:
+    """Return where this process finds modules that are not installed."""
     own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
-    path = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    kernels = {KERNELS_VARIABLE: chosen_kernels()}
-    variables = {"PYTHONPATH": path, **kernels, **inheritance(), **env}
+    return [*own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def _worker_variables(env: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
+    # Let workers trust the plug-ins that this process does.
+    variables = {KERNELS_VARIABLE: chosen_kernels(), **inheritance(), **env}
+    if path:
+        variables["PYTHONPATH"] = os.pathsep.join(path)
     # Ray rejects variables that the job sets already.
-    job = json.loads(os.environ.get(JOB_CONFIG) or "{}")
-    given = (job.get("runtime_env") or {}).get("env_vars") or {}
+    given = _job_environment().get("env_vars") or {}
     return {name: variables[name] for name in variables.keys() - given.keys()}
 
 
-def _start(num_cpus: int, variables: Mapping[str, str]) -> None:
+def _modules() -> dict[str, Any]:
+    """Return the part of a runtime environment that ships plug-ins to other machines.
+
+    They are the loaded modules, and whole packages, that are found in the working
+    directory or in ``PYTHONPATH``, as these may differ on the other machines.
+    """
+    # A job that ships code has all of it, and Ray does not join two lists.
+    if {"working_dir", "py_modules", "excludes"} & _job_environment().keys():
+        return {}
+    folders = set(map(os.path.abspath, _search_path()))
+    places = set[str]()
+    for name, module in list(sys.modules.items()):
+        if "." in name or name in ("__main__", __package__.partition(".")[0]):
+            continue
+        file = getattr(module, "__file__", None)
+        found = getattr(module, "__path__", None) or [file]
+        places |= {os.path.abspath(place) for place in found if place}
+    shipped = sorted(
+        place
+        for place in places
+        if os.path.dirname(place) in folders
+        and (place.endswith(".py") or os.path.isdir(place))
+    )
+    return {"py_modules": shipped, "excludes": ["__pycache__"]} if shipped else {}
+
+
+def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
     """Start ray on this machine; try again once, as a busy one can be too slow."""
     try:
-        _init(LOCAL, variables, num_cpus=num_cpus, include_dashboard=False)
+        _init(LOCAL, runtime_env, num_cpus=num_cpus, include_dashboard=False)
     except Exception as error:
         print_warning(f"ray did not start, trying again: {one_line(error)}")
         ray.shutdown()
         try:
-            _init(LOCAL, variables, num_cpus=num_cpus, include_dashboard=False)
+            _init(LOCAL, runtime_env, num_cpus=num_cpus, include_dashboard=False)
         except Exception as again:
             raise StoppedError(
                 f"ray did not start on this machine, twice: {one_line(again)}; try "
@@ -102,9 +139,9 @@ def _start(num_cpus: int, variables: Mapping[str, str]) -> None:
             ) from again
 
 
-def _join(address: str, key: str, variables: Mapping[str, str]) -> None:
+def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
     try:
-        _init(address, variables)
+        _init(address, runtime_env)
     except Exception as error:
         raise InputError(
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
@@ -117,11 +154,11 @@ def _join(address: str, key: str, variables: Mapping[str, str]) -> None:
     )
 
 
-def _init(address: str, variables: Mapping[str, str], **options: Any) -> None:
+def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
     with _hidden_stderr(), keep_sigterm():
         ray.init(
             address=address,
-            runtime_env={"env_vars": dict(variables)},
+            runtime_env=dict(runtime_env),
             log_to_driver=False,
             logging_level=logging.ERROR,
             **options,

@@ -1,11 +1,12 @@
 """Which ray is started or joined, and what ends a wait for it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,9 +84,32 @@ def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
     monkeypatch.setenv(RAY_ADDRESS, "head:6379")
     with ray_session(None, num_cpus=1, env={"MINE": "1"}):
         pass
-    variables = started[0]["runtime_env"]["env_vars"]
-    assert "PYTHONPATH" not in variables
-    assert variables["MINE"] == "1"
+    given = started[0]["runtime_env"]
+    # The job's own working directory brings its modules.
+    assert given.keys() == {"env_vars"}
+    assert "PYTHONPATH" not in given["env_vars"]
+    assert given["env_vars"]["MINE"] == "1"
+
+
+def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
+    package, file = tmp_path / "brought", tmp_path / "alone.py"
+    package.mkdir()
+    brought, alone = ModuleType("brought"), ModuleType("alone")
+    brought.__path__, alone.__file__ = [str(package)], str(file)
+    for module in (brought, alone):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with ray_session("head:6379", num_cpus=1):
+        pass
+    with ray_session(None, num_cpus=1):
+        pass
+    joined, local = (call["runtime_env"] for call in started)
+    assert joined["py_modules"] == [str(file), str(package)]
+    assert joined["excludes"] == ["__pycache__"]
+    assert "PYTHONPATH" not in joined["env_vars"]
+    # Processes on this machine find them where they are.
+    assert "py_modules" not in local
+    assert str(tmp_path) in local["env_vars"]["PYTHONPATH"].split(os.pathsep)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -76,12 +76,12 @@ class Nodes:
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "removed\n"
 
-    def start(self, *words: str) -> subprocess.Popen:
+    def start(self, *words: str, **variables: str) -> subprocess.Popen:
         """Start a command that joins the cluster."""
         return subprocess.Popen(
             [sys.executable, "-m", "marl_pool", *words, "--address", self.address],
             cwd=self.folder,
-            env=ENV,
+            env={**ENV, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -140,3 +140,31 @@ def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
     wait_for_rows(tmp_path / "run", process, before + 20)
     process.kill()
     process.communicate()
+
+
+HERD = """
+import length
+from marl_pool.envs.particles.simple_centroid import SimpleCentroid
+
+
+class Herd(SimpleCentroid):
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, max_steps=length.STEPS, **options)
+"""
+
+
+def test_plug_ins_reach_nodes_that_lack_them(nodes, tmp_path):
+    package = tmp_path / "plug_ins" / "herd"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(HERD)
+    (package.parent / "length.py").write_text("STEPS = 8\n")
+    small = [each for each in SMALL if not each.startswith("env.")]
+    process = nodes.start(
+        *("train", "--run-dir", "run", *small, "env=herd:Herd"),
+        *("total_steps=64", "--num-env-runners=2"),
+        # A folder that the working folder of the nodes does not have.
+        PYTHONPATH=os.pathsep.join(["plug_ins", ENV["PYTHONPATH"]]),
+    )
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert Run.open(tmp_path / "run").rows()[-1]["env_steps"] >= 64
