@@ -112,6 +112,11 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     path = arguments.sweep_dir or default_path(label)
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected the folder of the sweep by --sweep-dir")
+    if arguments.or_resume and not arguments.dry_run:
+        from marl_pool.storage.runs import restore_sweep
+
+        # On an empty disk the sweep comes from its mirror.
+        restore_sweep(Path(path), _storage(verb, first))
     if arguments.or_resume and Sweep.is_at(path):
         return _run_sweep(_same_sweep(Sweep.open(path), plan, verb), plan, again=True)
     if Sweep.is_at(path):

@@ -106,6 +106,21 @@ def restore(folder: Path, storage: str | None) -> None:
         _restore(mirror_of(folder, storage))
 
 
+def restore_sweep(folder: Path, storage: str | None) -> None:
+    """Fetch the description of a sweep from its mirror, unless the folder has one.
+
+    Its trials are fetched by `restore`, one by one.
+
+    Raises:
+        InputError: the storage cannot be read.
+    """
+    if storage is None or (folder / CONTENT).is_file():
+        return
+    mirror = mirror_of(folder, storage)
+    if CONTENT in mirror.list():
+        mirror.fetch(only=(CONTENT,))
+
+
 def _restore(mirror: Mirror) -> None:
     folder, there = mirror.folder, mirror.list()
     if CONFIG not in there:
@@ -143,8 +158,7 @@ def restore_from(url: str) -> Path:
     there = mirror.list()
     if CONTENT in there:
         mirror.folder = Path("sweeps", name)
-        if not (mirror.folder / CONTENT).is_file():
-            mirror.fetch(only=(CONTENT,))
+        restore_sweep(mirror.folder, url.rpartition("/")[0])
     elif CONFIG in there:
         _restore(mirror)
     else:

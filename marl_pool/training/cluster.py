@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,12 @@ LOCAL = "local"
 """Address for which ray starts on this machine, whatever else runs there."""
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable in which Ray gives a job its own runtime environment."""
+AUTOSCALING_STATUS = b"__autoscaling_status"
+"""Key under which Ray's monitor stores its report, as JSON."""
+NO_TYPE = re.compile(r"node_[0-9a-f]+")
+"""Type of a node in the report of a cluster without an autoscaler."""
+START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
+"""Limits on the start of processes, and with machines that an autoscaler brings."""
 
 
 @contextlib.contextmanager
@@ -101,7 +108,8 @@ def _modules() -> dict[str, Any]:
     """Return the part of a runtime environment that ships plug-ins to other machines.
 
     They are the loaded modules, and whole packages, that are found in the working
-    directory or in ``PYTHONPATH``, as these may differ on the other machines.
+    directory or in ``PYTHONPATH``, as these may differ on the other machines; so is
+    this package if it is not installed.
     """
     # A job that ships code has all of it, and Ray does not join two lists.
     if {"working_dir", "py_modules", "excludes"} & _job_environment().keys():
@@ -109,7 +117,7 @@ def _modules() -> dict[str, Any]:
     folders = set(map(os.path.abspath, _search_path()))
     places = set[str]()
     for name, module in list(sys.modules.items()):
-        if "." in name or name in ("__main__", __package__.partition(".")[0]):
+        if "." in name or name == "__main__":
             continue
         file = getattr(module, "__file__", None)
         found = getattr(module, "__path__", None) or [file]
@@ -216,16 +224,47 @@ def validate_device(config: TrainConfig) -> None:
             )
 
 
-def validate_cluster(**wanted: float) -> None:
-    """Reject more CPUs or GPUs than ray has or an autoscaler may bring."""
-    # Ray has no public name for the autoscaler's limits.
-    coming = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    for kind, number in wanted.items():
-        there = max(ray.cluster_resources().get(kind, 0), coming.get(kind, 0))
-        if number > there:
-            raise InputError(
-                f"resources: expected at most {there:g} {kind}s, got {number:g}"
-            )
+def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> bool:
+    """Reject more CPUs or GPUs than ray has, unless an autoscaler may bring them.
+
+    Args:
+        wanted: numbers of CPUs and GPUs, ``{"CPU": 4, "GPU": 1}``.
+        key: configuration key, for messages.
+
+    Returns:
+        True if the autoscaler has to bring some of them.
+
+    Raises:
+        InputError: more than ray has.
+    """
+    there = ray.cluster_resources()
+    missing = {kind: n for kind, n in wanted.items() if n > there.get(kind, 0)}
+    if not missing:
+        return False
+    told = "; ".join(
+        f"expected at most {there.get(kind, 0):g} {kind}s, got {number:g}"
+        for kind, number in missing.items()
+    )
+    if not may_grow():
+        raise InputError(f"{key}: {told}")
+    print_warning(f"{key}: {told}: waiting for machines of the autoscaler")
+    return True
+
+
+def may_grow() -> bool:
+    """Return whether the cluster has an autoscaler, for which Ray has no public name.
+
+    Its limits are not known here, so that a demand beyond them waits in vain.
+    """
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    if is_autoscaler_v2(fetch_from_server=True):
+        return True
+    # Without one, the monitor reports each node as a type of its own.
+    status = json.loads(_internal_kv_get(AUTOSCALING_STATUS) or "{}")
+    types = (status.get("autoscaler_report") or {}).get("active_nodes", {})
+    return any(not NO_TYPE.fullmatch(name) for name in types)
 
 
 @contextlib.contextmanager

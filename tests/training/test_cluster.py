@@ -22,6 +22,7 @@ from marl_pool.training.cluster import (
     JOB_CONFIG,
     RAY_ADDRESS,
     ray_session,
+    validate_cluster,
     validate_device,
 )
 from marl_pool.training.patience import patience
@@ -99,6 +100,7 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     for module in (brought, alone):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     with ray_session("head:6379", num_cpus=1):
         pass
     with ray_session(None, num_cpus=1):
@@ -147,6 +149,39 @@ def test_a_cluster_that_cannot_be_joined_is_named(started, monkeypatch):
     ):
         pass
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    ("is_v2", "types", "grows"),
+    [
+        (False, {f"node_{'0f' * 28}": 2}, False),
+        (False, {}, False),
+        (False, {"head": 1, "gpu": 0}, True),
+        (True, {}, True),
+    ],
+)
+def test_machines_that_an_autoscaler_may_bring_are_waited_for(
+    started, monkeypatch, capsys, is_v2, types, grows
+):
+    status = json.dumps({"autoscaler_report": {"active_nodes": types}})
+    monkeypatch.setattr(
+        "ray.autoscaler.v2.utils.is_autoscaler_v2", lambda fetch_from_server: is_v2
+    )
+    monkeypatch.setattr(
+        "ray.experimental.internal_kv._internal_kv_get", lambda key: status.encode()
+    )
+    assert not validate_cluster({"CPU": 8, "GPU": 0})
+    parts = ("sweep: ", "at most 0 GPUs, got 0.5")
+    if grows:
+        assert validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep")
+        told = capsys.readouterr().err
+        assert "autoscaler" in told
+    else:
+        with pytest.raises(InputError) as caught:
+            validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep")
+        told = str(caught.value)
+    assert all(part in told for part in parts)
+    assert "CPUs" not in told
 
 
 def test_learners_do_not_share_a_gpu():

@@ -113,13 +113,19 @@ def test_two_runners_and_two_learners(nodes, tmp_path):
 def test_a_sweep_of_four_trials_and_its_storage(nodes, tmp_path):
     store = f"file://{tmp_path}/store"
     words = ("sweep", "--sweep-dir", "study", "--storage", store, *SMALL)
-    process = nodes.start(*words, "total_steps=128", "seed=0,1,2,3")
+    job = (*words, "total_steps=128", "seed=0,1,2,3", "--or-resume")
+    process = nodes.start(*job)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     table = read_table(tmp_path / "study")
     assert {row["status"] for row in table} == {"finished"}
-    # Without the folder, the storage has all of it.
+    # Without the folder, the storage has all of it: for the same command again,
     (tmp_path / "study").rename(tmp_path / "gone")
+    again = nodes.start(*job)
+    _, errors = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, errors
+    assert read_table(tmp_path / "study") == table
+    # and for another one.
     resumed = subprocess.run(
         [sys.executable, "-m", "marl_pool", "resume", f"{store}/study"],
         cwd=tmp_path,

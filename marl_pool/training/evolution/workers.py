@@ -17,6 +17,7 @@ from marl_pool.training.evolution.evaluator import (
     PopulationReturns,
     PopulationTask,
 )
+from marl_pool.training.patience import patience
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
@@ -58,20 +59,32 @@ class Workers:
 
     Raises:
         InputError: ray has fewer CPUs or GPUs than configured.
+        StoppedError: no worker started in time.
     """
 
     def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
         import ray
 
-        from marl_pool.training.cluster import validate_cluster
+        from marl_pool.training.cluster import (
+            GROWTH_SECONDS,
+            START_SECONDS,
+            validate_cluster,
+        )
 
         self.evaluator, self.run = evaluator, run
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
-        validate_cluster(CPU=count, GPU=count * gpus)
+        grows = validate_cluster({"CPU": count, "GPU": count * gpus})
         actor = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=RESTARTS, max_task_retries=RESTARTS
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(count)]
+        # The others may follow later.
+        limit = GROWTH_SECONDS if grows else START_SECONDS
+        try:
+            with patience("starting workers", min(limit, config.time_limit or limit)):
+                ray.wait([actor.__ray_ready__.remote() for actor in self.actors])
+        except TimeoutError as error:
+            raise StoppedError(str(error)) from error
 
     def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
         """Run the episodes of a task for every member; see `Evaluator.play`.

@@ -24,6 +24,8 @@ from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
 from marl_pool.training.cluster import (
+    GROWTH_SECONDS,
+    START_SECONDS,
     quiet,
     ray_session,
     validate_cluster,
@@ -64,8 +66,6 @@ from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
 
-START_SECONDS = 300.0
-"""Limit on the start of remote runners and learners, in seconds."""
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
@@ -126,6 +126,7 @@ class PPOMethod(TrainingMethod):
         self.modules, self.fixed = settings.modules, settings.fixed
         self.steps = self.empty = self.deaths = 0
         self.seconds = 0.0
+        self.start_limit = START_SECONDS
         self.logged = dict(LOSSES)
         # Without a KL penalty there is no coefficient to log.
         if not config.ppo.kl_coeff:
@@ -165,7 +166,8 @@ class PPOMethod(TrainingMethod):
         with ray_session(
             resources.address, num_cpus=runners + learners + 1, resume=way
         ):
-            validate_cluster(**self._needed())
+            if validate_cluster(self._needed()):
+                self.start_limit = GROWTH_SECONDS
             yield
 
     def _needed(self) -> dict[str, float]:
@@ -185,7 +187,7 @@ class PPOMethod(TrainingMethod):
             local: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
             return local
         needed = " and ".join(f"{n:g} {kind}s" for kind, n in self._needed().items())
-        limit = min(START_SECONDS, self.config.time_limit or math.inf)
+        limit = min(self.start_limit, self.config.time_limit or math.inf)
         try:
             with patience(f"starting processes that need {needed}", limit):
                 algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()

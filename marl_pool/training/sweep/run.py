@@ -8,7 +8,13 @@ from typing import Any
 import ray
 
 from marl_pool.sweeps import Sweep, Trial, naming
-from marl_pool.training.cluster import quiet, ray_session, validate_device
+from marl_pool.training.cluster import (
+    may_grow,
+    quiet,
+    ray_session,
+    validate_cluster,
+    validate_device,
+)
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.ppo.algorithm import algorithm_config
@@ -19,7 +25,7 @@ from marl_pool.training.sweep.progress import FAILED, WAITING, TrialTable
 from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
@@ -189,14 +195,10 @@ def _resources(
         resume=resume,
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
-        there = ray.cluster_resources()
-        for kind, wanted in largest.items():
-            if wanted > there.get(kind, 0):
-                raise InputError(
-                    f"sweep: expected at least {wanted:g} {kind}s for a trial, "
-                    f"got {there.get(kind, 0):g} in ray"
-                )
-        yield settings.concurrency or max(1, int(there["CPU"]) // each)
+        validate_cluster(largest, "sweep")
+        # The autoscaler brings what waiting trials need.
+        most = int(ray.cluster_resources().get("CPU", 0)) // each
+        yield settings.concurrency or (len(trials) if may_grow() else max(1, most))
 
 
 def _say(*lines: str) -> None:
