@@ -37,11 +37,22 @@ nodes = [cluster.add_node(num_cpus=2) for _ in range(2)]
 cluster.wait_for_nodes()
 print(cluster.address, flush=True)
 for line in sys.stdin:
-    cluster.remove_node(nodes.pop(), allow_graceful=False)
+    node = cluster.head_node if line == "head\\n" else nodes.pop()
+    cluster.remove_node(node, allow_graceful=False)
     print("removed", flush=True)
 cluster.shutdown()
 """
-"""A head that computes nothing, and two nodes; each line on stdin kills one of them."""
+"""A head that computes nothing, and two nodes; a line on stdin kills one of them, and
+the line ``head`` the head."""
+COMMAND = """
+import sys
+from marl_pool.cli.main import main
+from marl_pool.training.ppo import algorithm
+
+algorithm.RESTART_SECONDS = 2.0
+sys.exit(main())
+"""
+"""The command line, with a short wait for nodes that return."""
 ENV = {
     **os.environ,
     # Ray reads its token when it is imported.
@@ -71,15 +82,15 @@ class Nodes:
         )
         self.address = self.process.stdout.readline().strip()
 
-    def kill_one(self) -> None:
-        self.process.stdin.write("\n")
+    def kill_one(self, name: str = "") -> None:
+        self.process.stdin.write(f"{name}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "removed\n"
 
     def start(self, *words: str, **variables: str) -> subprocess.Popen:
         """Start a command that joins the cluster."""
         return subprocess.Popen(
-            [sys.executable, "-m", "marl_pool", *words, "--address", self.address],
+            [sys.executable, "-c", COMMAND, *words, "--address", self.address],
             cwd=self.folder,
             env={**ENV, **variables},
             stdout=subprocess.PIPE,
@@ -146,6 +157,22 @@ def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
     wait_for_rows(tmp_path / "run", process, before + 20)
     process.kill()
     process.communicate()
+
+
+@pytest.mark.parametrize("last", ["", "head"])
+def test_a_training_whose_other_nodes_die_ends_resumable(nodes, tmp_path, last):
+    words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
+    process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
+    wait_for_rows(tmp_path / "run", process, 3)
+    nodes.kill_one(last)
+    if not last:
+        nodes.kill_one()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "resume with: marl-pool resume run" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    run = Run.open(tmp_path / "run")
+    assert not run.damage_of(run.latest_checkpoint())
 
 
 HERD = """

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from marl_pool.rollout import Trajectory
 from marl_pool.runs import Run
+from marl_pool.training.errors import print_warning
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
@@ -95,6 +96,7 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
     waiting = list(runners._worker_manager.actors().values())
     if runners.num_healthy_remote_env_runners():
         return
+    print_warning(f"all runners died; waiting up to {seconds:g} s for a restart")
     # Ping all runners in turn until one answers or none can come back.
     while waiting and time.monotonic() < deadline:
         for runner in list(waiting):
