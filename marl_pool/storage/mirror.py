@@ -8,6 +8,7 @@ the best policy, its old content stands beside it.
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -17,6 +18,7 @@ from marl_pool.utils import atomic
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.extras import EXTRAS, install_hint
 from marl_pool.utils.manifest import MANIFEST, problem_of
+from marl_pool.utils.text import printable
 
 UNIT = re.compile(
     r"((?:.*/)?(?:checkpoints/[^./][^/]*|trajectories/[^./][^/]*|policy|teacher))/.+"
@@ -30,6 +32,8 @@ ATTEMPTS, PAUSE = 3, 1.0
 """Attempts of a transfer, and seconds before the second; each pause is doubled."""
 SHOWN = 3
 """Files that a message names."""
+INTERVAL = 10.0
+"""Seconds between two lines about a download."""
 
 Result = TypeVar("Result")
 
@@ -53,6 +57,8 @@ class Mirror:
         self.fs, self.root = _file_system(url)
         # State of each file when it was sent or fetched, in this process.
         self._sent: dict[str, tuple[int, int]] = {}
+        # Bytes of this download, and the time of the last line about it.
+        self._fetched, self._told = 0, 0.0
 
     def list(self) -> set[str]:
         """List the files of the mirror, relative to it; none if it does not exist.
@@ -177,6 +183,7 @@ class Mirror:
             InputError: the storage cannot be read, or names files outside the folder.
         """
         atomic.make_folder(self.folder)
+        self._fetched, self._told = 0, time.monotonic()
         # Something may be replaced while it is read.
         for attempt in range(ATTEMPTS):
             if self._reached(lambda: self._fetch(only, exact)):
@@ -223,6 +230,11 @@ class Mirror:
         atomic.make_folder(path.parent)
         with atomic.new_path(path) as new:
             self.fs.get_file(self._at(name), str(new))
+            self._fetched += new.stat().st_size
+        if time.monotonic() - self._told >= INTERVAL:
+            self._told = time.monotonic()
+            line = printable(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
+            print(f"marl-pool: {line}", file=sys.stderr, flush=True)
 
     # Helpers
 

@@ -12,7 +12,14 @@ from marl_pool import InputError
 from marl_pool.cli.main import main
 from marl_pool.runs import Run
 from marl_pool.storage import mirror as module
-from marl_pool.storage.runs import OF_SESSION, mirrored, restore
+from marl_pool.storage.runs import (
+    OF_SESSION,
+    mirror_of,
+    mirrored,
+    restore,
+    restore_sweep,
+)
+from marl_pool.sweeps import Sweep
 from marl_pool.training.jobs import JOBS
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}
@@ -109,6 +116,34 @@ def test_an_older_copy_does_not_replace_the_newer_mirror(run, tmp_path):
     restore(run.path, STORE)
     assert run.latest_checkpoint().name == "iter_000003"
     old.close()
+
+
+def test_a_long_download_is_told(run, tmp_path, capsys, monkeypatch):
+    with mirrored(run, STORE):
+        save(run, 1)
+    restore(tmp_path / "quick" / "a", STORE)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(module, "INTERVAL", 0.0)
+    restore(tmp_path / "slow" / "a", STORE)
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "fetching memory://store/a" in first
+    assert first.endswith(" MB")
+
+
+def test_a_sweep_without_its_folder_is_fetched(tmp_path):
+    sweep = Sweep("sweeps/heads", {"seed": [0, 1]}, ["pooling=max"])
+    with sweep.lock():
+        sweep.write()
+    mirror_of(sweep.path, STORE).update()
+    for other in (tmp_path / "new" / "heads", tmp_path / "new" / "others"):
+        restore_sweep(other, STORE)
+    assert Sweep.open(tmp_path / "new" / "heads").grid == sweep.grid
+    assert not (tmp_path / "new" / "others").exists()
+    # A folder that is there stays as it is.
+    sweep.grid = {"seed": [5]}
+    sweep.write()
+    restore_sweep(sweep.path, STORE)
+    assert Sweep.open(sweep.path).grid == {"seed": [5]}
 
 
 def test_a_copy_that_is_as_far_is_left_alone(run):
