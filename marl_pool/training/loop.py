@@ -50,9 +50,12 @@ class TrainingMethod(ABC):
 
     Attributes:
         unit: name of the amount of training, such as steps.
+        is_late: return True once the time limit is over and the session has an
+            iteration; a long step should then give up and return None. Set by the loop.
     """
 
     unit: ClassVar[str]
+    is_late: Callable[[], bool] = staticmethod(never)
 
     def __init__(self, run: Run, total: int) -> None:
         self.run, self.total = run, total
@@ -82,6 +85,8 @@ class TrainingMethod(ABC):
     @abstractmethod
     def step(self, iteration: int) -> Iteration | None:
         """Run one iteration; return None if it had no data to learn from.
+
+        A step that gives up because of `is_late` leaves the state as it was before.
 
         Args:
             iteration: number of the iteration, from 1.
@@ -148,6 +153,7 @@ class TrainingLoop:
     ) -> None:
         self.run, self.config, self.plain = run, config, plain
         self.should_stop, self.stopping, self.has_stepped = should_stop, False, False
+        self.has_logged = False
         self.iteration, self.began = 0, 0.0
         self.ctrl_c = Interruptible()
 
@@ -184,6 +190,7 @@ class TrainingLoop:
         # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)
+        method.is_late = self._is_late
         # The parts fit each other, so store the configuration of this session.
         if self.plain != self.run.config:
             self.run.write_config(self.plain)
@@ -229,6 +236,7 @@ class TrainingLoop:
                 self.iteration = number
                 with self._writing("metrics.csv"):
                     self.run.log({"iteration": number, **step.metrics})
+                self.has_logged = True
                 progress.update(method.done, **step.shown)
                 if method.is_due or number % every == 0:
                     self._save()
@@ -261,6 +269,11 @@ class TrainingLoop:
         stopping = self.stopping or late or self.ctrl_c.requested
         self.stopping = stopping or self.should_stop()
         return self.stopping
+
+    def _is_late(self) -> bool:
+        # A session without an iteration would make no progress, however often repeated.
+        left = self._seconds_left()
+        return self.has_logged and left is not None and left <= 0
 
     def _seconds_left(self) -> float | None:
         limit = self.config.time_limit

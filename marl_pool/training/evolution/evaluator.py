@@ -1,6 +1,6 @@
 """Returns of the members of a population, all in the same environments."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,8 @@ from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.population import Population, load_vector
-from marl_pool.rollout import Rollout
+from marl_pool.rollout import Rollout, Transition
+from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
 
@@ -51,11 +52,18 @@ class Chunk(NamedTuple):
     episodes: slice
 
 
+class OutOfTimeError(Exception):
+    """Episodes were given up, because the time limit is over."""
+
+
 class Evaluator:
     """Evaluate the members of a population, as many at a time as fit one batch.
 
     The split into batches does not change the episodes, and changes returns only by
     rounding.
+
+    Attributes:
+        is_late: called after each step; True gives up by an `OutOfTimeError`.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -82,6 +90,7 @@ class Evaluator:
         default = config.repetitions if env.simulated else MAX_ENVS
         self.max_envs: int = config.max_envs or default
         self._cached: tuple[Any, BatchedEnv] | None = None
+        self.is_late: Callable[[], bool] = never
 
     def chunks(
         self, members: int, episodes: int, processes: int = 1
@@ -131,9 +140,14 @@ class Evaluator:
         perturbation = self._make_perturbation()
         rollout = Rollout(env, {self.group: policy}, perturbation=perturbation)
         # Play one episode in each, and average the returns over its agents.
-        episodes = rollout.episodes(idle=IDLE if env.steps_past_end else 0.0)
+        idle = IDLE if env.steps_past_end else 0.0
+        episodes = rollout.episodes(self._give_up_late, idle=idle)
         returns = episodes.returns[self.group].mean(1).cpu().view(shape)
         return PopulationReturns(returns, episodes.lengths.cpu().view(shape))
+
+    def _give_up_late(self, _: Transition) -> None:
+        if self.is_late():
+            raise OutOfTimeError
 
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation is None:

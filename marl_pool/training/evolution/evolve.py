@@ -18,7 +18,11 @@ from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
-from marl_pool.training.evolution.evaluator import Evaluator, PopulationTask
+from marl_pool.training.evolution.evaluator import (
+    Evaluator,
+    OutOfTimeError,
+    PopulationTask,
+)
 from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.evolution.workers import Workers, episode_runner
@@ -102,6 +106,7 @@ class EvolutionMethod(TrainingMethod):
     def session(self) -> Iterator[None]:
         with episode_runner(self.evaluator, self.config, self.run) as runner:
             self.runner: Evaluator | Workers = runner
+            self.runner.is_late = self.is_late
             yield
 
     @property
@@ -116,7 +121,21 @@ class EvolutionMethod(TrainingMethod):
     # Generations
 
     @override
-    def step(self, iteration: int) -> Iteration:
+    def step(self, iteration: int) -> Iteration | None:
+        if self.config.time_limit is None:
+            return self._step(iteration)
+        # At the time limit give up the generation, for a resume to repeat it.
+        names = ("generation", "steps", "episodes")
+        counts = {name: getattr(self, name) for name in names}
+        search = self.strategy.state_dict()
+        try:
+            return self._step(iteration)
+        except OutOfTimeError:
+            vars(self).update(counts)
+            self.strategy.load_state_dict(search)
+            return None
+
+    def _step(self, iteration: int) -> Iteration:
         config, began = self.config, time.monotonic()
         # Sample members and measure each one's fitness in the same environments.
         vectors = self.strategy.ask(iteration)

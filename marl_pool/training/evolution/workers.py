@@ -1,6 +1,6 @@
 """Evaluation of populations in this process, or in Ray actors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,11 @@ from marl_pool.training.errors import one_line
 from marl_pool.training.evolution.evaluator import (
     Chunk,
     Evaluator,
+    OutOfTimeError,
     PopulationReturns,
     PopulationTask,
 )
+from marl_pool.training.loop import never
 from marl_pool.training.patience import patience
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
@@ -24,6 +26,8 @@ from marl_pool.utils.text import quoted
 
 RESTARTS = 1
 """Restarts of a dead actor, which repeats its chunk."""
+WAIT_SECONDS = 1.0
+"""Interval at which the time limit is looked at."""
 
 
 @contextmanager
@@ -72,6 +76,7 @@ class Workers:
         )
 
         self.evaluator, self.run = evaluator, run
+        self.is_late: Callable[[], bool] = never
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
         grows = validate_cluster({"CPU": count, "GPU": count * gpus})
         actor = ray.remote(
@@ -90,6 +95,7 @@ class Workers:
         """Run the episodes of a task for every member; see `Evaluator.play`.
 
         Raises:
+            OutOfTimeError: `is_late` returned True; the actors still play.
             StoppedError: an environment raised, or an actor died again.
         """
         import ray
@@ -109,7 +115,9 @@ class Workers:
             if not running:
                 return PopulationReturns(returns, lengths)
             # Store each result in its rows and columns of the population.
-            for future in ray.wait(list(running))[0]:
+            if self.is_late():
+                raise OutOfTimeError
+            for future in ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
                 actor, chunk = running.pop(future)
                 returns[chunk], lengths[chunk] = self._get(future)
                 idle.append(actor)

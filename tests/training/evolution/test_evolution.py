@@ -32,6 +32,7 @@ from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, Populati
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
 from marl_pool.training.evolution.start import start_vector
+from marl_pool.training.loop import TrainingLoop
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import VALIDATION_ENVS
@@ -567,6 +568,34 @@ def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
     run = finished(tmp_path / "run", "time_limit=1e-9")
     assert len(run.rows()) == 1
     assert run.latest_checkpoint().name == "iter_000001"
+
+
+@pytest.mark.parametrize("strategy", ["pgpe", "cma"])
+@pytest.mark.parametrize("checks", [1, 4, 8])
+def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
+    tmp_path, monkeypatch, strategy, checks
+):
+    """The limit ends in the episodes of generation 3, or in its validation."""
+    more = [f"evolution={strategy}", "validation.every=3", "checkpoint.every=1"]
+    whole = finished(tmp_path / "whole", *more, "total_generations=5")
+
+    asked = 0
+
+    def is_late(loop) -> bool:
+        nonlocal asked
+        asked += loop.iteration == 2
+        return asked >= checks
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_is_late", is_late)
+        left = lambda loop: -1.0 if asked >= checks else 1.0  # noqa: E731
+        patch.setattr(TrainingLoop, "_seconds_left", left)
+        limited = [*more, "total_generations=5", "time_limit=1000"]
+        part = finished(tmp_path / "part", *limited)
+    assert asked == checks
+    assert part.iterations_saved == len(part.rows()) == 2
+    evolve(part, {**part.config, "time_limit": None})
+    assert results(part) == results(whole)
 
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
