@@ -1,14 +1,16 @@
 """Sweep folders and the table of their results.
 
-SWEEP/sweep.yaml        the grid, the other overrides, and the package's version
+SWEEP/sweep.yaml        the grid or the search space, the other overrides, the version
+SWEEP/proposals.yaml    the trials of a search: their values, in order
 SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
 SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -20,7 +22,12 @@ from marl_pool.runs import TRAIN, Run
 from marl_pool.utils import atomic
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
-from marl_pool.utils.signatures import check_options, options_of
+from marl_pool.utils.signatures import (
+    check_options,
+    check_settings,
+    check_value,
+    options_of,
+)
 from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
@@ -37,6 +44,12 @@ LONGEST_NAME = 200
 Studied = Annotated[str, Field(pattern=f"^({'|'.join(STUDIED)})$")]
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 """Key → values, in the order of the keys in a trial's name."""
+Space = dict[str, Annotated[list[Any], Field(min_length=2)]]
+"""Key → kind and arguments of its range in a search: ``[log_uniform, 1e-4, 0.1]``."""
+CHOICE, UNIFORM = "choice", "uniform"
+LOG_UNIFORM, INT_UNIFORM = "log_uniform", "int_uniform"
+"""Kinds of ranges; the ends belong to a range."""
+PROPOSALS = "proposals.yaml"
 
 
 class Trial(NamedTuple):
@@ -53,6 +66,37 @@ class Trial(NamedTuple):
     config: dict[str, Any]
 
 
+@dataclass
+class Proposal:
+    """Values that a search chose for a trial.
+
+    Attributes:
+        values: value of each searched key.
+        stopped_early: True if the trial was stopped because others were better.
+    """
+
+    values: dict[str, Any]
+    stopped_early: bool = False
+
+
+MakeTrial = Callable[[str, Mapping[str, Any]], Trial]
+"""Composes a trial from its name and values."""
+
+
+class SearchPlan(NamedTuple):
+    """A checked hyperparameter search.
+
+    Attributes:
+        space: key → range.
+        probes: trials with both ends of each range and with each choice.
+        make: composes a trial from its name and values.
+    """
+
+    space: Space
+    probes: list[Trial]
+    make: MakeTrial
+
+
 class Sweep:
     """Folder of a sweep.
 
@@ -65,6 +109,7 @@ class Sweep:
         overrides: overrides of all trials, as typed.
         config_dir: folder of the user's YAML files; None for none.
         verb: command that makes each run, train or fit.
+        space: key → range of a search, which has no grid; None for a grid.
     """
 
     def __init__(
@@ -74,8 +119,10 @@ class Sweep:
         overrides: Sequence[str],
         config_dir: str | Path | None = None,
         verb: Studied = TRAIN,
+        space: Space | None = None,
     ) -> None:
         self.path, self.grid, self.overrides = Path(path), grid, list(overrides)
+        self.space = space
         self.config_dir = config_dir and str(Path(config_dir).resolve())
         self.verb = verb
         self.mirror: Mirror | None = None
@@ -107,9 +154,36 @@ class Sweep:
             "config_dir": self.config_dir,
             # The default verb is left out.
             **({} if self.verb == TRAIN else {"verb": self.verb}),
+            **({} if self.space is None else {"space": self.space}),
             VERSION: __version__,
         }
         write_sealed_yaml(self.path / CONTENT, content)
+
+    def proposals(self) -> list[Proposal]:
+        """Read the trials of a search; raise `InputError` if the file is damaged."""
+        file = self.path / PROPOSALS
+        if not file.is_file():
+            return []
+        content = read_sealed_yaml(file, last=VERSION)
+        try:
+            listed = check_value(
+                "proposals", content["proposals"], list[dict[str, Any]]
+            )
+            found = [Proposal(**check_settings(Proposal, each)) for each in listed]
+        except (KeyError, InputError) as error:
+            raise InputError(f"{file}: expected proposals, got {error}") from error
+        for each in found:
+            if each.values.keys() != (self.space or {}).keys():
+                raise InputError(
+                    f"{file}: expected values of {', '.join(self.space or {})}, got "
+                    f"{', '.join(each.values)}"
+                )
+        return found
+
+    def write_proposals(self, proposals: Sequence[Proposal]) -> None:
+        """Write the trials of a search."""
+        content = {"proposals": [asdict(each) for each in proposals]}
+        write_sealed_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -157,7 +231,7 @@ class Sweep:
         columns = list(dict.fromkeys(("trial", "status", *keys, *metrics)))
         write_csv(self.table_path, columns, rows)
         if self.mirror is not None:
-            self.mirror.update((CONTENT, TABLE))
+            self.mirror.update((CONTENT, PROPOSALS, TABLE))
 
 
 def read_table(path: str | Path) -> list[dict[str, Any]]:
@@ -194,6 +268,11 @@ def trial_name(values: Mapping[str, Any]) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{zlib.crc32(name.encode()):08x}"
+
+
+def proposal_name(number: int) -> str:
+    """Name the folder of a search's trial, whose number counts from 0."""
+    return f"{number:04d}"
 
 
 def default_path(label: str) -> Path:

@@ -43,6 +43,7 @@ KEY_FLAGS: dict[str, dict[str, str]] = {
         "sweep.cpus_per_trial": "CPUs, and threads of torch, of each trial",
         "sweep.gpus_per_trial": "GPUs of each trial",
         "sweep.seed_sd": "standard deviation of the return between seeds, if known",
+        "sweep.trials": "trials of a search",
         "sweep.address": CLUSTER,
         **STORAGE,
     },
@@ -173,6 +174,7 @@ def _parsers(
     )
     add("sweep", "--sweep-dir", "folder of the sweep", metavar="DIR")
     add("sweep", "--dry-run", "print the study and stop", **flag)
+    add("sweep", "--search", "search ranges in place of a grid", **flag)
     for verb, keys in KEY_FLAGS.items():
         for key, what in keys.items():
             name = f"--{flag_of(key)}"

@@ -31,11 +31,16 @@ is an ordinary run in DIR/trials. A stopped sweep continues with `marl-pool resu
 With --address, DIR must be on a file system that all machines of the cluster share, or
 --storage must be given.
 
+With --search, Optuna proposes the values of --trials N trials from choice(a,b),
+uniform(low,high), log_uniform(low,high) and int_uniform(low,high), and ASHA stops those
+that do worse than others.
+
 {keys}
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
   marl-pool sweep experiment=figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
   marl-pool sweep experiment=figure5 --concurrency 8 --cpus-per-trial 2
+  marl-pool sweep --search --trials 30 'ppo.lr=log_uniform(1e-4,1e-2)'
   marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
 """
 EVOLVE = """\

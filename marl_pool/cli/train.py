@@ -24,14 +24,14 @@ from marl_pool.cli.common import (
     stopped,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import validate_ray, validate_ray_for
+from marl_pool.utils.extras import validate_module, validate_ray, validate_ray_for
 from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
     from marl_pool.runs import Run
-    from marl_pool.sweeps import Sweep
+    from marl_pool.sweeps import MakeTrial, Sweep, Trial
 
 
 UNFINISHED = 75
@@ -93,12 +93,23 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
     overrides += flags_as_keys(arguments)
-    from marl_pool.config import STUDIES, check, commented, compose_only, plan_sweep
+    from marl_pool.config import (
+        STUDIES,
+        check,
+        commented,
+        compose_only,
+        plan_search,
+        plan_sweep,
+    )
     from marl_pool.sweeps import Sweep, default_path
 
     # Compose and check all trials, which finds mistakes in any of them.
-    verb = arguments.trained_by
-    plan = plan_sweep(overrides, arguments.config_dir, verb)
+    verb, make_plan = arguments.trained_by, plan_sweep
+    if arguments.search:
+        make_plan = plan_search
+    plan = make_plan(overrides, arguments.config_dir, verb)
+    if plan.search:
+        validate_module("optuna")
     # Print the study that the trials have in common.
     if arguments.cfg:
         study = STUDIES[verb]
@@ -107,7 +118,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         print(commented(study, checked, arguments.config_dir), end="")
         return 0
     # Choose a folder without an earlier sweep.
-    first = plan.trials[0].config
+    first = plan.examples[0].config
     label = (first.get("env") or first["task"])["name"].rpartition(":")[2]
     path = arguments.sweep_dir or default_path(label)
     if arguments.or_resume and arguments.sweep_dir is None:
@@ -128,7 +139,8 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(
             f"{trials}: expected an empty folder for a new sweep, got {found[0]}"
         )
-    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb)
+    space = plan.search and plan.search.space
+    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb, space)
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
@@ -141,6 +153,7 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
     for key, expected, got in (
         ("--verb", verb, sweep.verb),
         ("grid", plan.grid, sweep.grid),
+        ("ranges", plan.search and plan.search.space, sweep.space),
         ("overrides", plan.overrides, sweep.overrides),
     ):
         if expected != got:
@@ -153,23 +166,29 @@ def _run_sweep(
 ) -> int:
     from marl_pool.config.grid import validate_runs
     from marl_pool.storage.runs import mirror_of, restore
-    from marl_pool.sweeps import TRIALS
+    from marl_pool.sweeps import TRIALS, proposal_name
 
+    # A search goes on with the trials that it proposed.
+    search = plan.search
+    if search is not None:
+        for number, proposal in enumerate(sweep.proposals()):
+            plan.trials.append(search.make(proposal_name(number), proposal.values))
     # Trials that ran on another machine, or before this one, are in the storage.
-    storage = _storage(sweep.verb, plan.trials[0].config)
+    own: dict[str, Any] = {}
+    storage = _storage(sweep.verb, plan.examples[0].config)
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
+        own["storage"] = f"{sweep.mirror.url}/{TRIALS}"
         for trial in plan.trials:
-            own = f"{sweep.mirror.url}/{TRIALS}"
-            trial.config.update(storage=own)
-            restore(sweep.run_path(trial), own)
+            restore(sweep.run_path(trial), own["storage"])
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
-        data = scratch if dry_run else str((sweep.path / "data").absolute())
-        for trial in plan.trials:
-            if trial.config.get("data_dir", data) is None:
-                trial.config.update(data_dir=data)
+        if plan.examples[0].config.get("data_dir", scratch) is None:
+            data = Path(scratch) if dry_run else (sweep.path / "data").absolute()
+            own["data_dir"] = str(data)
+        for trial in (*plan.trials, *plan.examples):
+            trial.config.update(own)
         # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
         validate_ray()
@@ -179,7 +198,8 @@ def _run_sweep(
         # Run the trials, until all have ended or Ctrl-C stops them.
         settings = SweepSettings(**plan.settings)
         try:
-            failed = run_sweep(sweep, plan.trials, settings, dry_run)
+            search = search and search._replace(make=_with(own, search.make))
+            failed = run_sweep(sweep, plan.trials, settings, dry_run, search)
         except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
                 raise
@@ -193,9 +213,26 @@ def _run_sweep(
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
     # A trial that its time limit ended needs another try.
-    runs = [sweep.run(trial) for trial in plan.trials] if again and not dry_run else []
+    ended = {
+        proposal_name(number)
+        for number, proposal in enumerate(sweep.proposals())
+        if proposal.stopped_early
+    }
+    tried = [trial for trial in plan.trials if trial.name not in ended]
+    runs = [sweep.run(trial) for trial in tried] if again and not dry_run else []
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
+
+
+def _with(own: Mapping[str, Any], make: "MakeTrial") -> "MakeTrial":
+    """Add keys of the sweep to the trials that are composed."""
+
+    def made(name: str, values: Mapping[str, Any]) -> "Trial":
+        trial = make(name, values)
+        trial.config.update(own)
+        return trial
+
+    return made
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
@@ -301,15 +338,19 @@ def _validate_same_network(
 
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
-    from marl_pool.config import parse, plan_grid
+    from marl_pool.config import parse, plan_grid, plan_space
     from marl_pool.training.jobs import JOBS
 
     _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
-    for key in {parse(text).key_or_group for text in overrides} & set(sweep.grid):
+    swept = {*sweep.grid, *(sweep.space or ())}
+    for key in {parse(text).key_or_group for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
-    plan = plan_grid(sweep.grid, sweep.overrides, sweep.config_dir, sweep.verb)
-    return _run_sweep(sweep, plan)
+    rest = sweep.overrides, sweep.config_dir, sweep.verb
+    if sweep.space is None:
+        return _run_sweep(sweep, plan_grid(sweep.grid, *rest))
+    validate_module("optuna")
+    return _run_sweep(sweep, plan_space(sweep.space, *rest))
 
 
 def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:

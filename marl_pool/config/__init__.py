@@ -3,7 +3,13 @@
 from marl_pool.config.checks import check
 from marl_pool.config.compose import assign, compose, compose_only, parse
 from marl_pool.config.describe import commented
-from marl_pool.config.grid import STUDIES, plan_grid, plan_sweep
+from marl_pool.config.grid import (
+    STUDIES,
+    plan_grid,
+    plan_search,
+    plan_space,
+    plan_sweep,
+)
 from marl_pool.config.sections import VERBS, files_of, registry
 
 __all__ = [
@@ -17,6 +23,8 @@ __all__ = [
     "files_of",
     "parse",
     "plan_grid",
+    "plan_search",
+    "plan_space",
     "plan_sweep",
     "registry",
 ]

@@ -1,7 +1,7 @@
 """The trials of a sweep: a grid of values, composed and checked one by one."""
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, product
 from math import prod
@@ -20,9 +20,24 @@ from marl_pool.config.compose import (
     resolve,
 )
 from marl_pool.config.sections import VERBS
+from marl_pool.config.space import (
+    probes_of,
+    split_space,
+    validate_no_ranges,
+    validate_space,
+)
 from marl_pool.envs.options import expand_counts
 from marl_pool.runs import Run
-from marl_pool.sweeps import Grid, Sweep, Trial, naming, trial_name
+from marl_pool.sweeps import (
+    Grid,
+    MakeTrial,
+    SearchPlan,
+    Space,
+    Sweep,
+    Trial,
+    naming,
+    trial_name,
+)
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
@@ -33,6 +48,8 @@ OWN = ("grid", "sweep")
 """Keys of a sweep that its trials do not have."""
 SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
+SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
+"""Keys of a sweep that only a search has."""
 RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 MOST_TRIALS = 10_000
@@ -44,14 +61,22 @@ class Plan(NamedTuple):
     Attributes:
         grid: key → values.
         overrides: common to all trials, as typed.
-        trials: all combinations of the grid, the last key varying fastest.
+        trials: all combinations of the grid, the last key varying fastest; of a search
+            those that were proposed.
         settings: keyword arguments of `SweepSettings`.
+        search: None for a grid.
     """
 
     grid: Grid
     overrides: list[str]
     trials: list[Trial]
     settings: dict[str, Any]
+    search: SearchPlan | None = None
+
+    @property
+    def examples(self) -> list[Trial]:
+        """Trials of all kinds, which need not be trials that run."""
+        return self.search.probes if self.search else self.trials
 
 
 def plan_sweep(
@@ -73,13 +98,14 @@ def plan_sweep(
             value, or two equal trials. The message names key and trial.
     """
     # Separate the grid from the overrides of all trials.
+    validate_no_ranges(overrides)
+    for key in (text.partition("=")[0] for text in overrides):
+        if key in SEARCH_ONLY:
+            raise InputError(f"{key}: expected --search, got a grid")
     fixed, swept = _split(overrides)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
-    # Reject keys that the sweep itself sets.
-    for key in (*grid, *(parse(text).key_or_group for text in fixed)):
-        if key in SET_BY:
-            raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
+    _validate_own(fixed, grid)
     fixed = [text for text in fixed if parse(text).key_or_group not in grid]
     return plan_grid(grid, fixed, config_dir, verb)
 
@@ -91,6 +117,72 @@ def plan_grid(
     verb: str = "train",
 ) -> Plan:
     """Compose and check the trials of a grid; see `plan_sweep`."""
+    settings, make = _composer(fixed, config_dir, verb)
+    _validate_number("grid", prod(map(len, grid.values())))
+    # Compose and check each combination.
+    trials, names = [], dict[str, str]()
+    for combination in product(*grid.values()):
+        # Name the trial after its values in the grid.
+        values = dict(zip(grid, combination, strict=True))
+        trial = make(trial_name(values), values)
+        # Two spellings of one configuration are the same run.
+        env = trial.config.get("env")
+        expanded = {**trial.config, "env": env and expand_counts(env)}
+        content = json.dumps(expanded, sort_keys=True)
+        other = names.setdefault(content, trial.name)
+        if other != trial.name:
+            raise InputError(f"the trials {other} and {trial.name} are the same run")
+        trials.append(trial)
+    return Plan(grid, list(fixed), trials, settings)
+
+
+def plan_search(
+    overrides: Sequence[str],
+    config_dir: str | Path | None = None,
+    verb: str = "train",
+) -> Plan:
+    """Check a search: the ends of its ranges, and each of its choices.
+
+    Args:
+        overrides: ``key=value`` for all trials, and ranges such as
+            ``key=log_uniform(1e-4,1e-2)``.
+        config_dir: folder of the user's YAML files.
+        verb: a key of `STUDIES`, the command that makes each run.
+
+    Raises:
+        InputError: bad syntax, no range, or an end or choice that no trial can have.
+    """
+    fixed, space = split_space(overrides)
+    _validate_own(fixed, space)
+    if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
+        raise InputError(f"grid: expected none with --search, got {show(grid)}")
+    if not space:
+        raise InputError(
+            "--search: expected a range, such as ppo.lr=log_uniform(1e-4,1e-2) or "
+            "pooling=choice(ada,max), got none"
+        )
+    return plan_space(space, fixed, config_dir, verb)
+
+
+def plan_space(
+    space: Space,
+    fixed: Sequence[str],
+    config_dir: str | Path | None = None,
+    verb: str = "train",
+) -> Plan:
+    """Check a search, without the trials that it proposed; see `plan_search`."""
+    validate_space(space)
+    settings, make = _composer(fixed, config_dir, verb)
+    _validate_number("sweep.trials", settings["trials"])
+    # A value between two checked ends is right, too.
+    probes = [make(trial_name(values), values) for values in probes_of(space)]
+    return Plan({}, list(fixed), [], settings, SearchPlan(space, probes, make))
+
+
+def _composer(
+    fixed: Sequence[str], config_dir: str | Path | None, verb: str
+) -> tuple[dict[str, Any], MakeTrial]:
+    """Return the settings of a sweep, and a function that composes its trials."""
     study = STUDIES[verb]
 
     # Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
@@ -102,13 +194,8 @@ def plan_grid(
     settings = check_settings(
         SweepSettings, resolve(study, composition())["sweep"], "sweep"
     )
-    _validate_number("grid", prod(map(len, grid.values())))
-    # Compose and check each combination.
-    trials, names = [], dict[str, str]()
-    for combination in product(*grid.values()):
-        # Name the trial after its values in the grid.
-        values = dict(zip(grid, combination, strict=True))
-        name = trial_name(values)
+
+    def make(name: str, values: Mapping[str, Any]) -> Trial:
         groups = [key for key in values if key in VERBS[verb].config_groups]
         # Groups have to be composed, plain keys can be set.
         keys = {key: values[key] for key in values if key not in groups}
@@ -119,16 +206,16 @@ def plan_grid(
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
-            trial = Trial(name, values, _as_stored(check(verb, config)))
-        # Two spellings of one configuration are the same run.
-        env = trial.config.get("env")
-        expanded = {**trial.config, "env": env and expand_counts(env)}
-        content = json.dumps(expanded, sort_keys=True)
-        other = names.setdefault(content, name)
-        if other != name:
-            raise InputError(f"the trials {other} and {name} are the same run")
-        trials.append(trial)
-    return Plan(grid, list(fixed), trials, settings)
+            return Trial(name, dict(values), _as_stored(check(verb, config)))
+
+    return settings, make
+
+
+def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
+    """Reject keys that the sweep itself sets."""
+    for key in (*swept, *(parse(text).key_or_group for text in fixed)):
+        if key in SET_BY:
+            raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
 
 
 def validate_runs(sweep: Sweep, plan: Plan) -> None:

@@ -259,6 +259,14 @@ class SweepSettings:
     """GPUs of each trial's main process; fractions are allowed."""
     seed_sd: PositiveFloat | None = None
     """Standard deviation of the return between seeds, if known from earlier runs."""
+    trials: PositiveInt = 20
+    """Trials of a search, which has no grid."""
+    metric: str | None = None
+    """Column of metrics.csv whose best value a search maximizes or, with a minus in
+    front, minimizes. None: return_mean, and of a fit the validation metric."""
+    asha: bool = True
+    """Stop trials of a search early that do worse than others, by asynchronous
+    successive halving (https://arxiv.org/abs/1810.05934)."""
     address: str | None = None
     """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
     environment variable RAY_ADDRESS, or starts a local one."""

@@ -28,6 +28,7 @@ EXTRAS = {
     "websockets": "play",
     "s3fs": "s3",
     "gcsfs": "gcs",
+    "optuna": "search",
 }
 """By module that the base installation lacks: the extra that installs it."""
 
@@ -52,8 +53,13 @@ def validate_ray_for(verb: str, config: Mapping[str, Any]) -> None:
 
 def validate_ray() -> None:
     """Raise an `InputError` if ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise InputError(install_hint("ray"))
+    validate_module("ray")
+
+
+def validate_module(module: str) -> None:
+    """Raise an `InputError` if a module of `EXTRAS` is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise InputError(install_hint(module))
 
 
 def install_hint(module: str) -> str:

@@ -3,11 +3,11 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
-from marl_pool.sweeps import Sweep, Trial, naming
+from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
 from marl_pool.training.cluster import (
     may_grow,
     quiet,
@@ -21,12 +21,15 @@ from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import FAILED, WAITING, TrialTable
+from marl_pool.training.sweep.progress import FAILED, STOPPED, WAITING, TrialTable
 from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
+
+if TYPE_CHECKING:
+    from marl_pool.training.sweep.search import TrialSearch
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (validate_device, algorithm_config),
@@ -36,15 +39,20 @@ VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
 
 
 def run_sweep(
-    sweep: Sweep, trials: Sequence[Trial], settings: SweepSettings, dry_run: bool
+    sweep: Sweep,
+    trials: list[Trial],
+    settings: SweepSettings,
+    dry_run: bool,
+    plan: SearchPlan | None = None,
 ) -> dict[str, str]:
     """Print a summary of the sweep, run its unfinished trials, and write the table.
 
     Args:
         sweep: its folder is created here, except in a dry run.
-        trials: composed and checked.
+        trials: composed and checked; a search appends those that it proposes.
         settings: CPUs, GPUs and concurrency.
         dry_run: stop after the summary.
+        plan: the search; None for a grid.
 
     Returns:
         Reasons of failed trials, by name.
@@ -56,41 +64,68 @@ def run_sweep(
     """
     with quiet():
         # Reject wrong parts and missing data before the first trial starts.
-        _validate_parts(sweep.verb, trials, settings)
+        examples = plan.probes if plan else trials
+        _validate_parts(sweep.verb, examples, settings)
         job = JOBS[sweep.verb]
+        search = _search(sweep, plan, settings, trials) if plan else None
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
-        left = [t for t in trials if done[t.name] < job.total(t.config)]
+        ended = search.stopped_early if search else set()
+        left = [
+            trial
+            for trial in trials
+            if done[trial.name] < job.total(trial.config) and trial.name not in ended
+        ]
+        # A search will add trials like its probes.
+        new = max(0, settings.trials - len(trials)) if search else 0
+        kinds = left + examples if new else left
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
-            _validate_data(left)
+            _validate_data(kinds)
         # Print the size, the detectable effect and the estimated duration.
-        _say(size_of(sweep.grid, trials, done, job))
-        _say(detectable(sweep.grid, settings.seed_sd))
+        if search is not None:
+            _say(*search.description)
+        else:
+            _say(size_of(sweep.grid, trials, done, job))
+            _say(detectable(sweep.grid, settings.seed_sd))
         way = f"resume with: marl-pool resume {quoted(sweep.path)}"
         with _resources(
-            sweep.verb, left, settings, "" if dry_run else way
+            sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
-            _say(_duration(left, done, concurrency, job))
+            timed = left + examples[:1] * new
+            _say(_duration(timed, done, concurrency, job))
             if not dry_run:
-                return _run(sweep, trials, done, settings, concurrency)
+                return _run(sweep, trials, left, done, settings, concurrency, search)
     # A dry run lists the trials and how far each has come.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
 
 
+def _search(
+    sweep: Sweep, plan: SearchPlan, settings: SweepSettings, trials: list[Trial]
+) -> "TrialSearch":
+    from marl_pool.training.sweep.search import TrialSearch  # loads optuna
+
+    return TrialSearch(sweep, plan, settings, trials)
+
+
 def _run(
     sweep: Sweep,
     trials: Sequence[Trial],
+    left: Sequence[Trial],
     done: Mapping[str, int],
     settings: SweepSettings,
     concurrency: int,
+    search: "TrialSearch | None",
 ) -> dict[str, str]:
-    # Only unfinished trials are started.
     job = JOBS[sweep.verb]
     totals = {trial.name: job.total(trial.config) for trial in trials}
-    table = TrialTable(totals, done, unit=job.unit)
-    left = [trial for trial in trials if trial.name in table.named(WAITING)]
+    if search is not None:
+        usual = job.total(search.plan.probes[0].config)
+        totals = dict.fromkeys(search.names, usual) | totals
+    table = TrialTable(totals, {**dict.fromkeys(totals, 0), **done}, unit=job.unit)
+    for name in search.stopped_early if search else ():
+        table.rows[name].state = STOPPED
 
     def write_table() -> None:
         status = {name: row.state for name, row in table.rows.items()}
@@ -101,11 +136,17 @@ def _run(
         sweep.write()
         _report_damage(sweep, trials, left)
         try:
-            if left:
+            if table.named(WAITING):
                 with table:
-                    run_trials(sweep, left, settings, concurrency, table, write_table)
+                    run_trials(
+                        sweep, left, settings, concurrency, table, write_table, search
+                    )
         finally:
             write_table()
+            if search is not None:
+                search.print_results(
+                    {name: row.state for name, row in table.rows.items()}
+                )
     return {name: table.rows[name].note for name in table.named(FAILED)}
 
 
@@ -158,7 +199,7 @@ def _duration(
     kinds = {cell_of(trial.config): trial.config for trial in left}
     measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
     seconds = [
-        speed.seconds_for(job.total(trial.config) - done[trial.name])
+        speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
         for trial in left
         if (speed := measured[cell_of(trial.config)])
     ]

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from typing_extensions import override
@@ -25,8 +25,18 @@ from marl_pool.training.sweep.progress import (
     STOPPED,
     TrialTable,
 )
-from marl_pool.training.sweep.trial import REASON, SAVED, TRIAL, run_trial
+from marl_pool.training.sweep.trial import (
+    CONFIG,
+    REASON,
+    SAVED,
+    TRIAL,
+    run_trial,
+    stop_file,
+)
 from marl_pool.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from marl_pool.training.sweep.search import TrialSearch
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
@@ -59,6 +69,7 @@ def run_trials(
     concurrency: int,
     table: TrialTable,
     on_end: Callable[[], None],
+    search: "TrialSearch | None" = None,
 ) -> None:
     """Start or resume unfinished trials, until each has finished or failed.
 
@@ -69,6 +80,7 @@ def run_trials(
         concurrency: simultaneous trials.
         table: progress display.
         on_end: called after the end of each trial.
+        search: proposes more trials.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
@@ -79,17 +91,20 @@ def run_trials(
     stop, scratch = root / ".stop", root / ".tune"
     by_name = {trial.name: trial for trial in trials}
     monitor = _TrialMonitor(sweep, by_name, table, on_end, stop)
+    configs = {trial.name: trial.config for trial in trials}
     # Tune passes the parameters to each process, beside the name of its trial.
     trainable = tune.with_parameters(
         run_trial,
         folder=root / "trials",
         verb=sweep.verb,
-        configs={trial.name: trial.config for trial in trials},
+        configs=configs,
         stop=stop,
+        metric=search and search.metric,
     )
 
     def placement(given: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        config = JOBS[sweep.verb].config.from_plain(by_name[given[TRIAL]].config)
+        plain = given[CONFIG] if CONFIG in given else configs[given[TRIAL]]
+        config = JOBS[sweep.verb].config.from_plain(plain)
         return tune.PlacementGroupFactory(
             [
                 {kind: count for kind, count in bundle.items() if count}
@@ -97,6 +112,20 @@ def run_trials(
             ]
         )
 
+    # A grid is known, a search proposes its trials one by one.
+    algorithm: dict[str, Any] = {}
+    space = {TRIAL: tune.grid_search(list(by_name))}
+    if search is not None:
+        from marl_pool.training.sweep.search import EarlyStopping, Proposer
+
+        space, left = {}, len(trials) + settings.trials - len(search.proposals)
+        algorithm = {"search_alg": Proposer(search, trials, stop), "num_samples": left}
+        if settings.asha:
+            past = [trial for trial in search.trials if trial not in trials]
+            algorithm["scheduler"] = EarlyStopping(
+                search, lambda name: stop_file(stop, name).touch(), past
+            )
+        search.on_proposal = lambda trial: by_name.update({trial.name: trial})
     # Remove the leftovers of a killed sweep.
     _clear(stop, scratch)
     try:
@@ -105,8 +134,9 @@ def run_trials(
         with _environment(DRIVER_ENV), monitor.interrupt:
             tune.Tuner(
                 tune.with_resources(trainable, placement),
-                param_space={TRIAL: tune.grid_search(list(by_name))},
+                param_space=space,
                 tune_config=tune.TuneConfig(
+                    **algorithm,
                     max_concurrent_trials=concurrency,
                     trial_name_creator=lambda trial: trial.trial_id,
                     trial_dirname_creator=lambda trial: trial.trial_id,
@@ -185,7 +215,10 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     @override
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         if self.awaited is None:
-            self.table.change(self._trial_of(trial).name, RUNNING)
+            own = self._trial_of(trial)
+            # A search may vary the length of its trials.
+            self.table.rows[own.name].total = self.job.total(own.config)
+            self.table.change(own.name, RUNNING)
 
     @override
     def on_trial_complete(
@@ -257,7 +290,8 @@ def saved(job: Job, run: Run | None) -> int:
 
 
 def _clear(stop: Path, scratch: Path) -> None:
-    stop.unlink(missing_ok=True)
+    for file in stop.parent.glob(f"{stop.name}*"):
+        file.unlink()
     shutil.rmtree(scratch, ignore_errors=True)
 
 

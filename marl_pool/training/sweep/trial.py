@@ -1,16 +1,21 @@
 """One trial, in a process of Ray Tune."""
 
 import contextlib
+import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
-from marl_pool.runs import CONFIG, Run
+from marl_pool.runs import CONFIG as RUN_CONFIG
+from marl_pool.runs import Run
 from marl_pool.storage.runs import mirrored, restore
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import JOBS, Job
+from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
 TRIAL = "trial"
@@ -19,6 +24,11 @@ REASON = "reason"
 """Key of a trial's result: the reason of its failure, or an empty text."""
 SAVED = "saved"
 """Key of a trial's result: amount of training up to its last checkpoint."""
+CONFIG = "config"
+"""Key of the configuration of a trial that a search proposes, in Tune's."""
+SCORE, SHARE = "score", "share"
+"""Keys of the results of a search's trial: the best score so far, higher is better, and
+the percentage of training done."""
 
 
 def run_trial(
@@ -28,6 +38,7 @@ def run_trial(
     verb: str,
     configs: Mapping[str, dict[str, Any]],
     stop: Path,
+    metric: str | None = None,
 ) -> None:
     """Start or resume the run of a trial, and report its end.
 
@@ -39,16 +50,86 @@ def run_trial(
         folder: folder of all runs.
         verb: train or fit.
         configs: configuration of each trial by name, as plain data.
-        stop: file whose existence ends training.
+        stop: file whose existence ends training; with a name, see `stop_file`, that of
+            one trial.
+        metric: what a search optimizes, which is reported during training; see
+            `score_of`. None for a grid.
     """
     name = given[TRIAL]
+    config = given[CONFIG] if CONFIG in given else configs[name]
     path = folder / name
-    reason = _train(path, configs[name], verb, stop)
-    saved = 0 if reason else JOBS[verb].saved(Run.open(path))
-    tune.report({REASON: reason, SAVED: saved})
+    reporter = _Reporter(metric, verb, config, (stop, stop_file(stop, name)))
+    reason = _train(path, config, verb, reporter)
+    last: dict[str, Any] = {REASON: reason, SAVED: 0}
+    if not reason:
+        run = Run.open(path)
+        last[SAVED] = JOBS[verb].saved(run)
+        last |= reporter.result(run) or {}
+    tune.report(last)
 
 
-def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
+def stop_file(stop: Path, name: str) -> Path:
+    """Return the file whose existence ends one trial."""
+    return stop.with_name(f"{stop.name}-{name}")
+
+
+def score_of(rows: Iterable[Mapping[str, Any]], metric: str) -> float | None:
+    """Return the best value of a metric; None without a finite one.
+
+    Args:
+        rows: rows of ``metrics.csv``.
+        metric: a column; with a minus in front its values are negated.
+
+    Raises:
+        InputError: the rows have no such column.
+    """
+    sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
+    found = []
+    for row in rows:
+        if column not in row:
+            raise names.unknown("sweep.metric", column, row)
+        found.append(sign * float(row[column]))
+    return max(filter(math.isfinite, found), default=None)
+
+
+def share_of(job: Job, row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Return the percentage of training that is done at a row of metrics."""
+    typed = job.config.from_plain(config)
+    return 100 * job.count(row, typed) // job.limit(typed)
+
+
+@dataclass
+class _Reporter:
+    """Report the progress of a search's trial to Tune, percent by percent."""
+
+    metric: str | None
+    verb: str
+    config: Mapping[str, Any]
+    stops: Sequence[Path]
+    told: int = 0
+
+    def result(self, run: Run) -> dict[str, float] | None:
+        """Return score and share; None before the first score."""
+        rows = run.metrics.readable_rows() if self.metric else []
+        if not rows:
+            return None
+        share = share_of(JOBS[self.verb], rows[-1], self.config)
+        score = score_of(rows, str(self.metric))
+        return None if score is None else {SCORE: score, SHARE: share}
+
+    def should_stop(self, run: Run) -> bool:
+        """Report, if a percent was completed; return True if a stop is requested."""
+        row = run.metrics.last
+        if self.metric and row:
+            share = share_of(JOBS[self.verb], row, self.config)
+            result = self.result(run) if share > self.told else None
+            if result is not None:
+                self.told = share
+                tune.report(result)
+        return any(path.exists() for path in self.stops)
+
+
+def _train(path: Path, config: dict[str, Any], verb: str, reporter: _Reporter) -> str:
     """Train the run of a trial; return the reason of a failure, or an empty text."""
     # Open the run, or create it if the trial starts for the first time.
     try:
@@ -60,7 +141,8 @@ def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
             try:
                 function = JOBS[run.verb].load()
                 with mirrored(run, storage) as mirror:
-                    function(run, config, should_stop=stop.exists)
+                    stop = partial(reporter.should_stop, run)
+                    function(run, config, should_stop=stop)
                 return mirror.problem if mirror else ""
             except InputError:
                 raise
@@ -74,6 +156,6 @@ def _train(path: Path, config: dict[str, Any], verb: str, stop: Path) -> str:
 
 
 def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
-    if (path / CONFIG).is_file():
+    if (path / RUN_CONFIG).is_file():
         return Run.open(path)
     return Run.create(path, config, verb)

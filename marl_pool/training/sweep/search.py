@@ -1,0 +1,329 @@
+"""Hyperparameter search: trials proposed by Optuna, stopped early by ASHA."""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import optuna
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
+from typing_extensions import override
+
+from marl_pool.sweeps import (
+    CHOICE,
+    INT_UNIFORM,
+    LOG_UNIFORM,
+    Proposal,
+    SearchPlan,
+    Sweep,
+    Trial,
+    proposal_name,
+)
+from marl_pool.training.jobs import JOBS
+from marl_pool.training.settings import SweepSettings
+from marl_pool.training.supervised.fit import make_task
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.sweep.trial import (
+    CONFIG,
+    REASON,
+    SCORE,
+    SHARE,
+    TRIAL,
+    score_of,
+    share_of,
+)
+from marl_pool.utils.signatures import show
+from marl_pool.utils.tables import print_table
+
+DIGITS = 4
+"""Significant digits of a proposed number, so that commands are short."""
+GRACE, REDUCTION, WHOLE = 10, 3, 100
+"""A trial may be stopped after 10, 30 and 90 percent of its training, unless it is in
+the best third of the trials that came as far."""
+
+
+@dataclass
+class TrialSearch:
+    """State of a search: what was proposed, and what became of it.
+
+    Args:
+        sweep: its folder has the proposals.
+        plan: space, and how to compose a trial.
+        settings: number of trials, and metric.
+        trials: those that earlier sessions proposed, in order; new ones are appended.
+        on_proposal: called with each new trial.
+    """
+
+    sweep: Sweep
+    plan: SearchPlan
+    settings: SweepSettings
+    trials: list[Trial]
+    on_proposal: Callable[[Trial], None] = field(default=lambda trial: None)
+
+    def __post_init__(self) -> None:
+        self.proposals = self.sweep.proposals()
+        self.metric = self.settings.metric or self._default_metric()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its searcher to restore experiments, a feature not used here.
+        return {}
+
+    def __deepcopy__(self, memo: object) -> Self:
+        # Tune runs copies of searcher and scheduler, which share this state.
+        return self
+
+    def _default_metric(self) -> str:
+        if self.sweep.verb != "fit":
+            return "return_mean"
+        config = FitConfig.from_plain(self.plan.probes[0].config)
+        return f"-validation_{make_task(config).metric}"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all trials, with those that are not proposed yet."""
+        count = max(self.settings.trials, len(self.proposals))
+        return [proposal_name(number) for number in range(count)]
+
+    @property
+    def stopped_early(self) -> set[str]:
+        """Names of the trials that were stopped because others were better."""
+        return {
+            name
+            for name, proposal in zip(self.names, self.proposals, strict=False)
+            if proposal.stopped_early
+        }
+
+    def propose(self, values: Mapping[str, Any]) -> Trial:
+        """Add a trial, and write it down before it starts."""
+        trial = self.plan.make(proposal_name(len(self.proposals)), values)
+        self.proposals.append(Proposal(dict(values)))
+        self.sweep.write_proposals(self.proposals)
+        self.trials.append(trial)
+        self.on_proposal(trial)
+        return trial
+
+    def stop_early(self, name: str) -> None:
+        """Write down that a trial is stopped for good."""
+        place = self.names.index(name)
+        self.proposals[place] = replace(self.proposals[place], stopped_early=True)
+        self.sweep.write_proposals(self.proposals)
+
+    def score(self, trial: Trial) -> float | None:
+        """Return the best score of a trial so far; None without one."""
+        run = self.sweep.run(trial)
+        rows = [] if run is None else run.metrics.readable_rows()
+        return score_of(rows, self.metric)
+
+    @property
+    def description(self) -> list[str]:
+        """Lines on the size of the search, its ranges and its metric."""
+        verb = "minimizing" if self.metric.startswith("-") else "maximizing"
+        ranges = (
+            f"  {key}: {kind}({', '.join(map(str, values))})"
+            for key, (kind, *values) in self.plan.space.items()
+        )
+        known, count = len(self.proposals), len(self.names)
+        return [
+            f"{count} trials, {known} of them started, {verb} "
+            f"{self.metric.removeprefix('-')} over",
+            *ranges,
+        ]
+
+    def print_results(self, states: Mapping[str, str]) -> None:
+        """Print the trials, the best first, and the command of the best one."""
+        job, early, rows = JOBS[self.sweep.verb], self.stopped_early, []
+        ranking = self.ranking
+        sign = -1 if self.metric.startswith("-") else 1
+        for trial, score in ranking:
+            steps = job.logged(self.sweep.run(trial))
+            state = "stopped early" if trial.name in early else states[trial.name]
+            options = " ".join(f"{key}={value}" for key, value in trial.values.items())
+            best = "" if score is None else f"{sign * score:.4g}"
+            rows.append((trial.name, options, best, f"{steps:,}", state))
+        if not rows:
+            return
+        name = self.metric.removeprefix("-")
+        columns = ("trial", "options", f"best {name}", job.unit, "state")
+        print_table(columns, rows, title=f"{self.sweep.path}", num_names=2)
+        if ranking[0][1] is not None:
+            print(f"best: {shlex.join(self.command(ranking[0][0]))}")
+
+    def command(self, trial: Trial) -> list[str]:
+        """Return the words of the command that trains a trial anew."""
+        folder = self.sweep.config_dir
+        own = [each for each in self.sweep.overrides if not each.startswith("sweep.")]
+        values = (f"{key}={as_text(value)}" for key, value in trial.values.items())
+        flags = ["--config-dir", folder] if folder else []
+        return ["marl-pool", self.sweep.verb, *own, *values, *flags]
+
+    @property
+    def ranking(self) -> list[tuple[Trial, float | None]]:
+        """Trials with their scores, the best first."""
+        scored = [(trial, self.score(trial)) for trial in self.trials]
+        return sorted(scored, key=lambda each: _or_worst(each[1]), reverse=True)
+
+
+class Proposer(Searcher):
+    """Propose unfinished trials first, then what Optuna suggests.
+
+    Nothing of it is saved by Tune: a resumed search tells Optuna what the folder has.
+
+    Args:
+        search: proposals, and runs of earlier sessions.
+        unfinished: trials to resume.
+        stop: file whose existence ends the session.
+    """
+
+    def __init__(
+        self, search: TrialSearch, unfinished: Sequence[Trial], stop: Path
+    ) -> None:
+        super().__init__(metric=SCORE, mode="max")
+        self.stop = stop
+        self.search, self.unfinished = search, list(unfinished)
+        self.proposed = dict[str, tuple[Trial, bool]]()
+        # Another session has to begin with other random numbers.
+        seed = search.plan.probes[0].config["seed"] + len(search.proposals)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.optuna = OptunaSearch(
+            {key: distribution(range_) for key, range_ in search.plan.space.items()},
+            metric=SCORE,
+            mode="max",
+            sampler=optuna.samplers.TPESampler(seed=seed % (1 << 32)),
+        )
+        for trial in search.trials:
+            score = search.score(trial)
+            if trial not in self.unfinished and score is not None:
+                self.optuna.add_evaluated_point(trial.values, score)
+
+    @override
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self.stop.exists():
+            return None
+        if self.unfinished:
+            trial, is_new = self.unfinished.pop(0), False
+        elif len(self.search.proposals) < self.search.settings.trials:
+            values = {
+                key: rounded(value, self.search.plan.space[key])
+                for key, value in self.optuna.suggest(trial_id).items()
+            }
+            trial, is_new = self.search.propose(values), True
+        else:
+            return Searcher.FINISHED
+        self.proposed[trial_id] = trial, is_new
+        return {TRIAL: trial.name, CONFIG: trial.config}
+
+    @override
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        trial, is_new = self.proposed.pop(trial_id)
+        score = (result or {}).get(SCORE)
+        failed = error or score is None or bool((result or {}).get(REASON))
+        if is_new:
+            self.optuna.on_trial_complete(trial_id, {SCORE: score}, failed)
+        elif not failed:
+            self.optuna.add_evaluated_point(trial.values, score)
+
+    @override
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: proposals and runs are in the folder."""
+
+    @override
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing; see `save`."""
+
+
+class EarlyStopping(ASHAScheduler):
+    """ASHA that lets a trial end its iteration and save itself.
+
+    Args:
+        search: trials of earlier sessions, which count.
+        stop: asks a trial to stop.
+        past: trials whose metrics are complete.
+    """
+
+    def __init__(
+        self, search: TrialSearch, stop: Callable[[str], None], past: Sequence[Trial]
+    ) -> None:
+        super().__init__(
+            time_attr=SHARE,
+            metric=SCORE,
+            mode="max",
+            max_t=WHOLE,
+            grace_period=GRACE,
+            reduction_factor=REDUCTION,
+        )
+        self.search, self.stop = search, stop
+        # Trials of this session compete with the earlier ones.
+        job = JOBS[search.sweep.verb]
+        for trial in past:
+            known = SimpleNamespace(trial_id=trial.name)
+            self.on_trial_add(None, known)
+            run = search.sweep.run(trial)
+            rows = run.metrics.readable_rows() if run else []
+            for end, row in enumerate(rows, 1):
+                score = score_of(rows[:end], search.metric)
+                if score is not None:
+                    share = share_of(job, row, trial.config)
+                    self._judge(known, {SCORE: score, SHARE: share})
+
+    def _judge(self, trial: Any, result: dict[str, Any]) -> str:
+        action: str = super().on_trial_result(None, trial, result)
+        return action
+
+    @override
+    def on_trial_result(
+        self, tune_controller: Any, trial: Any, result: dict[str, Any]
+    ) -> str:
+        action = self._judge(trial, result)
+        name = trial.config[TRIAL]
+        if (
+            action == self.STOP
+            and result[SHARE] < WHOLE
+            and name not in self.search.stopped_early
+        ):
+            self.search.stop_early(name)
+            self.stop(name)
+        return str(self.CONTINUE)
+
+
+def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution:
+    """Return Optuna's distribution of ``[kind, *arguments]``."""
+    kind, *values = range_
+    if kind == CHOICE:
+        return optuna.distributions.CategoricalDistribution(values)
+    low, high = values
+    if kind == INT_UNIFORM:
+        return optuna.distributions.IntDistribution(low, high)
+    return optuna.distributions.FloatDistribution(low, high, log=kind == LOG_UNIFORM)
+
+
+def rounded(value: Any, range_: Sequence[Any]) -> Any:
+    """Round a suggested number to `DIGITS` digits, inside its range."""
+    kind, *values = range_
+    if kind in (CHOICE, INT_UNIFORM):
+        return value
+    return min(max(float(f"{value:.{DIGITS}g}"), values[0]), values[1])
+
+
+def as_text(value: Any) -> str:
+    """Write a value in Hydra's syntax."""
+    if isinstance(value, str):
+        bare = re.fullmatch(r"[A-Za-z][\w./:-]*", value)
+        return value if bare else "'" + value.replace("'", r"\'") + "'"
+    if isinstance(value, Mapping):
+        items = (f"{key}: {as_text(each)}" for key, each in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, Sequence):
+        return f"[{','.join(map(as_text, value))}]"
+    return show(value)
+
+
+def _or_worst(score: float | None) -> float:
+    return -math.inf if score is None else score

@@ -1,0 +1,210 @@
+"""Hyperparameter search: ranges, proposals, early stopping, and a search that runs."""
+
+import shlex
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from marl_pool.cli import main as cli
+from marl_pool.config import plan_search, plan_space
+from marl_pool.runs import Run
+from marl_pool.sweeps import Proposal, Sweep, read_table
+from marl_pool.training.settings import SweepSettings
+from marl_pool.utils.errors import InputError
+
+SPACE = ["ppo.lr=log_uniform(1e-4,1e-2)", "pooling=choice(ada,max)"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["ppo.lr=unifrm(0,1)"], ["ppo.lr: expected choice(a,b)", "got unifrm(0,1)"]),
+        (["ppo.lr=uniform(2,1)"], ["ppo.lr: expected low < high", "uniform(2, 1)"]),
+        (["ppo.lr=uniform(1,1)"], ["ppo.lr: expected low < high", "uniform(1, 1)"]),
+        (["ppo.lr=log_uniform(0,1)"], ["ppo.lr: expected low > 0", "(0, 1)"]),
+        (["ppo.lr=log_uniform(-1,1)"], ["ppo.lr: expected low > 0", "(-1, 1)"]),
+        (["ppo.lr=uniform(0.1)"], ["expected uniform(low,high)", "uniform(0.1)"]),
+        (["ppo.lr=uniform(0,inf)"], ["expected uniform(low,high)", "inf"]),
+        (["ppo.lr=uniform(a,b)"], ["ppo.lr: expected uniform(low,high)", "'a'"]),
+        (["ppo.num_epochs=int_uniform(1,2.5)"], ["each an integer", "(1, 2.5)"]),
+        (["pooling=choice(ada,ada)"], ["pooling: expected distinct values"]),
+        (["pooling=choice(ada,adda)"], ["unknown pooling 'adda'"]),
+        (["ppo.lrr=uniform(0,1)"], ["ppo.lrr: unknown key 'lrr'"]),
+        (["ppo.lr=uniform(-1,1)"], ["ppo.lr: expected a number > 0", "-1"]),
+        (["pooling=ada"], ["--search: expected a range", "got none"]),
+        (["grid.seed=[0,1]", *SPACE], ["grid: expected none with --search"]),
+        (["threads=int_uniform(1,2)"], ["threads: a sweep sets it"]),
+        ([*SPACE, "--trials", "0"], ["sweep.trials: expected an integer", "got 0"]),
+    ],
+)
+def test_a_wrong_search_is_refused_in_one_line(capsys, tmp_path, arguments, parts):
+    assert cli.main(["sweep", "--search", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    for part in parts:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["ppo.lr=uniform(0,1)"], "got uniform(0,1); a range needs --search"),
+        (["seed=0,1", "--trials", "3"], "sweep.trials: expected --search"),
+    ],
+)
+def test_a_grid_has_nothing_of_a_search(capsys, arguments, part):
+    assert cli.main(["sweep", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_optuna_is_named_with_its_extra(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["sweep", "--search", *SPACE]) == 2
+    assert 'pip install "marl-pool[search]"' in capsys.readouterr().err
+
+
+def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
+    space = plan_search(SPACE).search.space
+    assert space["ppo.lr"] == ["log_uniform", 1e-4, 1e-2]
+    assert space["pooling"] == ["choice", "ada", "max"]
+    sweep = Sweep(tmp_path / "s", {}, ["seed=3"], space=space)
+    sweep.path.mkdir()
+    sweep.write()
+    proposals = [Proposal({"ppo.lr": 0.001, "pooling": "max"}, stopped_early=True)]
+    sweep.write_proposals(proposals)
+    again = Sweep.open(sweep.path)
+    assert (again.space, again.proposals()) == (space, proposals)
+    sweep.write_proposals([Proposal({"ppo.lr": 0.001})])
+    with pytest.raises(InputError, match="expected values of ppo.lr, pooling"):
+        again.proposals()
+
+
+# Optuna and ASHA
+
+
+@pytest.fixture
+def make_search(tmp_path):
+    pytest.importorskip("ray")
+    pytest.importorskip("optuna")
+    from marl_pool.training.sweep.search import TrialSearch
+
+    def make(name: str = "s") -> TrialSearch:
+        plan = plan_space(plan_search(SPACE).search.space, ["total_steps=1000"])
+        sweep = Sweep(tmp_path / name, {}, [], space=plan.search.space)
+        (sweep.path / "trials").mkdir(parents=True, exist_ok=True)
+        trials = [
+            plan.search.make(f"{number:04d}", proposal.values)
+            for number, proposal in enumerate(sweep.proposals())
+        ]
+        return TrialSearch(sweep, plan.search, SweepSettings(trials=4), trials)
+
+    return make
+
+
+def scored(search, trial, score: float) -> None:
+    run = Run.create(search.sweep.run_path(trial), trial.config)
+    run.log({"iteration": 1, "env_steps": 1000, "return_mean": score})
+    run.close()
+
+
+def test_a_seed_fixes_what_is_proposed(make_search, tmp_path):
+    from marl_pool.training.sweep.search import Proposer
+
+    def proposed(search) -> list[dict]:
+        proposer, values = Proposer(search, [], tmp_path / "none"), []
+        for number in range(2):
+            proposer.suggest(str(number))
+            values.append(search.proposals[-1].values)
+            proposer.on_trial_complete(str(number), {"score": float(number)})
+        return values
+
+    first = proposed(make_search("a"))
+    assert first == proposed(make_search("b"))
+    assert all(1e-4 <= each["ppo.lr"] <= 1e-2 for each in first)
+    # A resumed search goes on with other values, and ends with its last trial.
+    resumed = make_search("a")
+    assert [trial.name for trial in resumed.trials] == ["0000", "0001"]
+    assert not {str(each) for each in proposed(resumed)} & {str(each) for each in first}
+    assert Proposer(make_search("a"), [], tmp_path).suggest("x") is None
+    assert Proposer(make_search("a"), [], tmp_path / "none").suggest("x") == "FINISHED"
+
+
+def test_a_resumed_search_continues_trials_and_knows_the_others(make_search, tmp_path):
+    from marl_pool.training.sweep.search import Proposer
+
+    search = make_search()
+    done, left = (
+        search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
+    )
+    scored(search, done, 1.5)
+    proposer = Proposer(search, [left], tmp_path / "none")
+    assert proposer.suggest("a")["trial"] == left.name
+    proposer.on_trial_complete("a", {"score": 2.5})
+    study = proposer.optuna._ot_study
+    assert [(each.params["ppo.lr"], each.value) for each in study.trials] == [
+        (1e-3, 1.5),
+        (2e-3, 2.5),
+    ]
+    assert [trial.name for trial, _ in search.ranking] == [done.name, left.name]
+
+
+def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
+    from marl_pool.training.sweep.search import EarlyStopping
+
+    search, asked = make_search(), []
+    past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    scored(search, past, 1.0)
+    asha = EarlyStopping(search, asked.append, [past])
+    for score, share in ((2.0, 20), (0.5, 20), (3.0, 100)):
+        trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
+        known = SimpleNamespace(trial_id=trial.name, config={"trial": trial.name})
+        asha.on_trial_add(None, known)
+        result = {"score": score, "share": share}
+        assert asha.on_trial_result(None, known, result) == "CONTINUE"
+    # Past: 1 at 90 percent. At 10 percent 2 is the first, 0.5 worse.
+    assert asked == ["0002"]
+    assert [each.stopped_early for each in search.sweep.proposals()] == [
+        *(False, False, True, False)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
+def test_a_search_runs_is_resumed_and_tells_the_best_command(capsys):
+    pytest.importorskip("ray")
+    pytest.importorskip("optuna")
+    small = [
+        *("env.counts=1-2-2", "env.max_steps=8", "encoder.num_layers=1"),
+        *("ppo.num_envs=4", "ppo.batch_size=32", "ppo.minibatch_size=32"),
+        *("ppo.num_epochs=1", "checkpoint.every=2", "total_steps=64"),
+    ]
+    command = ["sweep", "--search", *SPACE, *small, "--concurrency", "1"]
+    command += ["--trials", "2", "--sweep-dir", "s", "--or-resume"]
+    assert cli.main(command) == 0
+    first = Sweep.open("s").proposals()
+    assert len(first) == 2
+    # The same command again has nothing to do; more trials go on where it ended.
+    assert cli.main(command) == 0
+    assert cli.main(["resume", "s", "sweep.trials=3"]) == 0
+    out = capsys.readouterr().out
+    assert "3 trials, 2 of them started, maximizing return_mean" in out
+    proposals = Sweep.open("s").proposals()
+    assert proposals[:2] == first
+    table = read_table("s")
+    assert {row["trial"] for row in table} == {0, 1, 2}
+    best = max(table, key=lambda row: row["return_mean"])
+    words = shlex.split(out.rpartition("best: ")[2].splitlines()[0])
+    values = proposals[int(best["trial"])].values
+    assert words[:2] == ["marl-pool", "train"]
+    assert {f"{key}={value}" for key, value in values.items()} < set(words)
+    assert {*small} < set(words)
