@@ -87,7 +87,7 @@ JOBS = {
         lambda config: config.total_steps,
         (
             *("total_steps", "time_limit", "env_timeout"),
-            *("checkpoint", "storage", "resources"),
+            *("checkpoint", "storage", "callbacks", "resources"),
         ),
     ),
     "evolve": Job(
@@ -98,7 +98,7 @@ JOBS = {
         lambda config: config.total_generations,
         (
             *("total_generations", "time_limit", "env_timeout"),
-            *("checkpoint", "storage", "resources"),
+            *("checkpoint", "storage", "callbacks", "resources"),
         ),
     ),
     "clone": Job(
@@ -107,7 +107,10 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        ("total_batches", "time_limit", "env_timeout", "checkpoint", "storage"),
+        (
+            *("total_batches", "time_limit", "env_timeout"),
+            *("checkpoint", "storage", "callbacks"),
+        ),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",
@@ -116,7 +119,7 @@ JOBS = {
         _epochs,
         lambda config: config.fit.folds * config.fit.epochs,
         (
-            *("time_limit", "checkpoint", "storage"),
+            *("time_limit", "checkpoint", "storage", "callbacks"),
             *("data_dir", "threads", "kernels", "device"),
         ),
         FILE,

@@ -1,6 +1,7 @@
 """Training loop of all methods: resume, step, log, checkpoint, stop."""
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -9,12 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from marl_pool.callbacks import make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
 from marl_pool.kernels.native import chosen_kernels, library, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
     StepError,
     checkpoint_to_resume,
+    one_line,
     print_warning,
     reading,
     stopped,
@@ -187,6 +190,7 @@ class TrainingLoop:
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"
             )
+        self.callbacks = make_callbacks(self.config.callbacks)
         # Find the newest intact checkpoint; a run never restarts on its own.
         checkpoint = checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)
@@ -197,7 +201,7 @@ class TrainingLoop:
 
         # The start of processes counts towards the time limit.
         self.began = time.monotonic()
-        with method.session():
+        with method.session(), sessions(self.callbacks, self.run):
             if checkpoint is not None:
                 with reading(self.run, checkpoint):
                     method.restore(checkpoint)
@@ -238,8 +242,23 @@ class TrainingLoop:
                     self.run.log({"iteration": number, **step.metrics})
                 self.has_logged = True
                 progress.update(method.done, **step.shown)
+                self._notify()
                 if method.is_due or number % every == 0:
                     self._save()
+
+    def _notify(self) -> None:
+        """Call the callbacks, whose errors end the run like any other failure."""
+        try:
+            is_over = notify(self.callbacks, self.run, self.run.metrics.last)
+        except Exception as error:
+            file = self.run.write_error(traceback.format_exc())
+            reason = (
+                f"a callback failed: {type(error).__name__}: {one_line(error)}; "
+                f"traceback in {file}"
+            )
+            where = self.method.where(self.iteration)
+            raise stopped(self.run, where, reason) from error
+        self.stopping = self.stopping or is_over
 
     def _save(self) -> None:
         """Write a checkpoint; the best one's policy becomes the run's."""

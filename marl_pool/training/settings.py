@@ -117,6 +117,9 @@ class RunConfig:
     storage: StorageURL | None = None
     """URL of fsspec, such as s3://bucket/runs, below which the run's folder is mirrored
     after each checkpoint; None: no mirror."""
+    callbacks: list[str] = field(default_factory=list)
+    """Followers of each iteration: wandb (Weights & Biases) or package.module:Class
+    names of subclasses of marl_pool.callbacks.Callback."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:

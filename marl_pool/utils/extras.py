@@ -29,6 +29,7 @@ EXTRAS = {
     "s3fs": "s3",
     "gcsfs": "gcs",
     "optuna": "search",
+    "wandb": "wandb",
 }
 """By module that the base installation lacks: the extra that installs it."""
 

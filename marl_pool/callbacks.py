@@ -1,0 +1,93 @@
+"""Callbacks of runs: code of the user's own that follows each iteration.
+
+``callbacks=[my_package.my_module:MyCallback]`` names them in the configuration of any
+run that trains; ``callbacks=[wandb]`` logs to Weights & Biases.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from typing_extensions import override
+
+from marl_pool.runs import Run
+from marl_pool.utils.extras import explain_missing_modules
+from marl_pool.utils.names import resolve
+
+CALLBACKS = {"wandb": "marl_pool.callbacks:WandB"}
+"""Callbacks by short name."""
+
+
+class Callback:
+    """Base of callbacks. The class is constructed without arguments, once a session."""
+
+    @contextmanager
+    def session(self, run: Run) -> Iterator[None]:
+        """Hold resources from the first iteration of a session to its end."""
+        yield
+
+    def on_iteration(self, run: Run, row: Mapping[str, float]) -> object:
+        """Follow an iteration; return True to save the run and end it.
+
+        Args:
+            run: run whose metrics have the row.
+            row: row of ``metrics.csv``.
+        """
+
+
+class WandB(Callback):
+    """Log to Weights & Biases (https://docs.wandb.ai); a resumed run continues its log.
+
+    The project is ``marl_pool``, or that of the environment variable ``WANDB_PROJECT``;
+    ``WANDB_MODE=offline`` logs to files in the run's folder.
+    """
+
+    @override
+    @contextmanager
+    def session(self, run: Run) -> Iterator[None]:
+        with explain_missing_modules():
+            import wandb
+
+        # The same folder is the same run.
+        path = run.path.absolute()
+        self.log = wandb.init(
+            name=path.name,
+            id=f"{path.name[-40:]}-{zlib.crc32(bytes(path)):08x}",
+            resume="allow",
+            config=run.config,
+            dir=path,
+        )
+        try:
+            yield
+        finally:
+            self.log.finish()
+
+    @override
+    def on_iteration(self, run: Run, row: Mapping[str, float]) -> None:
+        self.log.log(dict(row), step=int(row["iteration"]))
+
+
+def make_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Construct callbacks by name.
+
+    Raises:
+        InputError: an unknown name, or no subclass of `Callback`.
+        UntrustedError: a name in a file that is not allowed.
+    """
+    return [resolve(name, CALLBACKS, "callback", Callback)() for name in names]
+
+
+@contextmanager
+def sessions(callbacks: Sequence[Callback], run: Run) -> Iterator[None]:
+    """Enter the sessions of all callbacks."""
+    with ExitStack() as stack:
+        for callback in callbacks:
+            stack.enter_context(callback.session(run))
+        yield
+
+
+def notify(callbacks: Sequence[Callback], run: Run, row: Mapping[str, Any]) -> bool:
+    """Tell all callbacks of an iteration; return True if one ends the run."""
+    answers = [callback.on_iteration(run, row) for callback in callbacks]
+    return any(answers)

@@ -1,0 +1,132 @@
+"""Callbacks of runs, and the log to Weights & Biases."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from marl_pool.callbacks import Callback
+from marl_pool.cli import main as cli
+from marl_pool.runs import Run
+
+TINY = [
+    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("evolution.population=6", "repetitions=2", "total_generations=4"),
+    *("validation.episodes=2", "threads=1", "--run-dir", "run"),
+]
+OWN = "training.test_callbacks"
+
+
+class Seen(Callback):
+    """Record what a run tells, in a list of this module."""
+
+    events: list = []  # noqa: RUF012
+
+    @contextmanager
+    def session(self, run):
+        self.events.append("begin")
+        yield
+        self.events.append("end")
+
+    def on_iteration(self, run, row):
+        assert run.metrics.last == row
+        self.events.append(int(row["iteration"]))
+
+
+class StopsAtTwo(Callback):
+    def on_iteration(self, run, row):
+        return row["iteration"] == 2
+
+
+class Fails(Callback):
+    def on_iteration(self, run, row):
+        if row["iteration"] == 2:
+            raise RuntimeError("no\nnetwork")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    # The command imports this module by its name.
+    monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
+    Seen.events.clear()
+
+
+def evolve(callbacks: str) -> int:
+    return cli.main(["evolve", *TINY, f"callbacks={callbacks}"])
+
+
+def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
+    given = [f"--plugin={each}" for each in ("helpers.valley:Valley", *plugins)]
+    return cli.main(["resume", "run", *given, *overrides])
+
+
+def test_callbacks_follow_a_run_and_end_it():
+    assert evolve(f"[{OWN}:Seen,{OWN}:StopsAtTwo]") == 0
+    assert Seen.events == ["begin", 1, 2, "end"]
+    assert Run.open("run").iterations_saved == 2
+    # What a file names is not imported unless the user allows it.
+    assert resume(f"{OWN}:Seen") == 2
+    assert Seen.events[4:] == []
+    assert resume(f"{OWN}:Seen", f"{OWN}:StopsAtTwo") == 0
+    assert Seen.events[4:] == ["begin", 3, 4, "end"]
+
+
+def test_a_resumed_run_may_change_its_callbacks():
+    assert evolve(f"[{OWN}:StopsAtTwo]") == 0
+    assert resume(overrides=["callbacks=[]"]) == 0
+    assert Run.open("run").iterations_saved == 4
+
+
+def test_a_failed_callback_ends_the_run_in_one_line(capsys):
+    assert evolve(f"[{OWN}:Fails]") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "generation 2" in error
+    assert "RuntimeError: no network" in error
+    assert "no\nnetwork" in (Run.open("run").path / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "parts"),
+    [
+        ("[wanb]", ["unknown callback 'wanb'", "wandb"]),
+        ("wandb", ["callbacks: expected a list", "'wandb'"]),
+        ("[no.such:Thing]", ["callback 'no.such:Thing' cannot be imported"]),
+        (f"[{OWN}:Run]", ["must be a subclass of marl_pool.callbacks.Callback"]),
+        ("[wandb]", ['pip install "marl-pool[wandb]"']),
+    ],
+)
+def test_wrong_callbacks_are_refused(capsys, monkeypatch, callbacks, parts, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert evolve(callbacks) == 2
+    error = capsys.readouterr().err
+    for part in parts:
+        assert part in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_logged_to_wandb_and_its_log_continues(monkeypatch, tmp_path):
+    made, rows, finished = [], [], []
+
+    def init(**options):
+        made.append(options)
+        return SimpleNamespace(
+            log=lambda row, step: rows.append((step, row["env_steps"])),
+            finish=lambda: finished.append(True),
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    assert evolve("[wandb]") == 0
+    assert resume(overrides=["total_generations=5"]) == 0
+    first, second = made
+    assert (first["name"], first["dir"]) == ("run", tmp_path / "run")
+    assert first["config"]["total_generations"] == 4
+    assert (first["id"], first["resume"]) == (second["id"], "allow")
+    assert [step for step, _ in rows] == [1, 2, 3, 4, 5]
+    assert [row["env_steps"] for row in Run.open("run").rows()] == [
+        steps for _, steps in rows
+    ]
+    assert len(finished) == 2
