@@ -4,6 +4,7 @@
 run that trains; ``callbacks=[wandb]`` logs to Weights & Biases.
 """
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,6 +53,7 @@ class WandB(Callback):
         # The same folder is the same run.
         path = run.path.absolute()
         self.log = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "marl_pool"),
             name=path.name,
             id=f"{path.name[-40:]}-{zlib.crc32(bytes(path)):08x}",
             resume="allow",

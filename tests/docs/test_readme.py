@@ -15,7 +15,7 @@ import yaml
 from helpers.paths import ROOT
 from marl_pool.cli import arguments
 from marl_pool.cli.main import VERBS, main
-from marl_pool.config import compose, plan_sweep
+from marl_pool.config import compose, plan_search, plan_sweep
 from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
@@ -137,7 +137,8 @@ def test_its_commands_are_understood(folder, words):
         if known.verb in JOBS:
             compose(known.verb, overrides)
         elif known.verb == "sweep":
-            assert plan_sweep(overrides, None, known.trained_by).trials
+            plan = plan_search if known.search else plan_sweep
+            assert plan(overrides, None, known.trained_by).examples
         elif known.verb == "resume":
             allowed = {key for job in JOBS.values() for key in job.controls}
             assert {text.partition("=")[0] for text in overrides} <= allowed

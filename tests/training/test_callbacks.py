@@ -110,6 +110,7 @@ def test_wrong_callbacks_are_refused(capsys, monkeypatch, callbacks, parts, tmp_
 
 def test_a_run_is_logged_to_wandb_and_its_log_continues(monkeypatch, tmp_path):
     made, rows, finished = [], [], []
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
 
     def init(**options):
         made.append(options)
@@ -123,6 +124,7 @@ def test_a_run_is_logged_to_wandb_and_its_log_continues(monkeypatch, tmp_path):
     assert resume(overrides=["total_generations=5"]) == 0
     first, second = made
     assert (first["name"], first["dir"]) == ("run", tmp_path / "run")
+    assert first["project"] == "marl_pool"
     assert first["config"]["total_generations"] == 4
     assert (first["id"], first["resume"]) == (second["id"], "allow")
     assert [step for step, _ in rows] == [1, 2, 3, 4, 5]

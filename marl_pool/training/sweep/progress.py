@@ -80,8 +80,10 @@ class TrialTable(Progress):
         rows = self.rows.values()
         count = Counter(row.state for row in rows)
         counts = ", ".join(f"{count[each]} {each}" for each in STATES if count[each])
-        # The remaining steps of failed trials take no time.
-        self.total = sum(r.steps if r.state == FAILED else r.total for r in rows)
+        # The remaining steps of failed and stopped trials take no time.
+        self.total = sum(
+            r.steps if r.state in (FAILED, STOPPED) else r.total for r in rows
+        )
         self.done = self._sum_done()
         return f"{counts}; {super().line()}"
 

@@ -118,7 +118,7 @@ def run_trials(
     if search is not None:
         from marl_pool.training.sweep.search import EarlyStopping, Proposer
 
-        space, left = {}, len(trials) + settings.trials - len(search.proposals)
+        space, left = {}, len(trials) + max(0, settings.trials - len(search.proposals))
         algorithm = {"search_alg": Proposer(search, trials, stop), "num_samples": left}
         if settings.asha:
             past = [trial for trial in search.trials if trial not in trials]

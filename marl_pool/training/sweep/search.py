@@ -226,7 +226,8 @@ class Proposer(Searcher):
         score = (result or {}).get(SCORE)
         failed = error or score is None or bool((result or {}).get(REASON))
         if is_new:
-            self.optuna.on_trial_complete(trial_id, {SCORE: score}, failed)
+            told = {SCORE: None if failed else score}
+            self.optuna.on_trial_complete(trial_id, told, failed)
         elif not failed:
             self.optuna.add_evaluated_point(trial.values, score)
 
