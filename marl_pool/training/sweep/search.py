@@ -159,7 +159,7 @@ class TrialSearch:
         folder = self.sweep.config_dir
         own = [each for each in self.sweep.overrides if not each.startswith("sweep.")]
         values = (f"{key}={as_text(value)}" for key, value in trial.values.items())
-        flags = ["--config-dir", folder] if folder else []
+        flags = ["--config-dir", str(folder)] if folder else []
         return ["marl-pool", self.sweep.verb, *own, *values, *flags]
 
     @property
