@@ -15,7 +15,7 @@ from pathlib import Path
 
 from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, is_unused
 from marl_pool.storage.mirror import Mirror
-from marl_pool.sweeps import CONTENT
+from marl_pool.sweeps import CONTENT, PROPOSALS
 from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, printable, quoted
@@ -118,7 +118,7 @@ def restore_sweep(folder: Path, storage: str | None) -> None:
         return
     mirror = mirror_of(folder, storage)
     if CONTENT in mirror.list():
-        mirror.fetch(only=(CONTENT,))
+        mirror.fetch(only=(CONTENT, PROPOSALS))
 
 
 def _restore(mirror: Mirror) -> None:
