@@ -17,7 +17,7 @@ from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.memory import Memory, MemoryPooling
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.construction import build
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
@@ -112,6 +112,8 @@ class SetNetwork(nn.Module):
         dropout: probability in the encoder, in [0, 1).
         attention_dropout: probability in the attention of encoder and head, if their
             constructors have this parameter; see `MultiHeadAttention`.
+        token_dropout: probability, while training, that a token is hidden from the
+            network; see `drop_tokens`. An independent sample for each set and network.
         init_std: standard deviation of the initial weights; see `init_weights`.
         action_dim: A, the width of the previous action, for heads that read it.
         embedding: `TokenEmbedding` or a subclass, called with ``spec``, the encoder's
@@ -135,6 +137,7 @@ class SetNetwork(nn.Module):
         input_activation: Activation | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        token_dropout: float = 0.0,
         init_std: float = 0.02,
         action_dim: int = 0,
         embedding: MakeEmbedding = TokenEmbedding,
@@ -142,6 +145,7 @@ class SetNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
+        self.token_dropout = token_dropout
         # Seed each part by its name, so that one part does not change the others.
         with seeded(seed, "encoder"):
             self.encoder = build_part(
@@ -182,6 +186,7 @@ class SetNetwork(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
+        tokens = self._drop(tokens)
         if self._native is not None and self.is_native(tokens):
             return self._native(tokens)
         return self.pooling(*self.encode(tokens))
@@ -243,7 +248,7 @@ class SetNetwork(nn.Module):
         Returns:
             ``(B, T, dim_out)``, and the memory after the last set.
         """
-        x, padding = self._sequences(tokens)
+        x, padding = self._sequences(self._drop(tokens))
         return self._head.unroll(x, padding, prev_actions, memory)
 
     def attention_weights(
@@ -252,6 +257,11 @@ class SetNetwork(nn.Module):
         """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
         x, padding = self._sequences(tokens)
         return self._head.attention_weights(x, padding, prev_actions, memory)
+
+    def _drop(self, tokens: Tokens) -> Tokens:
+        if not (self.training and self.token_dropout):
+            return tokens
+        return drop_tokens(tokens, self.token_dropout, self.spec.has_self)
 
     @property
     def _head(self) -> MemoryPooling:

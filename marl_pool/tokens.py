@@ -67,6 +67,27 @@ class Tokens(NamedTuple):
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
+def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
+    """Hide each token with a probability, by padding.
+
+    The observer's own token is kept, and at least one token of each set that has any.
+    The random numbers are those of torch's global generator.
+
+    Args:
+        tokens: tokens of batch ``(*B,)``.
+        probability: in [0, 1), of each token that is present.
+        has_self: True if a token of type 0 is the observer's own.
+    """
+    numbers = torch.rand(tokens.padding.shape, device=tokens.padding.device)
+    dropped = numbers < probability
+    if has_self:
+        dropped &= tokens.types != SELF_TYPE
+    # Keep the token with the largest number, which is a random one of those present.
+    kept = numbers.masked_fill(tokens.padding, -1.0).argmax(-1, keepdim=True)
+    dropped = dropped.scatter(-1, kept, False)
+    return tokens._replace(padding=tokens.padding | dropped)
+
+
 @dataclass(frozen=True)
 class TokenSpec:
     """Sizes and type names of the tokens that an agent observes.

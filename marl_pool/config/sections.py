@@ -133,7 +133,12 @@ LISTED = {
 
 POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
-    frozenset({"spec", "action_space", "encoder", "pooling", "dropout", "seed"}),
+    frozenset(
+        {
+            *("spec", "action_space", "encoder", "pooling", "seed"),
+            *("dropout", "token_dropout"),
+        }
+    ),
 )
 SETTINGS = {
     "ppo": Section("marl_pool.training.settings:PPOSettings"),

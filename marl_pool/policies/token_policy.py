@@ -57,6 +57,8 @@ class TokenPolicy(SpecifiedPolicy):
         init_std: standard deviation of the initial weights.
         log_std_range: bounds of the Gaussian's log-std.
         dropout: probability in the encoder while training, in [0, 1).
+        token_dropout: probability, while training, that a token is hidden, in [0, 1);
+            never the agent's own. Neither probability is saved with the policy.
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
     """
@@ -76,6 +78,7 @@ class TokenPolicy(SpecifiedPolicy):
         init_std: PositiveFloat = 0.2,
         log_std_range: tuple[float, float] = (-1.0, 1.0),
         dropout: Probability = 0.0,
+        token_dropout: Probability = 0.0,
         seed: int | None = None,
     ) -> None:
         # Options of the set network, which a saved policy records.
@@ -104,7 +107,11 @@ class TokenPolicy(SpecifiedPolicy):
         self.log_std_range = tuple(log_std_range)
         self.activation = activation
         # One set network, or one for each head.
-        network |= {"action_dim": self.actions.dim, "dropout": dropout}
+        network |= {
+            "action_dim": self.actions.dim,
+            "dropout": dropout,
+            "token_dropout": token_dropout,
+        }
         self.network = SetNetwork(spec, **network, seed=seed)
         self.value_network: SetNetwork | None = None
         if trunk == "separate":

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
     from marl_pool.pooling.merge import MergePooling as MergePooling
     from marl_pool.pooling.multi import MultiPooling as MultiPooling
     from marl_pool.pooling.pma import PMAPooling as PMAPooling
+    from marl_pool.pooling.set2set import Set2SetPooling as Set2SetPooling
     from marl_pool.pooling.slots import CNNPooling as CNNPooling
     from marl_pool.pooling.slots import FlattenPooling as FlattenPooling
     from marl_pool.pooling.slots import (
         LearnedAggregationPooling as LearnedAggregationPooling,
     )
+    from marl_pool.pooling.statistics import PNAPooling as PNAPooling
+    from marl_pool.pooling.statistics import QuantilePooling as QuantilePooling
+    from marl_pool.pooling.statistics import SqrtNPooling as SqrtNPooling
+    from marl_pool.pooling.statistics import StdPooling as StdPooling
+    from marl_pool.pooling.statistics import TrimmedMeanPooling as TrimmedMeanPooling
     from marl_pool.pooling.vision_neuron import (
         VisionNeuronPooling as VisionNeuronPooling,
     )
@@ -48,9 +54,15 @@ POOLING: dict[str, str] = {
     "merge": "marl_pool.pooling.merge:MergePooling",
     "multi": "marl_pool.pooling.multi:MultiPooling",
     "pma": "marl_pool.pooling.pma:PMAPooling",
+    "pna": "marl_pool.pooling.statistics:PNAPooling",
     "power": "marl_pool.pooling.generalized_mean:PowerMeanPooling",
+    "quantile": "marl_pool.pooling.statistics:QuantilePooling",
+    "set2set": "marl_pool.pooling.set2set:Set2SetPooling",
     "softmax": "marl_pool.pooling.generalized_mean:SoftmaxPooling",
+    "sqrtn": "marl_pool.pooling.statistics:SqrtNPooling",
+    "std": "marl_pool.pooling.statistics:StdPooling",
     "sum": "marl_pool.pooling.basic:SumPooling",
+    "trimmed": "marl_pool.pooling.statistics:TrimmedMeanPooling",
     "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuronPooling",
 }
 

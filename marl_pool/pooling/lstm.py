@@ -44,10 +44,7 @@ class LSTMPooling(Pooling):
         # The input's part of all gates is one product; only the state's is sequential.
         for slot, gates in enumerate(self.on_input(x).unbind(1)):
             gates = gates + self.on_state(hidden)
-            input_gate, forget_gate, output_gate, content = gates.chunk(4, -1)
-            new_cell = forget_gate.sigmoid() * cell
-            new_cell = new_cell + input_gate.sigmoid() * content.tanh()
-            new_hidden = output_gate.sigmoid() * new_cell.tanh()
+            new_hidden, new_cell = lstm_step(gates, cell)
             # Padded tokens leave the state unchanged.
             if padding is not None:
                 skip = padding[:, slot, None]
@@ -55,3 +52,10 @@ class LSTMPooling(Pooling):
                 new_hidden = torch.where(skip, hidden, new_hidden)
             cell, hidden = new_cell, new_hidden
         return hidden
+
+
+def lstm_step(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the new hidden state and cell from the gates ``(B, 4 H)``."""
+    input_gate, forget_gate, output_gate, content = gates.chunk(4, -1)
+    cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * content.tanh()
+    return output_gate.sigmoid() * cell.tanh(), cell

@@ -73,6 +73,10 @@ class PPOSettings:
     dropout: Probability = 0.0
     """Dropout of the encoder, in the learner only. Above 0 the probability ratio of an
     update does not start at 1."""
+    token_dropout: Probability = 0.0
+    """Probability that a token, never the agent's own, is hidden in the learner only:
+    sampling and evaluation see all tokens. As with ``dropout``, the probability ratio
+    does not start at 1."""
     value_clip: PositiveFloat | None = None
     """Upper limit of a value's squared error in the loss; None: no limit."""
 

@@ -361,6 +361,7 @@ def test_an_override_sets_its_key(override, path, expected):
         ("time_limit=0", "time_limit: expected a number > 0 or null, got 0"),
         ("ppo.lr=.inf", "ppo.lr: expected a number > 0, got "),
         ("ppo.dropout=1", "ppo.dropout: expected a number in [0, 1), got 1"),
+        ("ppo.token_dropout=1", "ppo.token_dropout: expected a number in [0, 1), got"),
         ("policy.trunk=both", "policy.trunk: expected shared or separate, got 'both'"),
         (
             "pooling.query=slef",

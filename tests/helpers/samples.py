@@ -44,6 +44,8 @@ SET_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hopfield", {"num_updates": 0, "beta": 2.0}),
     ("learned_aggregation", {"query_dim": 3, "dim_out": 2}),
     ("lstm", {"hidden": 3}),
+    ("pna", {"scalers": ["attenuation"], "avg_log_size": 0.7}),
+    ("quantile", {"levels": [0.0, 0.3, 1.0]}),
     ("multi", {"heads": [{"name": "cls"}, {"name": "ada"}, {"name": "sum"}]}),
     ("multi", {"heads": [{"name": "flatten"}]}),
 ]

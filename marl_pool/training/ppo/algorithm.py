@@ -360,6 +360,7 @@ def _module_spec(
             "encoder": dict(config.encoder),
             "pooling": dict(config.pooling),
             "dropout": config.ppo.dropout,
+            "token_dropout": config.ppo.token_dropout,
             "seed": config.seed,
         }
         # Reject parts that fail on the group's tokens before a process starts.

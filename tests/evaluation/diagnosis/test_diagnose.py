@@ -376,7 +376,8 @@ def diagnosed(pooling: Any) -> list[Diagnosis]:
 
 def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
     measured = {name for name in POOLING if not diagnosed(name)[0].missing}
-    assert measured == {"ada", "avg", "cls", "gated", "hopfield", "max", "pma"}
+    weighted = {"ada", "avg", "gated", "hopfield", "pma", "set2set"}
+    assert measured == {"cls", "max"} | weighted
 
 
 @pytest.mark.parametrize(
