@@ -97,11 +97,15 @@ def test_every_encoder_trains_and_its_policy_loads(tmp_path, encoder):
 
 
 def test_without_dropout_the_first_ratio_is_one_and_with_it_is_not(build):
-    for dropout, low, high in ((0.0, 0.0, 1e-5), (0.1, 1e-4, math.inf)):
-        algo = build(config_of(f"ppo.dropout={dropout}"))
+    for option, low, high in (
+        ("dropout=0", 0.0, 1e-5),
+        ("dropout=0.1", 1e-4, math.inf),
+        ("token_dropout=0.3", 1e-4, math.inf),
+    ):
+        algo = build(config_of(f"ppo.{option}"))
         metrics = algo.train()[LEARNER_RESULTS]["agent"]
         assert low <= metrics[FIRST_RATIO_ERROR] < high
-        assert (metrics[FIRST_KL] > 1e-6) == (dropout > 0)
+        assert (metrics[FIRST_KL] > 1e-6) == (low > 0)
 
 
 def test_recorded_values_are_what_the_learner_would_compute(build):
