@@ -95,7 +95,7 @@ def test_outliers_leave_the_result_in_the_range_of_the_others(
 
 def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
     head: Any = make_head("set2set", steps=3)
-    lstm = nn.LSTM(2 * DIM, DIM).double()
+    lstm: Any = nn.LSTM(2 * DIM, DIM).double()
     with torch.no_grad():
         lstm.weight_ih_l0.copy_(head.on_input.weight)
         lstm.weight_hh_l0.copy_(head.on_state.weight)
