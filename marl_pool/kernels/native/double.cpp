@@ -1,5 +1,6 @@
 // The C interface for double, called by call.py.
 #include "mlp.hpp"
+#include "ppo_loss.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -18,4 +19,8 @@ EXPORT int marl_pool_mlp_double(const marl_pool::MlpSizes *sizes, const double *
                                 double *for_values, int threads) {
   return marl_pool::run_mlp<double>(*sizes, values, parameters, out, out_gradient,
                                     gradient, for_values, threads);
+}
+
+EXPORT bool marl_pool_ppo_loss_double(const marl_pool::Loss *loss, double *result) {
+  return marl_pool::ppo_loss<double>(*loss, result);
 }

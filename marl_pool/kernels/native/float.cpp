@@ -1,5 +1,6 @@
 // The C interface for float, called by call.py.
 #include "mlp.hpp"
+#include "ppo_loss.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -18,6 +19,10 @@ EXPORT int marl_pool_mlp_float(const marl_pool::MlpSizes *sizes, const float *va
                                float *for_values, int threads) {
   return marl_pool::run_mlp<float>(*sizes, values, parameters, out, out_gradient,
                                    gradient, for_values, threads);
+}
+
+EXPORT bool marl_pool_ppo_loss_float(const marl_pool::Loss *loss, float *result) {
+  return marl_pool::ppo_loss<float>(*loss, result);
 }
 
 // The level of the instruction set that this machine has: 2, 3 or 4 for x86-64-v2 to v4.

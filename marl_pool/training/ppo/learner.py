@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from marl_pool.kernels.native.call import threads_for_kernel
+from marl_pool.kernels.native.ppo_loss import Coefficients, ppo_loss
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
@@ -32,7 +33,7 @@ from marl_pool.training.ppo.batch import (
     prepare_rows,
 )
 from marl_pool.training.ppo.episodes import RECORDED
-from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
+from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, recorded_steps
 
 MICROBATCH_STEPS = 1024
 """Steps of a microbatch that torch computes on a CPU, few enough for the cache."""
@@ -58,10 +59,20 @@ NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
 
-class Microbatch(NamedTuple):
-    """Terms of the loss of a part of a minibatch, by module, and its fraction."""
+class Outputs(NamedTuple):
+    """Steps of a module, and what its heads computed from them."""
 
-    terms: dict[str, PPOTerms]
+    rows: Rows
+    logits: Tensor
+    """``(B, L)``."""
+    values: Tensor
+    """``(B,)`` in the units of the targets."""
+
+
+class Microbatch(NamedTuple):
+    """Outputs for a part of a minibatch, by module, and its fraction."""
+
+    outputs: dict[str, Outputs]
     weights: dict[str, float]
 
 
@@ -179,12 +190,17 @@ class BatchedPPOLearner(PPOTorchLearner):
             # Learners average their gradients once, in the last backward pass.
             last = number == len(microbatches)
             with nullcontext() if last else self._no_sync(part):
-                terms = {mid: self._terms(mid, rows) for mid, rows in part.items()}
-                own = {mid: weights[mid] * self._loss(mid, terms[mid]) for mid in terms}
+                out = {mid: self._outputs(mid, rows) for mid, rows in part.items()}
+                own = {mid: self._loss(mid, out[mid]) for mid in out}
+                if len(microbatches) > 1:
+                    own = {mid: weights[mid] * loss for mid, loss in own.items()}
                 torch.autograd.backward(list(own.values()))
             for mid, loss in own.items():
-                losses[mid] = losses.get(mid, 0) + loss.detach()
-            done.append(Microbatch(terms, weights))
+                before = losses.get(mid)
+                losses[mid] = (
+                    loss.detach() if before is None else before + loss.detach()
+                )
+            done.append(Microbatch(out, weights))
         self._is_first = False
         self._step(losses)
         return done
@@ -207,8 +223,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             before = self._metrics.get(key, bad[mid])
             self._metrics[key] = torch.maximum(bad[mid], before)
 
-    def _terms(self, module_id: str, rows: Rows) -> PPOTerms:
-        """Compute the terms of the loss of the steps in ``rows``."""
+    def _outputs(self, module_id: str, rows: Rows) -> Outputs:
+        """Compute logits and values of the steps in ``rows``."""
         module = self.module[module_id]
         out = module.forward_train(rows)
         if Columns.LOSS_MASK in rows:
@@ -216,23 +232,36 @@ class BatchedPPOLearner(PPOTorchLearner):
             select = operator.itemgetter(rows[Columns.LOSS_MASK])
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
             rows, out = map_rows(select, steps), map_rows(select, out)
-        policy = module.unwrapped().policy
-        logits = out[Columns.ACTION_DIST_INPUTS]
         values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
-        config = self.config.get_config_for_module(module_id)
-        terms = PPOTerms.of(config, policy.actions, rows, logits, values)
+        outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
         # Log the distance from the sampling policy before the first step of an update.
         if self._is_first:
-            self._keep_distance(module_id, terms, rows, logits.detach())
-        return terms
+            self._keep_distance(module_id, outputs)
+        return outputs
 
-    def _loss(self, module_id: str, terms: PPOTerms) -> Tensor:
+    def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
         config = self.config.get_config_for_module(module_id)
-        return terms.loss(
-            config.vf_loss_coeff,
-            self.entropy_coeff_schedulers_per_module[module_id].get_current_value(),
-            self.curr_kl_coeffs_per_module[module_id],
-        )
+        actions = self.module[module_id].unwrapped().policy.actions
+        return PPOTerms.of(config, actions, *outputs)
+
+    def _loss(self, module_id: str, outputs: Outputs) -> Tensor:
+        """Compute the mean loss, by the compiled kernel where it fits."""
+        config = self.config.get_config_for_module(module_id)
+        entropy = self.entropy_coeff_schedulers_per_module[module_id]
+        entropy_coeff = entropy.get_current_value()
+        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
+        recorded = recorded_steps(outputs.rows)
+        if recorded.fits(outputs.logits, outputs.values):
+            coefficients = Coefficients(
+                clip=config.clip_param,
+                value=config.vf_loss_coeff,
+                value_clip=config.vf_clip_param,
+                entropy=entropy_coeff,
+                kl=float(kl_coeff) if config.use_kl_loss else 0.0,
+            )
+            return ppo_loss(coefficients, recorded, outputs.logits, outputs.values)
+        terms = self._terms(module_id, outputs)
+        return terms.loss(config.vf_loss_coeff, entropy_coeff, kl_coeff)
 
     def _microbatches(
         self, batch: dict[str, Rows]
@@ -290,25 +319,29 @@ class BatchedPPOLearner(PPOTorchLearner):
                     stack.enter_context(module.no_sync())
             yield
 
+    @torch.no_grad()
     def _log(self, last: Mapping[str, list[Microbatch]]) -> None:
         """Log the metrics of an update, given each module's last minibatch."""
         for mid, microbatches in last.items():
-            parts = [part for part in microbatches if mid in part.terms]
-            means = [part.weights[mid] * part.terms[mid].statistics() for part in parts]
+            means = [
+                part.weights[mid] * self._terms(mid, part.outputs[mid]).statistics()
+                for part in microbatches
+                if mid in part.outputs
+            ]
             for name, value in zip(STATISTICS, torch.stack(means).sum(0), strict=True):
                 self._metrics[mid, name] = value
         for key, value in self._metrics.items():
             self.metrics.log_value(key, value.item(), window=1)
 
     @torch.no_grad()
-    def _keep_distance(
-        self, module_id: str, terms: PPOTerms, rows: Rows, logits: Tensor
-    ) -> None:
+    def _keep_distance(self, module_id: str, outputs: Outputs) -> None:
         """Keep the distance from the sampling policy, of one microbatch or several."""
+        rows, logits, _ = outputs
+        ratio = self._terms(module_id, outputs).ratio
         actions = self.module[module_id].unwrapped().policy.actions
         kl = kl_divergence(actions, rows[Columns.ACTION_DIST_INPUTS], logits)
         for name, value in (
-            (FIRST_RATIO_ERROR, (terms.ratio - 1).abs().max()),
+            (FIRST_RATIO_ERROR, (ratio - 1).abs().max()),
             (FIRST_KL, kl.mean()),
         ):
             before = self._metrics.get((module_id, name), value)

@@ -15,6 +15,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
+from marl_pool.kernels.native.ppo_loss import RecordedSteps
 from marl_pool.policies.actions import ActionSpec, entropy, kl_divergence, log_prob
 
 STATISTICS = (
@@ -133,3 +134,14 @@ class PPOTerms:
                 kl,
             ]
         ).detach()
+
+
+def recorded_steps(rows: Mapping[str, Any]) -> RecordedSteps:
+    """Return the columns ``(B, …)`` that the kernel's loss reads."""
+    return RecordedSteps(
+        actions=rows[Columns.ACTIONS],
+        log_probs=rows[Columns.ACTION_LOGP],
+        logits=rows[Columns.ACTION_DIST_INPUTS],
+        advantages=rows[Postprocessing.ADVANTAGES],
+        targets=rows[Postprocessing.VALUE_TARGETS],
+    )

@@ -1,0 +1,172 @@
+// The loss of proximal policy optimization, with its gradient by logits and values. The
+// formula is that of PPOTerms (training/ppo/loss.py).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace marl_pool {
+
+// Sizes, coefficients and columns, as Python passes them (ppo_loss.py, class _Loss).
+struct Loss {
+  int64_t rows;
+  int32_t width;     // logits of a row
+  int32_t discrete;  // a categorical distribution; otherwise means, then log-stds
+  double clip, value_coeff, value_clip, entropy_coeff, kl_coeff;
+  const void *logits, *values;  // of the current policy
+  const void *actions, *log_probs, *old_logits, *advantages, *targets;  // recorded
+  void *for_logits, *for_values;  // gradients
+};
+
+template <class Real> constexpr Real half_log_2pi = Real(0.91893853320467274178);
+
+// The distribution of one row, a diagonal Gaussian: its logarithms, and what is added to
+// the gradient by the logits for given gradients by the logarithms.
+template <class Real> struct GaussianRow {
+  const int n;
+  const Real *mean, *log_std, *old_mean, *old_log_std, *action;
+
+  GaussianRow(const Loss &s, long row)
+      : n(s.width / 2), mean(static_cast<const Real *>(s.logits) + row * s.width),
+        log_std(mean + n),
+        old_mean(static_cast<const Real *>(s.old_logits) + row * s.width),
+        old_log_std(old_mean + n),
+        action(static_cast<const Real *>(s.actions) + row * n) {}
+
+  bool valid() const { return true; }
+  Real log_prob() const {
+    Real sum = n * half_log_2pi<Real>;
+    for (int i = 0; i < n; i++) sum += log_std[i] + square(error(i)) / 2;
+    return -sum;
+  }
+  Real entropy() const {
+    Real sum = n * (half_log_2pi<Real> + Real(0.5));
+    for (int i = 0; i < n; i++) sum += log_std[i];
+    return sum;
+  }
+  Real divergence() const {
+    Real sum = 0;
+    for (int i = 0; i < n; i++)
+      sum += log_std[i] - old_log_std[i] + (spread(i) - 1) / 2;
+    return sum;
+  }
+  void gradient(Real by_log_prob, Real by_entropy, Real by_divergence, Real *out) const {
+    for (int i = 0; i < n; i++) {
+      const Real precision = std::exp(-log_std[i]);
+      out[i] = by_log_prob * error(i) * precision;
+      out[n + i] = by_log_prob * (square(error(i)) - 1) + by_entropy;
+      if (by_divergence == 0) continue;
+      out[i] += by_divergence * (mean[i] - old_mean[i]) * square(precision);
+      out[n + i] += by_divergence * (1 - spread(i));
+    }
+  }
+
+private:
+  static Real square(Real x) { return x * x; }
+  Real error(int i) const { return (action[i] - mean[i]) * std::exp(-log_std[i]); }
+  // The mean square of the old distribution in units of the new one.
+  Real spread(int i) const {
+    return (std::exp(2 * old_log_std[i]) + square(old_mean[i] - mean[i])) *
+           std::exp(-2 * log_std[i]);
+  }
+};
+
+// As GaussianRow, for choices.
+template <class Real> struct CategoricalRow {
+  const int n;
+  const Real *logits, *old_logits;
+  const int64_t action;
+  const Real log_sum;
+
+  CategoricalRow(const Loss &s, long row)
+      : n(s.width), logits(static_cast<const Real *>(s.logits) + row * n),
+        old_logits(static_cast<const Real *>(s.old_logits) + row * n),
+        action(static_cast<const int64_t *>(s.actions)[row]),
+        log_sum(log_sum_exp(logits)) {}
+
+  bool valid() const { return 0 <= action && action < n; }
+  Real log_prob() const { return logits[action] - log_sum; }
+  Real entropy() const {
+    Real sum = 0;
+    for (int i = 0; i < n; i++) sum -= probability(i) * (logits[i] - log_sum);
+    return sum;
+  }
+  Real divergence() const {
+    const Real old_log_sum = log_sum_exp(old_logits);
+    Real sum = 0;
+    for (int i = 0; i < n; i++) {
+      const Real old = old_logits[i] - old_log_sum;
+      sum += std::exp(old) * (old - logits[i] + log_sum);
+    }
+    return sum;
+  }
+  void gradient(Real by_log_prob, Real by_entropy, Real by_divergence, Real *out) const {
+    const Real mean = by_entropy == 0 ? 0 : entropy();
+    const Real old_log_sum = by_divergence == 0 ? 0 : log_sum_exp(old_logits);
+    for (int i = 0; i < n; i++) {
+      const Real p = probability(i);
+      out[i] = by_log_prob * ((i == action) - p);
+      if (by_entropy != 0) out[i] -= by_entropy * p * (logits[i] - log_sum + mean);
+      if (by_divergence != 0)
+        out[i] += by_divergence * (p - std::exp(old_logits[i] - old_log_sum));
+    }
+  }
+
+private:
+  Real probability(int i) const { return std::exp(logits[i] - log_sum); }
+  Real log_sum_exp(const Real *x) const {
+    const Real largest = *std::max_element(x, x + n);
+    Real sum = 0;
+    for (int i = 0; i < n; i++) sum += std::exp(x[i] - largest);
+    return largest + std::log(sum);
+  }
+};
+
+// The loss of one row; its gradient, times `scale`, is stored.
+template <class Real, class Distribution>
+Real row_loss(const Loss &s, const Distribution &distribution, long row, Real scale) {
+  const auto column = [&](const void *numbers) {
+    return static_cast<const Real *>(numbers)[row];
+  };
+  // Clip the ratio where that lowers the objective. NaN stays NaN in all comparisons.
+  const Real advantage = column(s.advantages), clip = Real(s.clip);
+  const Real ratio = std::exp(distribution.log_prob() - column(s.log_probs));
+  const Real limited = advantage * std::clamp(ratio, 1 - clip, 1 + clip);
+  const bool kept = !(advantage * ratio > limited);
+  Real loss = kept ? -advantage * ratio : -limited;
+  // The values' error, limited so that outliers do not dominate.
+  const Real error = column(s.values) - column(s.targets), coeff = Real(s.value_coeff);
+  const bool inside = !(error * error > Real(s.value_clip));
+  loss += coeff * (inside ? error * error : Real(s.value_clip));
+  if (s.entropy_coeff != 0) loss -= Real(s.entropy_coeff) * distribution.entropy();
+  if (s.kl_coeff != 0) loss += Real(s.kl_coeff) * distribution.divergence();
+
+  distribution.gradient(kept ? -scale * advantage * ratio : 0,
+                        -scale * Real(s.entropy_coeff),
+                        scale * Real(s.kl_coeff),
+                        static_cast<Real *>(s.for_logits) + row * s.width);
+  static_cast<Real *>(s.for_values)[row] = inside ? scale * 2 * coeff * error : 0;
+  return loss;
+}
+
+// The mean loss to `result`; false if an action is not among the choices.
+template <class Real, class Distribution>
+bool mean_loss(const Loss &s, Real *result) noexcept {
+  const Real scale = 1 / Real(s.rows);
+  double sum = 0;  // of many rows
+  for (long row = 0; row < s.rows; row++) {
+    const Distribution distribution(s, row);
+    if (!distribution.valid()) return false;
+    sum += row_loss<Real>(s, distribution, row, scale);
+  }
+  *result = Real(sum / s.rows);
+  return true;
+}
+
+template <class Real> bool ppo_loss(const Loss &s, Real *result) noexcept {
+  return s.discrete ? mean_loss<Real, CategoricalRow<Real>>(s, result)
+                    : mean_loss<Real, GaussianRow<Real>>(s, result);
+}
+
+}  // namespace marl_pool

@@ -1,0 +1,161 @@
+"""PPO's loss by the compiled kernel, against torch."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("ray")
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.columns import Columns
+from ray.rllib.evaluation.postprocessing import Postprocessing
+
+from marl_pool.kernels.native import call, use_kernels
+from marl_pool.kernels.native.ppo_loss import Coefficients, ppo_loss
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
+
+pytestmark = pytest.mark.skipif(
+    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
+)
+
+
+def make(
+    actions: ActionSpec, rows: int, dtype: torch.dtype, seed: int = 0
+) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """Sample columns, logits and values; some ratios and errors are far away."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    width = actions.num_logits
+    chosen = torch.randint(0, max(actions.n, 1), (rows,), generator=generator)
+    columns = {
+        Columns.ACTIONS: chosen if actions.discrete else normal(rows, width // 2),
+        Columns.ACTION_LOGP: -2 + normal(rows),
+        Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
+        Postprocessing.ADVANTAGES: normal(rows),
+        Postprocessing.VALUE_TARGETS: normal(rows),
+    }
+    return columns, 0.5 * normal(rows, width), normal(rows)
+
+
+def results(
+    native: bool,
+    actions: ActionSpec,
+    inputs: tuple[dict[str, Any], Tensor, Tensor],
+    c: Coefficients,
+) -> list[Tensor]:
+    """Return the loss and the gradients by logits and values."""
+    columns, *outputs = inputs
+    logits, values = (part.clone().requires_grad_() for part in outputs)
+    if native:
+        recorded = recorded_steps(columns)
+        assert recorded.fits(logits, values)
+        loss = ppo_loss(c, recorded, logits, values)
+    else:
+        config = PPOConfig().training(
+            clip_param=c.clip, vf_clip_param=c.value_clip, use_kl_loss=c.kl > 0
+        )
+        terms = PPOTerms.of(config, actions, columns, logits, values)
+        loss = terms.loss(c.value, c.entropy, c.kl)
+    # A factor, as of the fraction of a minibatch.
+    return [loss.detach(), *torch.autograd.grad(0.7 * loss, [logits, values])]
+
+
+BOX = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
+SPACES = {
+    "box": BOX,
+    "narrow box": ActionSpec(low=(-1.0,), high=(1.0,)),
+    "discrete": ActionSpec(n=6),
+    "one choice": ActionSpec(n=1),
+}
+PLAIN = Coefficients(clip=0.2, value=0.3, value_clip=float("inf"), entropy=0.0, kl=0.0)
+
+
+@given(
+    space=st.sampled_from(sorted(SPACES)),
+    rows=st.sampled_from([1, 2, 17, 130]),
+    clip=st.sampled_from([0.0, 0.2, 1.5]),
+    value_clip=st.sampled_from([float("inf"), 0.5]),
+    entropy=st.sampled_from([0.0, 0.01]),
+    kl=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 99),
+)
+def test_loss_and_gradients_are_torchs_in_float64(
+    space: str,
+    rows: int,
+    clip: float,
+    value_clip: float,
+    entropy: float,
+    kl: float,
+    seed: int,
+) -> None:
+    actions, c = SPACES[space], Coefficients(clip, 0.3, value_clip, entropy, kl)
+    inputs = make(actions, rows, torch.float64, seed)
+    expected = results(False, actions, inputs, c)
+    for got, wanted in zip(results(True, actions, inputs, c), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("space", ["box", "discrete"])
+def test_float32_is_as_precise_as_torchs(space: str) -> None:
+    actions, c = SPACES[space], Coefficients(0.2, 0.3, 0.5, 0.01, 0.3)
+    inputs = make(actions, 512, torch.float32)
+    exact = results(False, actions, make(actions, 512, torch.float64), c)
+    for ours, theirs, number in zip(
+        results(True, actions, inputs, c),
+        results(False, actions, inputs, c),
+        exact,
+        strict=True,
+    ):
+        assert (ours - number).norm() <= 2 * (theirs - number).norm() + 1e-6
+
+
+@pytest.mark.parametrize("column", [Columns.ACTION_LOGP, Postprocessing.VALUE_TARGETS])
+def test_nan_and_infinity_reach_the_loss(column: str) -> None:
+    for bad in (torch.nan, -torch.inf):
+        columns, logits, values = make(BOX, 20, torch.float32)
+        columns[column][3] = bad
+        loss, *_ = results(True, BOX, (columns, logits, values), PLAIN)
+        assert not loss.isfinite()
+
+
+def test_columns_in_other_layouts_give_the_same() -> None:
+    columns, logits, values = make(BOX, 20, torch.float64)
+    expected = results(True, BOX, (columns, logits, values), PLAIN)
+    strided = {key: torch.stack([c, -c], -1)[..., 0] for key, c in columns.items()}
+    got = results(True, BOX, (strided, logits.T.contiguous().T, values), PLAIN)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize("action", [-1, 6])
+def test_an_action_beyond_the_choices_is_refused(action: int) -> None:
+    columns, logits, values = make(SPACES["discrete"], 20, torch.float32)
+    columns[Columns.ACTIONS][19] = action
+    with pytest.raises(IndexError, match="actions: expected 0 to 5"):
+        ppo_loss(PLAIN, recorded_steps(columns), logits, values)
+
+
+def test_sizes_are_checked() -> None:
+    columns, logits, values = make(BOX, 20, torch.float32)
+    for key, column in columns.items():
+        wrong = recorded_steps({**columns, key: column[1:]})
+        with pytest.raises(AssertionError):
+            ppo_loss(PLAIN, wrong, logits, values)
+
+
+def test_other_types_are_left_to_torch() -> None:
+    columns, logits, values = make(BOX, 20, torch.float32)
+    recorded = recorded_steps(columns)
+    assert recorded.fits(logits, values)
+    assert not recorded.fits(logits.double(), values)
+    assert not recorded.fits(logits.bfloat16(), values.bfloat16())
+    assert not recorded.fits(logits[:0], values[:0])
+    with use_kernels("torch"):
+        assert not recorded.fits(logits, values)
