@@ -75,10 +75,9 @@ class FlatParameters:
     def gather_grad(self) -> Tensor:
         """Copy the parameters' gradients to that of `values`; return it."""
         gradients = [
-            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-            for p in self.parameters
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]
-        self.values.grad = torch.cat(gradients)
+        self.values.grad = torch._utils._flatten_dense_tensors(gradients)
         return self.values.grad
 
 

@@ -198,31 +198,38 @@ def minibatches(
     if not in_step:
         number = min(number, max(counts.values()))
 
-    def split(count: int) -> Sequence[Tensor]:
+    def shuffle(rows: Rows) -> Rows:
+        count = len(rows[Columns.ACTIONS])
         # Sample on the CPU on all machines, so that a seed always gives one order.
         if generator is None or number == 1:
+            if not (in_step and count < number):
+                return rows
             order = torch.arange(count, device="cpu")
         else:
             order = torch.randperm(count, generator=generator, device="cpu")
         # Repeat rows until there is one for each minibatch.
         if in_step and count < number:
             order = order.repeat(-(-number // count))[:number]
-        return order.tensor_split(number)
+        order = order.to(rows[Columns.ACTIONS].device)
+        return map_rows(operator.methodcaller("index_select", 0, order), rows)
 
     for _ in range(num_epochs):
-        # Shuffle the rows of each module, and split them evenly.
-        parts = {name: split(count) for name, count in counts.items()}
+        # Shuffle the rows of each module once, which is faster than minibatch by
+        # minibatch, and split them evenly.
+        shuffled = {name: shuffle(rows) for name, rows in modules.items()}
+        parts = {name: _split(rows, number) for name, rows in shuffled.items()}
         for i in range(number):
-            chosen = {name: part[i] for name, part in parts.items() if len(part[i])}
-            minibatch = {}
-            for name, index in chosen.items():
-                rows = modules[name]
-                if number > 1:
-                    index = index.to(rows[Columns.ACTIONS].device)
-                    select = operator.methodcaller("index_select", 0, index)
-                    rows = map_rows(select, rows)
-                minibatch[name] = rows
-            yield minibatch
+            yield {
+                name: part[i]
+                for name, part in parts.items()
+                if len(part[i][Columns.ACTIONS])
+            }
+
+
+def _split(rows: Rows, number: int) -> list[Rows]:
+    """Split rows into parts whose sizes differ by one at most."""
+    split = map_rows(operator.methodcaller("tensor_split", number), rows)
+    return [map_rows(operator.itemgetter(i), split) for i in range(number)]
 
 
 def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:

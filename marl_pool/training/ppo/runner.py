@@ -262,7 +262,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def copy_weights(self, learner: Learner) -> None:
         """Copy the weights of the learner in this process."""
         for module_id, module in self.module.items():
-            module.load_state_dict(learner.module[module_id].state_dict())
+            source = learner.module[module_id]
+            mine = [*module.parameters(), *module.buffers()]
+            theirs = [*source.parameters(), *source.buffers()]
+            with torch.no_grad():
+                torch._foreach_copy_(mine, theirs)
         self._weights_seq_no = learner._weights_seq_no
 
     @override
