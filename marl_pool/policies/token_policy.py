@@ -61,7 +61,14 @@ class TokenPolicy(SpecifiedPolicy):
             never the agent's own. Neither probability is saved with the policy.
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
+
+    Attributes:
+        lowest_logits: limits of the logits of a Box, ``(L,)``. ``highest_logits``: the
+            upper.
     """
+
+    lowest_logits: Tensor
+    highest_logits: Tensor
 
     def __init__(
         self,
@@ -106,6 +113,15 @@ class TokenPolicy(SpecifiedPolicy):
         self.noise_size = self.actions.noise_size
         self.log_std_range = tuple(log_std_range)
         self.activation = activation
+        # Means have no limits.
+        for name, mean, log_std in zip(
+            ("lowest_logits", "highest_logits"),
+            (-torch.inf, torch.inf),
+            log_std_range,
+            strict=True,
+        ):
+            parts = [torch.full_like(self.low, limit) for limit in (mean, log_std)]
+            self.register_buffer(name, torch.cat(parts), persistent=False)
         # One set network, or one for each head.
         network |= {
             "action_dim": self.actions.dim,
@@ -191,8 +207,8 @@ class TokenPolicy(SpecifiedPolicy):
         logits = self.action_head(pooled)
         if self.actions.discrete:
             return logits
-        mean, log_std = logits.chunk(2, dim=-1)
-        return torch.cat([mean, log_std.clamp(*self.log_std_range)], dim=-1)
+        # One operation, several times as fast as to clamp the log-stds apart.
+        return logits.clamp(self.lowest_logits, self.highest_logits)
 
     @override
     def act(
