@@ -289,13 +289,13 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     algo = rllib_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
     learner = algo.learner_group._learner
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
-    terms = learner._terms
+    outputs = learner._outputs
 
     def count(module_id, rows):
         seen[module_id].append(rows[Columns.ACTION_LOGP].detach())
-        return terms(module_id, rows)
+        return outputs(module_id, rows)
 
-    learner._terms = count
+    learner._outputs = count
     result = algo.train()
     assert set(algo.env_runner.module.keys()) == set(expected)
     assert set(learner.module.keys()) == set(expected)
