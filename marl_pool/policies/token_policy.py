@@ -111,7 +111,6 @@ class TokenPolicy(SpecifiedPolicy):
                 f"got {log_std_range}"
             )
         self.noise_size = self.actions.noise_size
-        self.log_std_range = tuple(log_std_range)
         self.activation = activation
         # Means have no limits.
         for name, mean, log_std in zip(
