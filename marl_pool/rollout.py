@@ -411,6 +411,7 @@ class Rollout:
             )
         with env_call(self.env, "a step"):
             step = self.env.step(actions)
+        self._validate_rewards(step.rewards)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
@@ -421,6 +422,16 @@ class Rollout:
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
+
+    def _validate_rewards(self, rewards: Mapping[str, Tensor]) -> None:
+        # Another shape would broadcast in the sums of an episode.
+        for name, reward in rewards.items():
+            shape = (self.env.num_envs, self.env.groups[name].num_agents)
+            if reward.shape != shape:
+                raise InputError(
+                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
+                    f"shape {shape}, got {tuple(reward.shape)}"
+                )
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""

@@ -15,6 +15,8 @@ REMOTE_LIMIT = 600.0
 """Seconds that a call may take in remote processes, where nobody presses Ctrl-C."""
 GRACE = 5.0
 """Seconds from the exception to the end of the process, if the call does not return."""
+RAISED_BY = "raised by "
+"""Begin of the note on an exception of an environment."""
 STATUS = 1
 """Exit status of a process that had to be ended."""
 
@@ -102,13 +104,26 @@ def limit_calls(
 
 @contextmanager
 def env_call(env: object, what: str) -> Iterator[None]:
-    """Apply the limit of `limit_calls` to a block, such as one step."""
-    watchdog = _active
-    if watchdog is None:
-        yield
-        return
-    watchdog.call = f"{what} of {type(env).__name__}", time.monotonic()
+    """Apply the limit of `limit_calls` to a block, such as one step.
+
+    Exceptions take a note that names the call; see `raised_by`.
+    """
+    watchdog, call = _active, f"{what} of {type(env).__name__}"
+    if watchdog is not None:
+        watchdog.call = call, time.monotonic()
     try:
         yield
+    except Exception as error:
+        error.add_note(RAISED_BY + call)
+        raise
     finally:
-        watchdog.call = None
+        if watchdog is not None:
+            watchdog.call = None
+
+
+def raised_by(error: Exception) -> str:
+    """Return the call of an environment that raised an exception, or nothing."""
+    notes = [
+        note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)
+    ]
+    return notes[0].removeprefix(RAISED_BY) if notes else ""

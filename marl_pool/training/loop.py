@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from marl_pool.callbacks import make_callbacks, notify, sessions
-from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.kernels.native import chosen_kernels, library, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
@@ -26,7 +26,7 @@ from marl_pool.training.errors import (
 )
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
-from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.progress import Progress
 
 
@@ -176,8 +176,18 @@ class TrainingLoop:
         with use_kernels(self.config.kernels), limit_calls(limit, self._failure):
             try:
                 self._train(build)
+            except InputError:
+                raise
             except EnvTimeoutError as error:
                 raise StoppedError(self._failure(str(error))) from error
+            except Exception as error:
+                # An environment is the user's; whatever else fails is our own bug.
+                if not (call := raised_by(error)):
+                    raise
+                file = self.run.write_error(traceback.format_exc())
+                reason = f"{type(error).__name__}: {one_line(error)}, raised by {call}"
+                failure = self._failure(f"{reason}; traceback in {file}")
+                raise StoppedError(failure) from error
 
     def _failure(self, reason: str) -> str:
         where = f"after iteration {self.iteration}"

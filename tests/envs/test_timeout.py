@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from helpers.campaign import EVOLVE
+from helpers.campaign import CLONE, EVOLVE
 from helpers.faulty_envs import FaultyPole
 from helpers.paths import ROOT
 from marl_pool.cli import main as cli
@@ -37,19 +37,67 @@ def test_without_a_limit_nothing_is_watched():
         assert not [t for t in threading.enumerate() if t.name == "env_timeout"]
 
 
+def limit(fault: str) -> list[str]:
+    return ["env_timeout=2"] if fault == "hangs" else []
+
+
+def evolved(path, fault: str, monkeypatch) -> int:
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
+    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    words = ["evolve", *kept, *env, "+env.after=90", *limit(fault)]
+    return cli.main([*words, "--run-dir", str(path)])
+
+
 def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(FaultyPole, "taken", 0)
     path = tmp_path / "run"
-    kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
-    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=90"]
-    words = ["evolve", *kept, *env, "env_timeout=2", "--run-dir", str(path)]
-    assert cli.main(words) == 1
+    assert evolved(path, "hangs", monkeypatch) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "a step of FaultyPole took longer than 2 seconds" in line
     assert f"kept {path / 'checkpoints'}" in line
     assert "env_timeout" in line
+
+
+def test_evolution_in_an_env_that_raises_ends_in_one_line(
+    tmp_path, capsys, monkeypatch
+):
+    path = tmp_path / "run"
+    assert evolved(path, "raises", monkeypatch) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    line = errors.splitlines()[-1]
+    assert "RuntimeError: no such state, raised by a step of FaultyPole" in line
+    assert f"kept {path / 'checkpoints'}" in line
+    assert "faulty_envs.py" in (path / "error.txt").read_text()
+
+
+def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
+    assert evolved(tmp_path / "run", "wrong_shape", monkeypatch) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "FaultyPole: rewards of 'agent': expected the shape (8, 1)" in line
+    assert "got (8, 1, 1)" in line
+
+
+def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    kept = [text for text in CLONE if not text.startswith(("env", "teacher"))]
+    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
+    words = ["clone", *kept, *env, "+env.after=3", teacher, *limit(fault)]
+    return cli.main([*words, "--run-dir", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("hangs", "took longer than 2 seconds"), ("raises", "no such state, raised by")],
+)
+def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, told):
+    assert clone_of_a_faulty_pole(tmp_path / "run", fault, monkeypatch) == 1
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert told in errors.splitlines()[-1]
 
 
 HANGS = """
