@@ -123,7 +123,6 @@ def env_call(env: object, what: str) -> Iterator[None]:
 
 def raised_by(error: Exception) -> str:
     """Return the call of an environment that raised an exception, or nothing."""
-    notes = [
-        note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)
-    ]
-    return notes[0].removeprefix(RAISED_BY) if notes else ""
+    notes: list[str] = getattr(error, "__notes__", [])
+    calls = [note for note in notes if note.startswith(RAISED_BY)]
+    return calls[0].removeprefix(RAISED_BY) if calls else ""
