@@ -204,7 +204,7 @@ class BoxWorldScene(Scene[BoxWorld]):
 
 def scene_of(env: BatchedEnv) -> Scene[Any]:
     """Return the scene that fits an environment."""
-    known: dict[type[BatchedEnv], type[Scene[Any]]] = {
+    known: dict[Any, type[Scene[Any]]] = {
         ParticleEnv: ParticleScene,
         CartPole: CartPoleScene,
         BoxWorld: BoxWorldScene,
