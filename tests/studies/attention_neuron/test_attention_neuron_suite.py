@@ -427,7 +427,9 @@ def test_an_analysis_that_cannot_be_made_says_why(
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     subject = subject_of(tmp_path / "run", sensory())
     assert analyse(["codes"], subject, [], 2, files) == []
-    assert 'codes: pip install "marl-pool[analysis]"' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "not made: codes: " in out
+    assert 'pip install "marl-pool[analysis]"' in out
 
 
 @pytest.mark.parametrize("patch", [6, 12])
