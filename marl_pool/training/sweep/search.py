@@ -188,7 +188,8 @@ class Proposer(Searcher):
         self.search, self.unfinished = search, list(unfinished)
         self.proposed = dict[str, tuple[Trial, bool]]()
         # Another session has to begin with other random numbers.
-        seed = search.plan.probes[0].config["seed"] + len(search.proposals)
+        usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
+        seed = usual.seed + len(search.proposals)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.optuna = OptunaSearch(
             {key: distribution(range_) for key, range_ in search.plan.space.items()},
