@@ -62,7 +62,7 @@ class Set2SetPooling(Pooling):
             query, cell = lstm_step(gates, cell)
             scores = (x @ query[..., None])[..., 0]
             if padding is not None:
-                scores = scores.masked_fill(padding, finfo(x.dtype).min)
+                scores = scores.masked_fill(padding, finfo(scores.dtype).min)
             # Padded vectors are zero, so their weights in an empty set do not matter.
             read = (scores.softmax(1)[..., None] * x).sum(1)
             result = cat([query, read], 1)

@@ -24,8 +24,8 @@ SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
 OF_SESSION = frozenset(
     (
         *("total_steps", "total_generations", "total_batches", "time_limit"),
-        *("env_timeout", "checkpoint", "resources", "storage", "package_version"),
-        *("threads", "kernels", "device", "data_dir", "download"),
+        *("env_timeout", "callbacks", "checkpoint", "resources", "storage"),
+        *("threads", "kernels", "device", "data_dir", "download", "package_version"),
     )
 )
 """Keys that may differ between the sessions of one run."""

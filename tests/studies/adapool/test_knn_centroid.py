@@ -236,7 +236,7 @@ def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("drawn again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(knn_storage, "sample_sets", refuse)
+        patch.setattr(room, "sample_sets", refuse)
         np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
         with pytest.raises(AssertionError, match="drawn again"):
             sets_in(tmp_path, seed=2)

@@ -731,7 +731,7 @@ def test_trials_share_their_data_and_a_dry_run_leaves_none(
 ):
     folders = set()
 
-    def note(sweep, trials, settings, dry_run):
+    def note(sweep, trials, settings, dry_run, search):
         folders.update(Path(trial.config["data_dir"]) for trial in trials)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
