@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -207,6 +207,17 @@ def disk(folder: Path, *options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+class Undisturbed(NamedTuple):
+    """A whole run."""
+
+    results: Any
+    first: float
+    """Seconds to the first row of its metrics."""
+    rows: int
+    size: int
+    """KiB on the disk."""
+
+
 class Campaign:
     """Cases, each in a folder of its own.
 
@@ -225,19 +236,20 @@ class Campaign:
         self.number += 1
         return self.folder / f"case{self.number}" / "run"
 
-    def _undisturbed(self, verb: str) -> tuple[Any, float, int]:
-        """Return results of a whole run, seconds to its first row, and its rows."""
+    def _undisturbed(self, verb: str) -> "Undisturbed":
         path, began = self.new(), time.monotonic()
         command = Command(path.parent, *words_of(verb, path))
         wait(lambda: sum(rows_of(path)) > 0 or not command.running, PATIENCE)
         first = time.monotonic() - began
         status, line = command.end()
         assert status == 0, (verb, status, line)
-        return results(path), first, sum(rows_of(path))
+        files = [file for file in path.rglob("*") if file.is_file()]
+        blocks = sum(file.stat().st_blocks for file in files)
+        return Undisturbed(results(path), first, sum(rows_of(path)), blocks // 2)
 
     def _await_moment(self, command: Command, verb: str, path: Path) -> None:
         """Wait for a moment of the start, of an iteration or of a checkpoint."""
-        _, first, rows = self.undisturbed(verb)
+        _, first, rows, _ = self.undisturbed(verb)
         has = sum(rows_of(path))
         target = self.chance.randint(min(has + 1, rows), rows)
         kind = self.chance.choice(("start", "iteration", "checkpoint"))
@@ -251,7 +263,7 @@ class Campaign:
 
     def kill(self, verb: str, name: str) -> Outcome:
         """Kill a driver up to `KILLS` times, then let the run finish."""
-        expected, path = self.undisturbed(verb)[0], self.new()
+        expected, path = self.undisturbed(verb).results, self.new()
         lost, statuses = 0, []
         for _ in range(self.chance.randint(2, KILLS)):
             command = Command(path.parent, *words_of(verb, path))
@@ -321,7 +333,7 @@ class Campaign:
 
     def two_drivers(self, verb: str) -> Outcome:
         """Start a second driver on the folder of a running one."""
-        expected, path = self.undisturbed(verb)[0], self.new()
+        expected, path = self.undisturbed(verb).results, self.new()
         words = words_of(verb, path)
         first = Command(path.parent, *words)
         wait(lambda: sum(rows_of(path)) > 0 or not first.running, PATIENCE)
@@ -336,8 +348,9 @@ class Campaign:
 
     def full_disk(self, verb: str) -> Outcome:
         """Fill a small disk, then resume the run on a larger one."""
-        expected, place = self.undisturbed(verb)[0], self.new().parent
-        size = self.chance.randint(10, 60) * 4
+        expected, place = self.undisturbed(verb).results, self.new().parent
+        # In whole pages of 4 KiB, and too small for the run.
+        size = int(self.chance.uniform(0.2, 0.8) * self.undisturbed(verb).size) // 4 * 4
         with disk(place / "disk", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs"):
             command = Command(place, *words_of(verb, place / "disk/run"))
             status, line = command.end()
@@ -347,11 +360,11 @@ class Campaign:
         again, _ = Command(place, *words_of(verb, place / "run")).end()
         equal = again == 0 and results(place / "run") == expected
         refused = status in (1, 2) and "No space left" in line and not half
-        return Outcome(equal and (refused or not status), str(status), 0, equal)
+        return Outcome(equal and refused, f"{status}: {line}", 0, equal)
 
     def read_only(self, verb: str) -> Outcome:
         """Kill a run, resume it on a read-only disk, then where it may write."""
-        expected, place = self.undisturbed(verb)[0], self.new().parent
+        expected, place = self.undisturbed(verb).results, self.new().parent
         words = words_of(verb, place / "disk/run")
         with disk(place / "disk", "-t", "tmpfs", "tmpfs"):
             command = Command(place, *words)
@@ -371,7 +384,7 @@ class Campaign:
 
     def power_cut(self, verb: str) -> Outcome:
         """Copy the device under a running run, and resume from the copy."""
-        expected, place = self.undisturbed(verb)[0], self.new().parent
+        expected, place = self.undisturbed(verb).results, self.new().parent
         place.mkdir()
         device, snapshot = place / "device", place / "snapshot"
         with device.open("wb") as file:
