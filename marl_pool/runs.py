@@ -28,7 +28,7 @@ from datetime import datetime
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError, explain_os_errors
@@ -282,9 +282,7 @@ class Run:
     def close(self) -> None:
         """Close the event file; a later `log` opens a new one."""
         if self._events is not None:
-            # On a full disk nothing is lost: metrics.csv has the same numbers.
-            with suppress(OSError):
-                self._events.close()
+            self._events.close()
             self._events = None
 
     def _writer(self) -> Any:
@@ -302,6 +300,10 @@ class Run:
                 filename_suffix=f".{first}.{secrets.token_hex(4)}",
                 max_queue=10_000,
             )
+            # Its thread and its cleanup at exit write too, and would print tracebacks.
+            events = self._events.file_writer.event_writer._ev_writer
+            records = events._py_recordio_writer
+            records._writer = _TolerantFile(records._writer)
         return self._events
 
     # Checkpoints
@@ -516,6 +518,25 @@ class Run:
             atomic.make_folder(folder)
             tempfile.TemporaryFile(dir=folder).close()
         return folder
+
+
+class _TolerantFile:
+    """An open event file that may end early: on a full disk `METRICS` has the rows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        with suppress(OSError):
+            self._file.write(data)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
 
 
 def is_unused(folder: Path) -> bool:

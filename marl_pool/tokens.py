@@ -70,8 +70,9 @@ class Tokens(NamedTuple):
 def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
     """Hide each token with a probability, by padding.
 
-    The observer's own token is kept, and at least one token of each set that has any.
-    The random numbers are those of torch's global generator.
+    The observer's own token is kept; without one, a random token of each set is, so
+    each of N tokens is hidden with a probability of p - p^N / N. The random numbers are
+    those of torch's global generator.
 
     Args:
         tokens: tokens of batch ``(*B,)``.
@@ -79,12 +80,11 @@ def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
         has_self: True if a token of type 0 is the observer's own.
     """
     numbers = torch.rand(tokens.padding.shape, device=tokens.padding.device)
-    dropped = numbers < probability
     if has_self:
-        dropped &= tokens.types != SELF_TYPE
-    # Keep the token with the largest number, which is a random one of those present.
+        numbers = numbers.masked_fill(tokens.types == SELF_TYPE, 2.0)
+    # Keep the token with the largest number: the observer's own, or a random one.
     kept = numbers.masked_fill(tokens.padding, -1.0).argmax(-1, keepdim=True)
-    dropped = dropped.scatter(-1, kept, False)
+    dropped = (numbers < probability).scatter(-1, kept, False)
     return tokens._replace(padding=tokens.padding | dropped)
 
 

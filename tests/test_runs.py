@@ -484,3 +484,15 @@ def test_progress_moves_on_a_terminal(monkeypatch):
 )
 def test_duration_is_hours_minutes_seconds(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_full_disk_ends_the_event_file_alone(tmp_path):
+    run = Run.create(tmp_path / "run", CONFIG)
+    run.log({"iteration": 1, "env_steps": 4, "return_mean": 0.5})
+    records = run._events.file_writer.event_writer._ev_writer._py_recordio_writer
+    with open("/dev/full", "wb") as full:
+        records._writer._file.close()
+        records._writer._file = full
+        run.log({"iteration": 2, "env_steps": 8, "return_mean": 0.5})
+        run.close()
+    assert len(run.rows()) == 2

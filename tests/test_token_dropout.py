@@ -79,3 +79,11 @@ def test_hidden_tokens_get_no_gradient(pooling: str) -> None:
     network(tokens._replace(features=features)).square().sum().backward()
     assert features.grad is not None
     assert torch.equal(features.grad.abs().sum(-1) == 0, hidden)
+
+
+def test_beside_its_own_token_each_is_hidden_with_the_probability():
+    torch.manual_seed(0)
+    types = torch.tensor([SELF_TYPE, 1]).expand(20_000, 2)
+    tokens = Tokens(torch.zeros(20_000, 2, 1), types, torch.zeros_like(types).bool())
+    hidden = drop_tokens(tokens, 0.5, has_self=True).padding.double().mean(0)
+    assert hidden.tolist() == [0.0, pytest.approx(0.5, abs=0.02)]

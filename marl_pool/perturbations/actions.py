@@ -100,8 +100,10 @@ class ActionNoise(ActionPerturbation):
     equally likely.
 
     Source: the two criteria of Tessler, Efroni and Mannor, *Action Robust Reinforcement
-    Learning* (2019, https://arxiv.org/abs/1901.09184), noisy and probabilistic, with
-    random numbers in place of an adversary.
+    Learning and Applications in Continuous Control* (2019,
+    https://arxiv.org/abs/1901.09184), noisy and probabilistic, with random numbers in
+    place of an adversary. Difference: noise is added to the whole action and clipped;
+    the paper mixes ``(1 - α) a + α ā``.
 
     Args:
         severity: standard deviation in units of ``scale`` and of half the range; or

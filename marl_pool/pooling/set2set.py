@@ -24,7 +24,8 @@ class Set2SetPooling(Pooling):
 
     Source: Vinyals, Bengio and Kudlur (2016), *Order Matters: Sequence to sequence for
     sets*, https://arxiv.org/abs/1511.06391, equations 3 to 7. Differences: one bias for
-    each gate, as in `LSTMPooling`.
+    each gate, as in `LSTMPooling`; and :math:`q_{t-1}` enters twice, as a part of the
+    input and as the hidden state, where the paper's LSTM has no input.
 
     Args:
         steps: T, the number of steps of the LSTM.

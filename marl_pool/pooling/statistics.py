@@ -53,7 +53,7 @@ class StdPooling(Pooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
     Source: Corso et al. (2020), *Principal Neighbourhood Aggregation for Graph Nets*,
-    https://arxiv.org/abs/2004.05718, equation 4, and ε of its code.
+    https://arxiv.org/abs/2004.05718, equation 3, and ε of its code.
     """
 
     @override

@@ -40,7 +40,8 @@ class PPOTerms:
 
     Source: Schulman et al., Proximal policy optimization algorithms (2017), equations
     7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the
-    adaptive KL penalty of RLlib's ``PPOTorchLearner``, whose loss it equals.
+    adaptive KL penalty of RLlib's ``PPOTorchLearner``, whose loss it equals for
+    finite logits.
 
     Attributes:
         ratio: ρ.

@@ -121,9 +121,8 @@ def run_trials(
         space, left = {}, len(trials) + max(0, settings.trials - len(search.proposals))
         algorithm = {"search_alg": Proposer(search, trials, stop), "num_samples": left}
         if settings.asha:
-            past = [trial for trial in search.trials if trial not in trials]
             algorithm["scheduler"] = EarlyStopping(
-                search, lambda name: stop_file(stop, name).touch(), past
+                search, lambda name: stop_file(stop, name).touch()
             )
         search.on_proposal = lambda trial: by_name.update({trial.name: trial})
     # Remove the leftovers of a killed sweep.

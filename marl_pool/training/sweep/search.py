@@ -247,12 +247,9 @@ class EarlyStopping(ASHAScheduler):
     Args:
         search: trials of earlier sessions, which count.
         stop: asks a trial to stop.
-        past: trials whose metrics are complete.
     """
 
-    def __init__(
-        self, search: TrialSearch, stop: Callable[[str], None], past: Sequence[Trial]
-    ) -> None:
+    def __init__(self, search: TrialSearch, stop: Callable[[str], None]) -> None:
         super().__init__(
             time_attr=SHARE,
             metric=SCORE,
@@ -260,31 +257,35 @@ class EarlyStopping(ASHAScheduler):
             max_t=WHOLE,
             grace_period=GRACE,
             reduction_factor=REDUCTION,
+            # Otherwise a late report may enter an early, empty comparison.
+            stop_last_trials=False,
         )
         self.search, self.stop = search, stop
         # Trials of this session compete with the earlier ones.
         job = JOBS[search.sweep.verb]
-        for trial in past:
-            known = SimpleNamespace(trial_id=trial.name)
-            self.on_trial_add(None, known)
+        for trial in search.trials:
             run = search.sweep.run(trial)
             rows = run.metrics.readable_rows() if run else []
             for end, row in enumerate(rows, 1):
                 score = score_of(rows[:end], search.metric)
                 if score is not None:
                     share = share_of(job, row, trial.config)
-                    self._judge(known, {SCORE: score, SHARE: share})
+                    self._judge(trial.name, {SCORE: score, SHARE: share})
 
-    def _judge(self, trial: Any, result: dict[str, Any]) -> str:
-        action: str = super().on_trial_result(None, trial, result)
+    def _judge(self, name: str, result: Mapping[str, Any]) -> str:
+        # By name: Ray's ids of a trial differ between the sessions of a search.
+        known, (bracket,) = SimpleNamespace(trial_id=name), self._brackets
+        action: str = bracket.on_result(known, result[SHARE], result[SCORE])
         return action
 
     @override
     def on_trial_result(
         self, tune_controller: Any, trial: Any, result: dict[str, Any]
     ) -> str:
-        action = self._judge(trial, result)
+        if SCORE not in result:
+            return str(self.CONTINUE)
         name = trial.config[TRIAL]
+        action = self._judge(name, result)
         if (
             action == self.STOP
             and result[SHARE] < WHOLE
@@ -293,6 +294,12 @@ class EarlyStopping(ASHAScheduler):
             self.search.stop_early(name)
             self.stop(name)
         return str(self.CONTINUE)
+
+    @override
+    def on_trial_complete(
+        self, tune_controller: Any, trial: Any, result: dict[str, Any]
+    ) -> None:
+        """Do nothing: the last report has been compared."""
 
 
 def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution:

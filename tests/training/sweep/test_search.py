@@ -164,7 +164,7 @@ def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
     search, asked = make_search(), []
     past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     scored(search, past, 1.0)
-    asha = EarlyStopping(search, asked.append, [past])
+    asha = EarlyStopping(search, asked.append)
     for score, share in ((2.0, 20), (0.5, 20), (3.0, 100)):
         trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
         known = SimpleNamespace(trial_id=trial.name, config={"trial": trial.name})
@@ -176,6 +176,22 @@ def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
     assert [each.stopped_early for each in search.sweep.proposals()] == [
         *(False, False, True, False)
     ]
+
+
+def test_a_late_report_enters_no_early_comparison(make_search):
+    """Not even that of a trial which went on from another session."""
+    from marl_pool.training.sweep.search import EarlyStopping
+
+    search, asked = make_search(), []
+    left = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    asha = EarlyStopping(search, asked.append)
+    reports = [(left, 0.8, 41), (left, 0.9, 42)]
+    reports.append((search.propose({"ppo.lr": 2e-3, "pooling": "ada"}), 0.3, 12))
+    for trial, score, share in reports:
+        known = SimpleNamespace(trial_id="1", config={"trial": trial.name})
+        asha.on_trial_add(None, known)
+        asha.on_trial_result(None, known, {"score": score, "share": share})
+    assert asked == []
 
 
 @pytest.mark.slow
