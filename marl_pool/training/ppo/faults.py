@@ -94,7 +94,7 @@ def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
     """
     deadline = time.monotonic() + seconds
     waiting = list(runners._worker_manager.actors().values())
-    if runners.num_healthy_remote_env_runners():
+    if not waiting or runners.num_healthy_remote_env_runners():
         return
     print_warning(f"all runners died; waiting up to {seconds:g} s for a restart")
     # Ping all runners in turn until one answers or none can come back.
