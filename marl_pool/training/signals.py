@@ -53,6 +53,11 @@ def keep_sigterm() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit as error:
+        # Ray's handler, in its place meanwhile, exits with the number of the signal.
+        if error.code == signal.SIGTERM:
+            raise Terminated(signal.SIGTERM) from None
+        raise
     finally:
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, before)
