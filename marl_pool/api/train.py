@@ -141,9 +141,8 @@ def perform(
     from marl_pool.storage.runs import mirrored
     from marl_pool.training.jobs import JOBS
 
-    options = {}
-    if on_iteration is not None:
-        options["should_stop"] = _after_each_row(run, on_iteration)
+    stop = on_iteration and _after_each_row(run, on_iteration)
+    options = {"should_stop": stop} if stop else {}
     try:
         with run.lock(), mirrored(run, config.get("storage")) as mirror:
             JOBS[run.verb].load()(run, config, **options)
