@@ -12,6 +12,7 @@ from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
+from marl_pool.kernels.cuda import call as cuda
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.call import NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
@@ -110,10 +111,10 @@ class NativeNetwork(NativePlan):
             parts: embedding, encoder and pooling head as they are now.
             tokens: tokens of batch ``(B,)``.
         """
-        # A compiler must not meet the rest.
-        if not may_run():
-            return False
         features, types, padding = tokens
+        # A compiler must not meet the rest.
+        if not may_run(features.device.type):
+            return False
         planned = (self.embedding, self.encoder, self.pooling or parts[2])
         narrow = self.sizes.heads == self.sizes.dim
         return (
@@ -123,11 +124,20 @@ class NativeNetwork(NativePlan):
             and features.shape[:2] == types.shape == padding.shape
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
-            and all(tensor.is_cpu for tensor in tokens)
+            and types.device == padding.device == features.device
             and self.is_unchanged()
-            and are_precise(self.parameters())
+            and are_precise(self.parameters(), features.device)
             and len(self._dropouts()) == 1
+            and (features.is_cpu or self._fits_gpu(features))
         )
+
+    def _fits_gpu(self, features: Tensor) -> bool:
+        """Return True if there is a GPU's kernel for features of batch ``(B, N)``."""
+        if not features.is_cuda or self._dropouts() != {0.0}:
+            return False
+        dtype = cast(Tensor, self.parameters()[0]).dtype
+        index = features.device.index
+        return cuda.can_run(self.sizes, features.shape[1], dtype, index)
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """Compute the pooled vectors ``(B, D)``, or the encoder's ``(B, N, D)``.
@@ -175,22 +185,25 @@ class _NetworkCall:
 
     def run(self, *inputs: Tensor) -> Tensor:
         values, types, padding, *parameters = inputs
-        return kernel.run(
-            *(self.network.sizes, values, types, padding, parameters),
-            dropout=self.dropout,
-            seed=self.seed,
-        )
+        arguments = (self.network.sizes, values, types, padding, parameters)
+        if not values.is_cpu:
+            return cuda.run(*arguments)
+        return kernel.run(*arguments, dropout=self.dropout, seed=self.seed)
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
         values, types, padding, *parameters = inputs
-        found, each = kernel.gradients(
-            *(self.network.sizes, values, types, padding, parameters, gradient),
-            dropout=self.dropout,
-            seed=self.seed,
-            for_values=for_first,
-        )
+        arguments = (self.network.sizes, values, types, padding, parameters, gradient)
+        if values.is_cpu:
+            found, each = kernel.gradients(
+                *arguments,
+                dropout=self.dropout,
+                seed=self.seed,
+                for_values=for_first,
+            )
+        else:
+            found, each = cuda.gradients(*arguments, for_values=for_first)
         return [found, None, None, *each]
 
     def in_torch(self, *inputs: Tensor) -> Tensor:

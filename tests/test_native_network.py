@@ -12,105 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from helpers.set_networks import (
+    HEADS,
+    WIDTHS,
+    errors,
+    make_network,
+    make_tokens,
+    results,
+)
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.networks import SetNetwork
-from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 pytestmark = pytest.mark.skipif(
     call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
 )
-
-HEADS: dict[str, dict[str, Any]] = {
-    "ada": {"name": "ada"},
-    "ada, mean": {"name": "ada", "query": "mean", "num_heads": 2},
-    "ada, learned": {"name": "ada", "query": "learned", "residual": True},
-    "avg": {"name": "avg"},
-    "cls": {"name": "cls"},
-    "max": {"name": "max"},
-    "sum": {"name": "sum"},
-    "gated": {"name": "gated"},  # pooled by torch
-    "pma": {"name": "pma"},  # pooled by torch
-}
-WIDTHS = {1: (4, 4), 2: (6, 3), 3: (6, 2), 8: (8, 1), 16: (32, 2)}
-"""Width of the model and number of heads, by the width of a head."""
-
-
-def make_network(
-    pooling: str = "ada",
-    *,
-    head_width: int = 1,
-    num_tokens: int = 7,
-    layers: int = 2,
-    std: float = 0.3,
-    seed: int = 0,
-    types: int = 3,
-    activation: str = "gelu",
-    **options: Any,
-) -> SetNetwork:
-    dim, heads = WIDTHS[head_width]
-    names = tuple(f"type {i}" for i in range(types))
-    network = SetNetwork(
-        TokenSpec(num_tokens, 4, names),
-        encoder={
-            "name": "transformer",
-            "dim": dim,
-            "num_layers": layers,
-            "num_heads": heads,
-            "dim_ff": 3 * dim + 1,
-            "activation": activation,
-        },
-        pooling=HEADS[pooling],
-        init_std=std,
-        seed=seed,
-        **{"input_activation": "gelu", **options},
-    )
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if parameter.dim() == 1:  # biases and LayerNorms are 0 and 1 at first
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter += 0.2 * noise
-    return network
-
-
-def make_tokens(
-    network: SetNetwork, rows: int, *, padded: bool = False, seed: int = 0
-) -> Tokens:
-    generator = torch.Generator().manual_seed(seed)
-    shape = (rows, network.spec.num_tokens)
-    features = torch.randn(*shape, 4, generator=generator)
-    types = torch.randint(0, network.spec.num_types, shape, generator=generator)
-    padding = torch.zeros(shape, dtype=torch.bool)
-    if padded:
-        padding = torch.rand(shape, generator=generator) < 0.4
-        padding[0] = True  # an empty set
-        padding[-1, types[-1] == 0] = True  # a lost self token
-        features[padding] = math.nan
-        types[padding] = 99
-    return Tokens(features, types, padding)
-
-
-def results(network: SetNetwork, tokens: Tokens, kernels: Any) -> list[Tensor]:
-    """Return the output and all gradients, in float64."""
-    dtype = next(network.parameters()).dtype
-    features = tokens.features.to(dtype).requires_grad_()
-    with use_kernels(kernels):
-        out = network(Tokens(features, tokens.types, tokens.padding))
-        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
-        inputs = [features, *network.parameters()]
-        found = torch.autograd.grad((out * weight).sum(), inputs)
-    return [tensor.detach().double() for tensor in (out, *found)]
-
-
-def errors(got: list[Tensor], expected: list[Tensor]) -> list[float]:
-    # Gradients may be zero but for rounding, as those of queries to a single token,
-    # or all zero, as those of an empty row.
-    least = max(1e-3 * float(max(tensor.norm() for tensor in expected)), 1e-30)
-    return [
-        float((a - b).norm() / b.norm().clamp(min=least))
-        for a, b in zip(got, expected, strict=True)
-    ]
 
 
 def sensitivity(network: SetNetwork, tokens: Tokens) -> float:

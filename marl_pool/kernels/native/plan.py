@@ -25,12 +25,18 @@ _CHILDREN_AND_HOOKS = operator.itemgetter(
 )
 
 
-def may_run() -> bool:
-    """Return True if neither a choice nor torch's mode rules out the kernel."""
+def may_run(device: str = "cpu") -> bool:
+    """Return True if neither a choice nor torch's mode rules out the kernel.
+
+    Args:
+        device: type of the device that would compute.
+    """
     # A compiler must not meet the rest.
-    if is_transformed() or chosen_kernels() == "torch" or library() is None:
+    if is_transformed() or chosen_kernels() == "torch":
         return False
-    return not torch.is_autocast_enabled("cpu") and not _has_any_global_hook()
+    if device not in ("cpu", "cuda") or (device == "cpu" and library() is None):
+        return False
+    return not torch.is_autocast_enabled(device) and not _has_any_global_hook()
 
 
 class NativePlan:
@@ -97,10 +103,18 @@ class NativePlan:
         return [getattr(module, name) for module, name in self.optional]
 
 
-def are_precise(tensors: Sequence[Tensor | None]) -> bool:
-    """Return True if all are on the CPU and of one dtype, float32 or float64."""
-    kinds = {None if t is None else (t.dtype, t.is_cpu) for t in tensors}
-    return kinds in ({(torch.float32, True)}, {(torch.float64, True)})
+def are_precise(
+    tensors: Sequence[Tensor | None], device: torch.device | None = None
+) -> bool:
+    """Return True if all are on a device and of one dtype, float32 or float64.
+
+    Args:
+        tensors: the tensors; None stands for one that is missing.
+        device: the device; None for the CPU.
+    """
+    device = torch.device("cpu") if device is None else device
+    kinds = {None if t is None else (t.dtype, t.device) for t in tensors}
+    return kinds in ({(torch.float32, device)}, {(torch.float64, device)})
 
 
 class NativeCall(Protocol):

@@ -1,0 +1,257 @@
+"""Calls of the GPU's kernel, with the arguments of ``kernels.native.call``."""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marl_pool.kernels.cuda.compiler import (
+    Kernel,
+    compile_source,
+    most_shared_memory,
+    nvrtc,
+)
+from marl_pool.kernels.native.call import POOLINGS, QUERIES, NetworkSizes
+
+WIDEST = 16
+"""Wider networks are left to torch: a thread holds a token in its registers."""
+
+MOST_TOKENS = 256
+"""Larger sets are left to torch: a block holds whole sets."""
+
+_THREADS = 128
+"""Threads of a block whose sets are smaller."""
+_BLOCKS = 1056
+"""Blocks of a backward pass, eight for each multiprocessor of an H100. A constant, so
+that the order of the sums does not depend on the device."""
+_POINTER = ctypes.c_void_p
+
+Launcher = Callable[[int, int, int, Sequence[Any]], None]
+"""Launch a kernel: blocks, threads, bytes of shared memory, arguments."""
+
+
+class _Batch(ctypes.Structure):
+    """``Batch`` of network.cu."""
+
+    _fields_ = (
+        ("values", _POINTER),
+        ("types", _POINTER),
+        ("padding", _POINTER),
+        ("rows", ctypes.c_longlong),
+        ("tokens", ctypes.c_int),
+        ("sets", ctypes.c_int),
+        ("scale", ctypes.c_double),
+        ("pooling_scale", ctypes.c_double),
+    )
+
+
+def can_run(sizes: NetworkSizes, tokens: int, dtype: torch.dtype, device: int) -> bool:
+    """Return True if the kernel computes such a network on the device.
+
+    Args:
+        sizes: sizes of the network.
+        tokens: N, without the extra tokens.
+        dtype: float32 or float64.
+        device: index of the CUDA device.
+    """
+    if torch.version.cuda is None or sizes.dim > WIDEST:
+        return False
+    if sizes.dim % sizes.heads or sizes.dim % sizes.pooling_heads:
+        return False
+    count = tokens + sizes.extra
+    if count > MOST_TOKENS or nvrtc() is None:
+        return False
+    shared = shared_memory(sizes, _threads(count), dtype)
+    return shared <= most_shared_memory(device)
+
+
+def run(
+    sizes: NetworkSizes,
+    values: Tensor,
+    types: Tensor | None,
+    padding: Tensor | None,
+    parameters: Sequence[Tensor],
+) -> Tensor:
+    """Run the network forward; see `marl_pool.kernels.native.call.run`.
+
+    The result of a set with a type out of range is not a number.
+    """
+    call = _Call(sizes, values, types, padding, parameters)
+    rows, tokens = values.shape[:2]
+    inner = () if sizes.pooling else (sizes.extra + tokens,)
+    out = values.new_empty((rows, *inner, sizes.dim))
+    if rows:
+        call.launch("forward", call.groups, [_POINTER(out.data_ptr())])
+    return out
+
+
+def gradients(
+    sizes: NetworkSizes,
+    values: Tensor,
+    types: Tensor | None,
+    padding: Tensor | None,
+    parameters: Sequence[Tensor],
+    out_gradient: Tensor,
+    *,
+    for_values: bool = False,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients by ``values``, if asked for, and by each parameter.
+
+    The arguments are those of `run`, with the gradient by its result.
+    """
+    call = _Call(sizes, values, types, padding, parameters)
+    starts, size = _starts(tuple(map(torch.numel, parameters)))
+    blocks = min(call.groups, _BLOCKS)
+    partial = values.new_zeros((max(blocks, 1), size))
+    found = torch.empty_like(call.values) if for_values else None
+    out_gradient = out_gradient.contiguous()
+    if blocks:
+        call.launch(
+            "backward",
+            blocks,
+            [
+                _POINTER(out_gradient.data_ptr()),
+                ctypes.c_longlong(size),
+                _POINTER(partial.data_ptr()),
+                _POINTER(_address(found)),
+            ],
+        )
+    total = partial.sum(0)
+    return found, [
+        total[start : start + parameter.numel()].view_as(parameter)
+        for start, parameter in zip(starts, parameters, strict=True)
+    ]
+
+
+@functools.cache
+def _starts(counts: tuple[int, ...]) -> tuple[list[int], int]:
+    """Return where each parameter begins among all, and the size of all.
+
+    Each begins at a multiple of four numbers, which the kernel reads at once.
+    """
+    padded = list(map(_padded, counts))
+    return [sum(padded[:i]) for i in range(len(padded))], sum(padded)
+
+
+def _pack(parameters: Sequence[Tensor]) -> Tensor:
+    """Copy parameters one behind the other, as `_starts` says."""
+    parts, zeros = [], parameters[0].new_zeros(3)
+    for parameter in parameters:
+        parts.append(parameter.reshape(-1))
+        if rest := -parameter.numel() % 4:
+            parts.append(zeros[:rest])
+    return torch.cat(parts)
+
+
+class _Call:
+    """The arguments of one call, checked before their pointers are passed."""
+
+    def __init__(
+        self,
+        sizes: NetworkSizes,
+        values: Tensor,
+        types: Tensor | None,
+        padding: Tensor | None,
+        parameters: Sequence[Tensor],
+    ) -> None:
+        rows, tokens, width = values.shape
+        assert width == (sizes.features or sizes.dim)
+        # Keep the copies until the kernel has been launched.
+        self.sizes, self.values = sizes, values.contiguous()
+        self.types = None if types is None else types.to(torch.int64).contiguous()
+        self.padding = None if padding is None else padding.contiguous()
+        for tensor in (self.types, self.padding):
+            assert tensor is None or tensor.shape == (rows, tokens)
+            assert tensor is None or tensor.device == values.device
+        for parameter in parameters:
+            assert parameter.device == values.device
+            assert parameter.dtype == values.dtype
+        self.weights = _pack(parameters)
+        count = tokens + sizes.extra
+        self.threads = _threads(count)
+        sets = self.threads // count
+        self.groups = math.ceil(rows / sets)
+        self.batch = _Batch(
+            *(_address(part) for part in (self.values, self.types, self.padding)),
+            *(rows, count, sets, sizes.scale, sizes.pooling_scale),
+        )
+
+    def launch(self, name: str, blocks: int, arguments: list[Any]) -> None:
+        weights = _POINTER(self.weights.data_ptr())
+        shared = shared_memory(self.sizes, self.threads, self.values.dtype)
+        most = _THREADS if self.threads <= _THREADS else MOST_TOKENS
+        where = (self.values.dtype, self.values.device)
+        launch = _launcher(self.sizes, name, most, *where)
+        launch(blocks, self.threads, shared, [weights, self.batch, *arguments])
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _threads(tokens: int) -> int:
+    """Return the threads of a block: of whole sets, in whole warps."""
+    return math.ceil(max(_THREADS // tokens, 1) * tokens / 32) * 32
+
+
+def shared_memory(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> int:
+    """Return the bytes of shared memory of a block, as network.cu divides them."""
+    width = _padded(sizes.dim)
+    rows = (2 * width, 2 * width + _padded(2 * sizes.heads), 3 * width, width)
+    # A row is an odd number of quads.
+    row = sum(4 * (_padded(part) // 8 * 2 + 1) for part in rows)
+    return row * threads * dtype.itemsize + 2 * threads * 4
+
+
+def _padded(count: int) -> int:
+    return math.ceil(count / 4) * 4
+
+
+def definitions(
+    sizes: NetworkSizes, threads: int, dtype: torch.dtype
+) -> dict[str, str]:
+    """Return the definitions with which network.cu is compiled."""
+    given = asdict(sizes)
+    del given["scale"], given["pooling_scale"]
+    given |= {"residual": int(sizes.residual)}
+    ada = sizes.pooling == POOLINGS["ada"]
+    given["pooling_heads"] = sizes.pooling_heads if ada else 1
+    given["query"] = sizes.query if ada else QUERIES["mean"]
+    found = {name.upper(): str(value) for name, value in given.items()}
+    real = "double" if dtype == torch.float64 else "float"
+    return {**found, "REAL": real, "MOST_THREADS": str(threads)}
+
+
+@functools.cache
+def _launcher(
+    sizes: NetworkSizes,
+    name: str,
+    threads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Launcher:
+    """Compile the network for a device; both kernels come from one compilation."""
+    with torch.cuda.device(device):
+        major, minor = torch.cuda.get_device_capability()
+        code = _machine_code(sizes, threads, dtype, f"sm_{major}{minor}")
+        most = most_shared_memory(torch.cuda.current_device())
+        return Kernel(code, f"marl_pool_{name}", most)
+
+
+@functools.cache
+def _machine_code(
+    sizes: NetworkSizes, threads: int, dtype: torch.dtype, target: str
+) -> bytes:
+    source = Path(__file__).with_name("network.cu").read_text()
+    defined = definitions(sizes, threads, dtype).items()
+    given = [f"-D{name}={value}" for name, value in defined]
+    return compile_source(
+        source,
+        [f"--gpu-architecture={target}", "-std=c++17", "-default-device", "-w", *given],
+    )

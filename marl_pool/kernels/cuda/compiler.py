@@ -1,0 +1,149 @@
+"""Compile CUDA C++ by NVRTC, which comes with torch, and launch it by the driver."""
+
+import ctypes
+import functools
+import importlib.util
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LARGEST_SHARED = 97
+"""``CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN``."""
+_ALLOW_SHARED = 8
+"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``."""
+
+
+class CompilerError(RuntimeError):
+    """NVRTC or the CUDA driver refused a call."""
+
+
+@functools.cache
+def nvrtc() -> ctypes.CDLL | None:
+    """Load NVRTC; None, with a warning, where it is missing."""
+    name = f"libnvrtc.so.{(torch.version.cuda or '').partition('.')[0]}"
+    for file in [*_in_wheels(name), name]:
+        try:
+            # NVRTC looks for this part by its name alone; one that is loaded is found.
+            for part in Path(file).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(part))
+            return ctypes.CDLL(file)
+        except OSError:
+            continue
+    warnings.warn(
+        f"no {name} was found, so torch computes narrow networks on the GPU",
+        stacklevel=2,
+    )
+    return None
+
+
+def _in_wheels(name: str) -> Iterator[str]:
+    """Yield the library's files in NVIDIA's wheels, on which torch depends."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        yield from map(str, sorted(Path(folder).glob(f"*/lib/{name}")))
+
+
+def compile_source(source: str, options: Sequence[str]) -> bytes:
+    """Compile CUDA C++ to machine code.
+
+    Args:
+        source: the source.
+        options: NVRTC's options, such as ``--gpu-architecture=sm_90``.
+
+    Raises:
+        CompilerError: the source has errors; the message is the compiler's.
+    """
+    library = nvrtc()
+    assert library is not None
+    program = ctypes.c_void_p()
+    text = source.encode()
+    name = b"marl_pool.cu"
+    _check(
+        library.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None),
+        "nvrtcCreateProgram",
+    )
+    try:
+        given = [option.encode() for option in options]
+        array = (ctypes.c_char_p * len(given))(*given)
+        if library.nvrtcCompileProgram(program, len(given), array):
+            log = _read(library, "ProgramLog", program).rstrip(b"\0")
+            raise CompilerError(log.decode(errors="replace"))
+        return _read(library, "CUBIN", program)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+    content = ctypes.create_string_buffer(size.value)
+    _check(getattr(library, f"nvrtcGet{what}")(program, content), what)
+    return content.raw
+
+
+def _check(status: int, call: str) -> None:
+    if status:
+        raise CompilerError(f"{call}: status {status}")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class Kernel:
+    """A function of a compiled module, on the device that is current.
+
+    Args:
+        code: machine code of `compile_source`.
+        name: name of the function.
+        shared: bytes of dynamic shared memory that its launches may ask for.
+    """
+
+    def __init__(self, code: bytes, name: str, shared: int) -> None:
+        torch.cuda.current_stream()  # makes the device's context
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        driver = _driver()
+        _check(
+            driver.cuModuleLoadData(ctypes.byref(self._module), code),
+            "cuModuleLoadData",
+        )
+        _check(
+            driver.cuModuleGetFunction(
+                ctypes.byref(self._function), self._module, name.encode()
+            ),
+            "cuModuleGetFunction",
+        )
+        _check(
+            driver.cuFuncSetAttribute(self._function, _ALLOW_SHARED, shared),
+            "cuFuncSetAttribute",
+        )
+
+    def __call__(
+        self, blocks: int, threads: int, shared: int, arguments: Sequence[Any]
+    ) -> None:
+        """Launch on torch's current stream; arguments are values of ctypes."""
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        _check(
+            _driver().cuLaunchKernel(
+                *(self._function, blocks, 1, 1, threads, 1, 1),
+                *(shared, stream, pointers, None),
+            ),
+            "cuLaunchKernel",
+        )
+
+
+@functools.cache
+def most_shared_memory(device: int) -> int:
+    """Return the bytes of shared memory that a block of the device may have."""
+    value = ctypes.c_int()
+    torch.cuda.init()
+    _check(
+        _driver().cuDeviceGetAttribute(ctypes.byref(value), _LARGEST_SHARED, device),
+        "cuDeviceGetAttribute",
+    )
+    return value.value

@@ -1,0 +1,146 @@
+"""The GPU's kernel, compiled for a CPU, against the package's modules in float64."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import cuda_on_cpu
+from helpers.set_networks import errors, make_network, make_tokens, results
+from marl_pool import native_network
+from marl_pool.kernels.cuda import call as cuda
+from marl_pool.kernels.native import call as native
+from marl_pool.kernels.native.call import NetworkSizes
+
+pytestmark = pytest.mark.skipif(
+    cuda_on_cpu.COMPILER is None or native.library() is None,
+    reason="the kernel cannot be compiled: it needs g++",
+)
+
+QUICK: list[dict[str, Any]] = [
+    {"pooling": "ada", "num_tokens": 5},
+    {"pooling": "ada, learned", "head_width": 3, "num_tokens": 33},
+    {"pooling": "cls", "head_width": 2, "activation": "relu"},
+    {"pooling": "gated", "head_width": 8, "input_activation": None},
+]
+SLOW: list[dict[str, Any]] = [
+    {"pooling": "ada", "head_width": 2, "num_tokens": 1},
+    {"pooling": "ada", "head_width": 8, "num_tokens": 130},
+    {"pooling": "ada", "types": 1, "type_embedding": 0},
+    {"pooling": "ada", "std": 1.0, "type_embedding": "add"},
+    {"pooling": "ada, mean", "head_width": 2, "input_activation": "relu"},
+    {"pooling": "avg", "num_tokens": 33},
+    {"pooling": "max", "head_width": 3, "num_tokens": 200},
+    {"pooling": "sum", "head_width": 2, "layers": 1},
+    {"pooling": "cls", "num_tokens": 64},
+]
+
+
+class OnlyForGpus:
+    """Takes the place of the CPU's kernel."""
+
+    POOLINGS, QUERIES = native.POOLINGS, native.QUERIES
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def run(self, *arguments: Any, dropout: float, seed: int) -> Tensor:
+        self.calls += 1
+        return cuda.run(*arguments)
+
+    def gradients(
+        self, *arguments: Any, dropout: float, seed: int, for_values: bool
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
+        self.calls += 1
+        return cuda.gradients(*arguments, for_values=for_values)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> OnlyForGpus:
+    kernel = OnlyForGpus()
+    monkeypatch.setattr(cuda, "_launcher", cuda_on_cpu.launcher)
+    monkeypatch.setattr(native_network, "kernel", kernel)
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "options", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+)
+def test_float64_is_torchs(kernel: OnlyForGpus, options: dict[str, Any]) -> None:
+    network = make_network(**options).double()
+    for rows in (1, 9):
+        for padded in (False, True):
+            tokens = make_tokens(network, rows, padded=padded)
+            expected = results(network, tokens, "torch")
+            assert max(errors(results(network, tokens, "auto"), expected)) < 1e-9
+    assert kernel.calls == 8
+
+
+def test_float32_is_as_precise_as_torchs(kernel: OnlyForGpus) -> None:
+    network = make_network("ada", num_tokens=20)
+    tokens = make_tokens(network, 40, padded=True)
+    ours, theirs = (results(network, tokens, name) for name in ("auto", "torch"))
+    exact = results(network.double(), tokens, "torch")
+    ratios = [
+        a / b
+        for a, b in zip(errors(ours, exact), errors(theirs, exact), strict=True)
+        if b
+    ]
+    assert sorted(ratios)[len(ratios) // 2] < 2
+    assert kernel.calls == 2
+
+
+def test_gradients_do_not_depend_on_other_blocks(
+    kernel: OnlyForGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = make_network("max", num_tokens=40).double()  # three sets a block
+    tokens = make_tokens(network, 20)
+    found = []
+    for blocks in (1, 3, 99):
+        monkeypatch.setattr(cuda, "_BLOCKS", blocks)
+        found.append(results(network, tokens, "auto"))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_type_out_of_range_gives_no_number(kernel: OnlyForGpus) -> None:
+    network = make_network("avg").double()
+    tokens = make_tokens(network, 3)
+    tokens.types[1, 2] = 99
+    with torch.no_grad():
+        out = network(tokens._replace(features=tokens.features.double()))
+    assert out.isnan().any(1).tolist() == [False, True, False]
+
+
+SIZES = NetworkSizes(4, 3, 4, 0, 0, 8, 2, 8, 32, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "fits"),
+    [
+        ({}, 32, True),
+        ({}, 256, True),
+        ({}, 257, False),
+        ({"extra": 1}, 256, False),
+        ({"dim": 32}, 32, False),
+        ({"heads": 3}, 32, False),
+    ],
+)
+def test_sizes_that_fit(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], tokens: int, fits: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "nvrtc", object)
+    monkeypatch.setattr(cuda, "most_shared_memory", lambda device: 232_448)
+    sizes = NetworkSizes(**{**vars(SIZES), **changes})
+    assert cuda.can_run(sizes, tokens, torch.float32, 0) is fits
+
+
+def test_shared_memory_limits_the_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "nvrtc", object)
+    monkeypatch.setattr(cuda, "most_shared_memory", lambda device: 90_000)
+    assert cuda.can_run(SIZES, 32, torch.float32, 0)
+    assert not cuda.can_run(SIZES, 32, torch.float64, 0)
