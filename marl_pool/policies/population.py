@@ -40,7 +40,7 @@ class _MemberGrid(NamedTuple):
     """Environments of a batch arranged in a rectangle, a row for each member."""
 
     member: Tensor
-    """``(num_envs,)`` member of each environment; the very tensor of the state."""
+    """``(num_envs, agents)`` member of each; the very tensor of the state."""
     cells: Tensor | None
     """``(num_envs,)`` flat index in the rectangle; None where it is full."""
     shape: tuple[int, int]
@@ -53,7 +53,7 @@ class Population(Policy):
     """P parameter vectors of one agent, evaluated in one batch of environments.
 
     Member p acts in the environments ``p·R`` to ``(p + 1)·R - 1`` of P·R. The state
-    holds the member of each row, so that environments may end and be dropped. The
+    holds the member of each agent, so that environments may end and be dropped. The
     agent's `Agent.unroll` is vectorised over the parameters by `Agent.members`.
 
     Args:
@@ -77,7 +77,7 @@ class Population(Policy):
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
-        """Return ``{"member", "agent"}``: each row's member, and the agent's state."""
+        """Return ``{"member", "agent"}``: the member of each, and the agent's state."""
         if num_envs % self.size:
             raise InputError(
                 f"num_envs: expected a multiple of the population size {self.size}, "
@@ -85,6 +85,7 @@ class Population(Policy):
             )
         each = torch.arange(self.size, device=self.vectors.device)
         member = each.repeat_interleave(num_envs // self.size)
+        member = member[:, None].expand(-1, num_agents)
         own = self.agent.initial_state(num_envs, num_agents, num_tokens)
         return {"member": member, "agent": own}
 
@@ -123,7 +124,8 @@ class Population(Policy):
 
     def _make_grid(self, member: Tensor) -> _MemberGrid:
         # One row for each member left, as wide as the largest number of environments.
-        left, rows, counts = member.unique_consecutive(
+        # All agents of an environment belong to one member.
+        left, rows, counts = member[:, 0].unique_consecutive(
             return_inverse=True, return_counts=True
         )
         width = int(counts.max())

@@ -77,6 +77,21 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_population_acts_the_same_where_values_may_not_be_read(name: str) -> None:
+    agent = agents()[name].double()
+    played = []
+    for sync_free in (False, True):
+        population = Population(agent, vectors(agent, 3))
+        rollout = Rollout(
+            env(6, dtype=torch.float64), {"agent": population}, sync_free=sync_free
+        )
+        played.append(
+            [rollout.advance(7)["agent"], rollout.episodes().returns["agent"]]
+        )
+    torch.testing.assert_close(played[0], played[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
     agent = agents()[name].double()
     population = Population(agent, vectors(agent, 3))
