@@ -1,5 +1,7 @@
 """The loop observe → perturb → act → step of training, evaluation and rendering."""
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on_gpu
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
@@ -161,6 +164,7 @@ class Rollout:
         perturbation_states: for each group, the state of the perturbation.
         sync_free: True if `steps` and `advance` read no values in between. Simulators
             run on the host, so it is False for them.
+        uses_graph: True if `steps` launches its steps as CUDA graphs.
 
     Raises:
         InputError: a group without a policy, or a policy without a group; a
@@ -222,6 +226,10 @@ class Rollout:
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
+        # On a GPU the steps are captured, by their number.
+        self.uses_graph = self.sync_free and env.device.type == "cuda"
+        self._graphs: dict[int, StepGraph | None] = {}
+        self._capture_by: Capture = capture_on_gpu
         # Reset, and observe for the first time.
         with env_call(env, "a reset"):
             env.reset()
@@ -255,12 +263,64 @@ class Rollout:
 
     def _play(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
         """Take ``count`` steps; return them and the ends of episodes in between."""
+        if self.uses_graph:
+            # Episodes that finished before are not part of a step's state.
+            finished, self._finished = self._finished, []
+            try:
+                return self._replay(count)
+            finally:
+                self._finished = finished
+        return self._play_eagerly(count)
+
+    def _replay(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+        """Take ``count`` steps by a graph, which the second call captures."""
+        length = math.gcd(count, MOST_STEPS)
+        graph = self._graphs.get(length)
+        if graph is None:
+            # The first call compiles and caches what a graph cannot.
+            fragment = self._play_eagerly(count)
+            self._graphs[length] = self._capture(length)
+            return fragment
+        steps: list[dict[str, Trajectory]] = []
+        endings: list[_Ending] = []
+        for start in range(0, count, length):
+            (fields, ends), state = graph.run(self.state_dict())
+            self.load_state_dict(state)
+            steps += [
+                {name: Trajectory(**parts) for name, parts in step.items()}
+                for step in fields
+            ]
+            endings += [end._replace(time=start + end.time) for end in ends]
+        return steps, endings
+
+    def _capture(self, length: int) -> StepGraph | None:
+        """Capture steps; None, and no more tries, if they cannot be captured."""
+
+        def play() -> tuple[Any, Any]:
+            fragment, endings = self._play_eagerly(length)
+            # A dataclass is no pytree.
+            fields = [{n: vars(part) for n, part in step.items()} for step in fragment]
+            return (fields, endings), self.state_dict()
+
+        before = self.state_dict()
+        try:
+            return StepGraph(self.load_state_dict, play, before, self._capture_by)
+        except RuntimeError as error:
+            warnings.warn(f"the steps run without a CUDA graph: {error}", stacklevel=2)
+            self.uses_graph = False
+            return None
+        finally:
+            self.load_state_dict(before)
+
+    def _play_eagerly(
+        self, count: int
+    ) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
         fragment: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
         for t in range(count):
             # Act on the current observations, and step all environments.
             active = self.env.active
-            transition = self._step()
+            transition = self._step(reads=not self.sync_free)
             fragment.append(self._record(transition, active))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
@@ -280,7 +340,7 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._reading():
             for _ in range(count):
-                step = self._step().step
+                step = self._step(reads=not self.sync_free).step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
@@ -332,7 +392,7 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            transition = self._step()
+            transition = self._step(reads=True)
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
@@ -383,8 +443,12 @@ class Rollout:
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self) -> Transition:
-        """Act and step once; the caller then observes and ends episodes."""
+    def _step(self, *, reads: bool) -> Transition:
+        """Act and step once; the caller then observes and ends episodes.
+
+        Args:
+            reads: values may be read.
+        """
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -416,7 +480,7 @@ class Rollout:
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
         if active:
-            self._reset_states_of_newborn(active)
+            self._reset_states_of_newborn(active, reads=reads)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
@@ -505,11 +569,13 @@ class Rollout:
             start = self._initial_state(name)
             self.states[name] = _choose(where, start, self.states.get(name))
 
-    def _reset_states_of_newborn(self, was_active: dict[str, Tensor]) -> None:
+    def _reset_states_of_newborn(
+        self, was_active: dict[str, Tensor], *, reads: bool
+    ) -> None:
         """Give agents that were born in mid-episode an initial state."""
         for name, active in self.env.active.items():
             newborn = active & ~was_active[name]
-            if self.states[name] and (self.sync_free or newborn.any()):
+            if self.states[name] and not (reads and not newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 

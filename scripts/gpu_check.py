@@ -163,9 +163,28 @@ def check_reads(name: str, device: str) -> None:
         for role, group in env.groups.items()
     }
     rollout = Rollout(env, policies, explore=True, sync_free=True)
+    rollout.uses_graph = False
     rollout.steps(2)
     with torch.no_grad(), errors_at_reads(device):
         rollout._play(6)
+
+
+def check_graph(name: str, device: str) -> None:
+    """Compare steps that are launched as a CUDA graph with the same, one by one."""
+    results = []
+    for uses_graph in (True, False):
+        env = make_batched_env(name, NUM_ENVS, max_steps=9, device=device, **ENVS[name])
+        policies = {
+            role: make_policy(group.tokens, group.action_space, seed=0).to(device)
+            for role, group in env.groups.items()
+        }
+        rollout = Rollout(env, policies, explore=True, sync_free=True)
+        rollout.uses_graph &= uses_graph
+        parts = [rollout.steps(8) for _ in range(3)]
+        assert rollout.uses_graph == (uses_graph and device != "cpu")
+        fields = [[vars(part) for part in step.values()] for step in parts]
+        results.append(tree_leaves((fields, rollout.pop_finished())))
+    compare(results[0], results[1], 1e-5)
 
 
 class Trained:
@@ -221,6 +240,7 @@ def checks(device: str, folder: Path, *, tiny: bool) -> dict[str, Callable[[], N
     for name in ENVS:
         found[f"env/{name}"] = lambda name=name: check_env(name, device)
         found[f"no_waiting/{name}"] = lambda name=name: check_reads(name, device)
+        found[f"graph/{name}"] = lambda name=name: check_graph(name, device)
     for kind in kinds:
         found[f"perturbation/{kind}"] = lambda kind=kind: check_env(
             "simple_centroid", device, kind

@@ -1,0 +1,123 @@
+"""Steps by a graph, with a stand-in for CUDA's, against steps one by one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from marl_pool.envs import make_batched_env
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.rollout import Rollout
+from marl_pool.rollout_graph import StepGraph
+
+ENVS: dict[str, dict[str, Any]] = {
+    "boxworld": {"random_distractors": True},
+    "cartpole": {"noise_channels": 2},
+    "simple_centroid": {"counts": "2-3-8"},
+    "simple_tag": {"counts": "2-2-4", "prey": "learned"},
+}
+
+
+class Recorder:
+    """Capture like CUDA: a replay writes into the tensors of the capture."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        (graph,) = (
+            cell.cell_contents
+            for cell in function.__closure__ or ()
+            if isinstance(cell.cell_contents, StepGraph)
+        )
+        function()
+        captured = graph._recorded
+
+        def replay() -> None:
+            self.replays += 1
+            function()
+            pairs = zip(
+                tree_leaves(captured), tree_leaves(graph._recorded), strict=True
+            )
+            for to, value in pairs:
+                if isinstance(to, Tensor):
+                    to.copy_(value)
+            graph._recorded = captured
+
+        return replay
+
+
+def make_rollout(name: str, perturbation: str | None = None, **options: Any) -> Rollout:
+    env = make_batched_env(name, 6, max_steps=7, seed=1, **ENVS[name])
+    specs = [group.tokens for group in env.groups.values()]
+    policies = {
+        role: make_policy(group.tokens, group.action_space, seed=0, **options)
+        for role, group in env.groups.items()
+    }
+    built = make_perturbation(perturbation, specs=specs) if perturbation else None
+    return Rollout(env, policies, explore=True, sync_free=True, perturbation=built)
+
+
+def recorded(rollout: Rollout, count: int) -> list[Tensor]:
+    leaves = []
+    for _ in range(3):
+        steps = rollout.steps(count)
+        leaves += tree_leaves([vars(part) for part in steps.values()])
+        leaves += tree_leaves(rollout.pop_finished())
+    return leaves
+
+
+@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize(
+    ("count", "perturbation", "replays"),
+    [(16, "delay", 2), (24, None, 6), (5, None, 10)],
+)
+def test_steps_equal_those_without_a_graph(name, count, perturbation, replays):
+    capture = Recorder()
+    rollout = make_rollout(name, perturbation)
+    rollout.uses_graph, rollout._capture_by = True, capture
+    ours = recorded(rollout, count)
+    theirs = recorded(make_rollout(name, perturbation), count)
+    assert capture.replays == replays  # none in the first call
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_state_that_is_loaded_later_is_the_one_that_continues():
+    capture = Recorder()
+    rollout, plain = make_rollout("cartpole"), make_rollout("cartpole")
+    rollout.uses_graph, rollout._capture_by = True, capture
+    start = plain.state_dict()
+    recorded(rollout, 4)
+    rollout.load_state_dict(start)
+    torch.testing.assert_close(
+        recorded(rollout, 4), recorded(plain, 4), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_steps_that_cannot_be_captured_run_one_by_one():
+    def refuse(function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        raise RuntimeError("waits for the device")
+
+    rollout = make_rollout("cartpole")
+    rollout.uses_graph, rollout._capture_by = True, refuse
+    with pytest.warns(UserWarning, match="CUDA graph: waits for the device"):
+        ours = recorded(rollout, 4)
+    assert not rollout.uses_graph
+    theirs = recorded(make_rollout("cartpole"), 4)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_number_that_changes_from_step_to_step_is_refused():
+    state = {"steps": 0, "x": torch.zeros(3)}
+
+    def play() -> tuple[Any, Any]:
+        state["steps"] += 1
+        return (), dict(state)
+
+    with pytest.raises(RuntimeError, match="change 0 to 1"):
+        StepGraph(lambda given: state.update(given), play, dict(state), Recorder())
