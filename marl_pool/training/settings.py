@@ -112,10 +112,10 @@ class RunConfig:
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     kernels: Kernels = "auto"
-    """Computation of narrow set networks on a CPU: torch, native (the compiled kernel),
-    or auto (the kernel where one was compiled and the network fits)."""
+    """Computation of narrow set networks: torch, native (the CPU's compiled kernel), or
+    auto (on a CPU and on a GPU the kernel, where there is one and the network fits)."""
     device: Device = "cpu"
-    """Device of the environments and policies in the main process."""
+    """Device of environments, policies and learner in the main process."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     """Interval and number of checkpoints."""
     storage: StorageURL | None = None
@@ -160,7 +160,8 @@ class ResourceSettings:
     num_gpus_per_env_runner: NonNegativeFloat = 0
     """GPUs of each runner; fractions are allowed."""
     num_gpus_per_learner: NonNegativeFloat = 0
-    """GPUs of each learner; fractions are allowed."""
+    """GPUs of each learner; fractions are allowed. Without learners of their own, 1 puts
+    the learner on a GPU though ``device`` is cpu."""
     address: str | None = None
     """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
     environment variable RAY_ADDRESS, or starts a local one."""

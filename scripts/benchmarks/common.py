@@ -156,9 +156,7 @@ TASKS = {
 
 def on(device: str) -> list[str]:
     """Return overrides that place environments, runner and learner on a device."""
-    if device == "cpu":
-        return []
-    return [f"device={device}", "resources.num_gpus_per_learner=1"]
+    return [] if device == "cpu" else [f"device={device}"]
 
 
 def seconds(function: Callable[[], Any]) -> float:

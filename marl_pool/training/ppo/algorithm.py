@@ -32,7 +32,7 @@ from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_to
 from marl_pool.training.patience import patience
 from marl_pool.training.ppo.batch import BatchSettings, ModuleShards
 from marl_pool.training.ppo.faults import wait_for_runner
-from marl_pool.training.ppo.learner import BATCH, BatchedPPOLearner
+from marl_pool.training.ppo.learner import BATCH, LOCAL_DEVICE, BatchedPPOLearner
 from marl_pool.training.ppo.local_group import setup_locally
 from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import (
@@ -286,18 +286,20 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     # Learn: `BatchedPPOLearner` prepares the batch and updates the weights.
     rows = steps * max(agents.values())
+    device = local_device(config)
     result.learners(
         num_learners=resources.num_learners,
-        num_gpus_per_learner=resources.num_gpus_per_learner,
+        num_gpus_per_learner=0 if device else resources.num_gpus_per_learner,
         learner_class=BatchedPPOLearner,
         add_default_connectors_to_learner_pipeline=False,
         learner_config_dict={
+            LOCAL_DEVICE: device,
             BATCH: BatchSettings(
                 # Count minibatches for the module with the most rows.
                 num_minibatches=-(-rows // (settings.minibatch_size or rows)),
                 normalize_value_loss=settings.normalize_value_loss,
                 max_seq_len=settings.max_seq_len,
-            )
+            ),
         },
     )
     # An agent's id is that of its group, an underscore and a number.
@@ -313,6 +315,19 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
     result.debugging(seed=seed, log_level="ERROR")
     return result
+
+
+def local_device(config: TrainConfig) -> str | None:
+    """Return the device of a learner in this process; None if it has its own process.
+
+    It is that of the environments. If they are on the CPU, the learner may still ask
+    for a GPU.
+    """
+    if config.resources.num_learners:
+        return None
+    if config.device == "cpu" and config.resources.num_gpus_per_learner:
+        return "cuda"
+    return config.device
 
 
 def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:

@@ -59,6 +59,10 @@ NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
 
+LOCAL_DEVICE = "local_device"
+"""Key of the learner's configuration: device of a learner in this process, or None."""
+
+
 class Outputs(NamedTuple):
     """Steps of a module, and what its heads computed from them."""
 
@@ -96,6 +100,17 @@ class BatchedPPOLearner(PPOTorchLearner):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._flat: dict[str, FlatParameters] = {}
+        self._given_device = torch.device("cpu")
+
+    @property
+    def _device(self) -> torch.device:
+        # RLlib would start Ray to find the GPU of a learner in this process.
+        local = self.config.learner_config_dict[LOCAL_DEVICE]
+        return self._given_device if local is None else torch.device(local)
+
+    @_device.setter
+    def _device(self, device: torch.device | None) -> None:
+        self._given_device = device or torch.device("cpu")
 
     @override
     def configure_optimizers_for_module(self, module_id: str, config: Any) -> None:

@@ -6,11 +6,12 @@ ray = pytest.importorskip("ray")
 
 from ray.rllib.algorithms.ppo import PPO
 
-from helpers.ppo import assert_same, resumed, run_of
+from helpers.ppo import assert_same, resumed, rllib_config, run_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.training.ppo.algorithm import BatchedPPO
+from marl_pool.training.ppo.learner import LOCAL_DEVICE
 
 pytestmark = [pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
 
@@ -42,6 +43,24 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
     few = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
     assert cli.main(["evaluate", str(run.path), *few]) == 0, capsys.readouterr()
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device", "gpus"),
+    [
+        ([], "cpu", 0),
+        (["device=cuda"], "cuda", 0),
+        (["device=cuda:1", "resources.num_gpus_per_learner=1"], "cuda:1", 0),
+        (["resources.num_gpus_per_learner=1"], "cuda", 0),
+        # Ray gives a learner of its own a GPU.
+        (["resources.num_learners=1", "resources.num_gpus_per_learner=1"], None, 1),
+        (["resources.num_learners=2", "device=cuda"], None, 0),
+    ],
+)
+def test_the_learner_is_on_the_device_of_the_environments(overrides, device, gpus):
+    config = rllib_config(compose("train", [*SMALL, *overrides]))
+    assert config.learner_config_dict[LOCAL_DEVICE] == device
+    assert config.num_gpus_per_learner == gpus
 
 
 @pytest.mark.slow
