@@ -77,7 +77,7 @@ class Occlude(TokenShare):
         missing = self.chosen(true, state)
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None:
-            missing &= affected[..., None]
+            missing = missing & affected[..., None]  # the state keeps its own
         return replace(perceived, removed=perceived.removed | missing)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from torch.testing import assert_close
 
 from helpers.perturbed import (
     OBSERVED,
@@ -45,6 +46,16 @@ def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
         assert not marks[-1] or inside
     # A frozen or delayed token is behind one step after the onset.
     assert marks[3:5] == [True, True]
+
+
+@each
+def test_perceiving_leaves_the_state_as_it_is(name: str) -> None:
+    tokens = make_tokens(0)
+    made = build(name, severity=0.7, onset=1, end=3, agents=[0])
+    for time, (seen, state) in enumerate(states(made, tokens, steps=5, moves=True)):
+        before = {key: tensor.clone() for key, tensor in state.items()}
+        made.perceive(at_time(tokens, time), seen, state)
+        assert_close(state, before, rtol=0, atol=0, equal_nan=True)
 
 
 @variants
