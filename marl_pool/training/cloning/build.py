@@ -6,7 +6,9 @@ from pathlib import Path
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.networks import seeded
-from marl_pool.perturbations.base import validate_no_ramp
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.actions import ActionPerturbation
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import Policy
@@ -23,7 +25,7 @@ from marl_pool.training.fixed_policies import (
 )
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import is_plug_in
+from marl_pool.utils.names import is_plug_in, resolve
 
 VALUE_TABLE = "value_table"
 
@@ -33,7 +35,7 @@ def validate_config(config: CloneConfig) -> None:
 
     Raises:
         InputError: rounds beyond the last batch, no teacher where one is needed, or a
-            perturbation that hides all tokens.
+            perturbation of actions or one that hides all tokens.
     """
     settings, perturbation = config.clone, config.perturbation
     # The last round needs batches of its own.
@@ -45,6 +47,12 @@ def validate_config(config: CloneConfig) -> None:
         )
     if config.teacher is None:
         raise InputError("teacher: expected a policy to clone, got null")
+    if perturbation.name != "none" and _acts(perturbation.name):
+        fitting = [name for name in PERTURBATIONS if not _acts(name)]
+        raise InputError(
+            f"perturbation: expected one of the tokens, {', '.join(fitting)}, since "
+            f"nothing acts on samples, got {perturbation.name}"
+        )
     validate_no_ramp(perturbation, "samples are learned from in any order")
     for key in ("onset", "end", "agents", "groups"):
         if given := perturbation.get(key):
@@ -61,6 +69,11 @@ def validate_config(config: CloneConfig) -> None:
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
             f"got {largest:g}"
         )
+
+
+def _acts(name: str) -> bool:
+    cls = resolve(name, PERTURBATIONS, "perturbation", Perturbation)
+    return issubclass(cls, ActionPerturbation)
 
 
 def cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:

@@ -1083,6 +1083,17 @@ def test_random_policies_are_no_teachers(tmp_path):
         run_clone(tmp_path / "run", "teacher=random")
 
 
+def test_a_perturbation_of_actions_is_refused(tmp_path, capsys):
+    path = tmp_path / "run"
+    command = ["clone", "--run-dir", str(path), *SMALL, "teacher=heuristic"]
+    assert cli.main([*command, "perturbation=drop_actions"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "perturbation: expected one of the tokens" in line
+    assert "occlude" in line
+    assert line.endswith("got drop_actions")
+    assert not path.exists()
+
+
 # Pong
 
 PONG = [
