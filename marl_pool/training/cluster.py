@@ -29,6 +29,8 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable in which Ray gives a job its own runtime environment."""
 AUTOSCALING_STATUS = b"__autoscaling_status"
 """Key under which Ray's monitor stores its report, as JSON."""
+INSTALLED = {"site-packages", "dist-packages"}
+"""Names of folders with installed packages, perhaps of several gigabytes."""
 NO_TYPE = re.compile(r"node_[0-9a-f]+")
 """Type of a node in the report of a cluster without an autoscaler."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
@@ -109,12 +111,17 @@ def _modules() -> dict[str, Any]:
 
     They are the loaded modules, and whole packages, that are found in the working
     directory or in ``PYTHONPATH``, as these may differ on the other machines; so is
-    this package if it is not installed.
+    this package if it is not installed. Folders of installed packages are left out:
+    the other machines have their own.
     """
     # A job that ships code has all of it, and Ray does not join two lists.
     if {"working_dir", "py_modules", "excludes"} & _job_environment().keys():
         return {}
-    folders = set(map(os.path.abspath, _search_path()))
+    folders = {
+        folder
+        for folder in map(os.path.abspath, _search_path())
+        if os.path.basename(folder) not in INSTALLED
+    }
     places = set[str]()
     for name, module in list(sys.modules.items()):
         if "." in name or name == "__main__":

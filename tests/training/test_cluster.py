@@ -94,12 +94,16 @@ def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
 
 def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     package, file = tmp_path / "brought", tmp_path / "alone.py"
+    installed = tmp_path / "site-packages"
     package.mkdir()
     brought, alone = ModuleType("brought"), ModuleType("alone")
     brought.__path__, alone.__file__ = [str(package)], str(file)
-    for module in (brought, alone):
+    # The other machines have their own installed packages.
+    there = ModuleType("there")
+    there.__file__ = str(installed / "there.py")
+    for module in (brought, alone, there):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{installed}")
     monkeypatch.chdir(tmp_path)
     with ray_session("head:6379", num_cpus=1):
         pass
