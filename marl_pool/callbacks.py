@@ -5,6 +5,7 @@ run that trains; ``callbacks=[wandb]`` logs to Weights & Biases.
 """
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing_extensions import override
 from marl_pool.runs import Run
 from marl_pool.utils.extras import explain_missing_modules
 from marl_pool.utils.names import resolve
+from marl_pool.utils.text import printable
 
 CALLBACKS = {"wandb": "marl_pool.callbacks:WandB"}
 """Callbacks by short name."""
@@ -70,26 +72,79 @@ class WandB(Callback):
         self.log.log(dict(row), step=int(row["iteration"]))
 
 
-def make_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Construct callbacks by name.
+class CallbackError(Exception):
+    """Failure in a callback's code, whose own error is the cause."""
+
+
+def callback_classes(names: Sequence[str]) -> list[type[Callback]]:
+    """Import callbacks by name.
 
     Raises:
         InputError: an unknown name, or no subclass of `Callback`.
         UntrustedError: a name in a file that is not allowed.
     """
-    return [resolve(name, CALLBACKS, "callback", Callback)() for name in names]
+    return [resolve(name, CALLBACKS, "callback", Callback) for name in names]
+
+
+def make_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Construct callbacks by name.
+
+    Raises:
+        InputError: as of `callback_classes`.
+        CallbackError: a constructor raised.
+    """
+    classes = callback_classes(names)
+    with _failing():
+        return [cls() for cls in classes]
 
 
 @contextmanager
 def sessions(callbacks: Sequence[Callback], run: Run) -> Iterator[None]:
-    """Enter the sessions of all callbacks."""
+    """Enter the sessions of all callbacks.
+
+    Raises:
+        CallbackError: a session raised at its begin, or at its end.
+    """
     with ExitStack() as stack:
         for callback in callbacks:
-            stack.enter_context(callback.session(run))
+            stack.enter_context(_session(callback, run))
         yield
 
 
 def notify(callbacks: Sequence[Callback], run: Run, row: Mapping[str, Any]) -> bool:
-    """Tell all callbacks of an iteration; return True if one ends the run."""
-    answers = [callback.on_iteration(run, row) for callback in callbacks]
+    """Tell all callbacks of an iteration; return True if one ends the run.
+
+    Raises:
+        CallbackError: a callback raised.
+    """
+    with _failing():
+        answers = [callback.on_iteration(run, row) for callback in callbacks]
     return any(answers)
+
+
+@contextmanager
+def _session(callback: Callback, run: Run) -> Iterator[None]:
+    with _failing():
+        session = callback.session(run)
+        session.__enter__()
+    try:
+        yield
+    except BaseException as error:
+        # A callback can neither swallow nor replace what ended the run.
+        try:
+            session.__exit__(type(error), error, error.__traceback__)
+        except BaseException as other:
+            if other is not error:
+                line = printable(f"a callback failed, too: {other!r}")
+                print(f"marl-pool: {line}", file=sys.stderr, flush=True)
+        raise
+    with _failing():
+        session.__exit__(None, None, None)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CallbackError from error

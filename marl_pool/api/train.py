@@ -115,9 +115,11 @@ def new_run(
         path: of the folder; None chooses a new one in ``runs/``.
     """
     validate_ray_for(verb, config)
+    from marl_pool.callbacks import callback_classes
     from marl_pool.runs import Run, default_path
     from marl_pool.storage.runs import validate_new
 
+    callback_classes(config["callbacks"])
     folder = Path(path or default_path(config))
     validate_new(folder, config.get("storage"))
     run = Run.create(folder, config, verb)

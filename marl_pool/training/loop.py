@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from marl_pool.callbacks import make_callbacks, notify, sessions
+from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.kernels.native import chosen_kernels, library, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
@@ -180,6 +180,14 @@ class TrainingLoop:
                 raise
             except EnvTimeoutError as error:
                 raise StoppedError(self._failure(str(error))) from error
+            except CallbackError as error:
+                cause = error.__cause__ or error
+                if isinstance(cause, InputError) and not self.has_stepped:
+                    raise cause from None
+                file = self.run.write_error(traceback.format_exc())
+                reason = f"a callback failed: {type(cause).__name__}: {one_line(cause)}"
+                failure = self._failure(f"{reason}; traceback in {file}")
+                raise StoppedError(failure) from error
             except Exception as error:
                 # An environment is the user's; whatever else fails is our own bug.
                 if not (call := raised_by(error)):
@@ -252,23 +260,10 @@ class TrainingLoop:
                     self.run.log({"iteration": number, **step.metrics})
                 self.has_logged = True
                 progress.update(method.done, **step.shown)
-                self._notify()
+                is_over = notify(self.callbacks, self.run, self.run.metrics.last)
+                self.stopping = self.stopping or is_over
                 if method.is_due or number % every == 0:
                     self._save()
-
-    def _notify(self) -> None:
-        """Call the callbacks, whose errors end the run like any other failure."""
-        try:
-            is_over = notify(self.callbacks, self.run, self.run.metrics.last)
-        except Exception as error:
-            file = self.run.write_error(traceback.format_exc())
-            reason = (
-                f"a callback failed: {type(error).__name__}: {one_line(error)}; "
-                f"traceback in {file}"
-            )
-            where = self.method.where(self.iteration)
-            raise stopped(self.run, where, reason) from error
-        self.stopping = self.stopping or is_over
 
     def _save(self) -> None:
         """Write a checkpoint; the best one's policy becomes the run's."""

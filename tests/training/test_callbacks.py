@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +46,34 @@ class Fails(Callback):
             raise RuntimeError("no\nnetwork")
 
 
+class FailsToBuild(Callback):
+    def __init__(self):
+        raise RuntimeError("no\nnetwork")
+
+
+class FailsToBegin(Callback):
+    @contextmanager
+    def session(self, run):
+        raise RuntimeError("no\nnetwork")
+        yield
+
+
+class FailsToEnd(Callback):
+    @contextmanager
+    def session(self, run):
+        try:
+            yield
+        finally:
+            raise RuntimeError("no\nnetwork")
+
+
+class Swallows(Callback):
+    @contextmanager
+    def session(self, run):
+        with suppress(Exception):
+            yield
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -84,9 +112,43 @@ def test_a_resumed_run_may_change_its_callbacks():
 def test_a_failed_callback_ends_the_run_in_one_line(capsys):
     assert evolve(f"[{OWN}:Fails]") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "generation 2" in error
+    assert "iteration 2" in error
     assert "RuntimeError: no network" in error
     assert "no\nnetwork" in (Run.open("run").path / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("FailsToBuild", 0), ("FailsToBegin", 0), ("FailsToEnd", 4)]
+)
+def test_a_callback_that_fails_around_a_run_ends_it_in_one_line(capsys, name, rows):
+    assert evolve(f"[{OWN}:{name}]") == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    last = error.splitlines()[-1]
+    assert f"iteration {rows}: a callback failed: RuntimeError: no network" in last
+    run = Run.open("run")
+    assert "no\nnetwork" in (run.path / "error.txt").read_text()
+    assert len(run.rows()) == run.iterations_saved == rows
+
+
+@pytest.mark.parametrize("name", ["FailsToEnd", "Swallows"])
+def test_a_session_does_not_hide_what_ended_the_run(capsys, name):
+    assert evolve(f"[{OWN}:{name},{OWN}:Fails]") == 1
+    *others, last = capsys.readouterr().err.splitlines()
+    assert "iteration 2: a callback failed: RuntimeError: no network" in last
+    told = any("a callback failed, too" in line for line in others)
+    assert told == (name == "FailsToEnd")
+
+
+@pytest.mark.parametrize("name", ["wanb", f"{OWN}:NoSuch"])
+def test_a_sweep_refuses_callbacks_before_it_writes_anything(capsys, tmp_path, name):
+    pytest.importorskip("ray")
+    words = ["pooling=max", "seed=0,1", f"callbacks=[{name}]", "--sweep-dir", "sweep"]
+    assert cli.main(["sweep", *words]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "callback" in error
+    assert name.rpartition(":")[2] in error
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

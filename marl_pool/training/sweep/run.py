@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from marl_pool.callbacks import callback_classes
 from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
 from marl_pool.training.cluster import (
     may_grow,
@@ -178,6 +179,8 @@ def _validate_parts(
             if settings.address is None:
                 validate_device(config)
             assemble(config)
+            # Modules are shipped to a cluster if they are loaded here.
+            callback_classes(config.callbacks)
 
 
 def _validate_data(trials: Sequence[Trial]) -> None:
