@@ -521,22 +521,31 @@ class Run:
 
 
 class _TolerantFile:
-    """An open event file that may end early: on a full disk `METRICS` has the rows."""
+    """An open event file that ends with the first error: `METRICS` has the rows.
+
+    Records after one that was cut could not be read.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self._file, self._has_failed = file, False
 
     def write(self, data: bytes) -> None:
-        with suppress(OSError):
-            self._file.write(data)
+        self._attempt(lambda: self._file.write(data))
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self._file.flush()
+        self._attempt(self._file.flush)
 
     def close(self) -> None:
         with suppress(OSError):
             self._file.close()
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        if self._has_failed:
+            return
+        try:
+            action()
+        except OSError:
+            self._has_failed = True
 
 
 def is_unused(folder: Path) -> bool:

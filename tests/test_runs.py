@@ -1,5 +1,6 @@
 """Run folders: nothing is overwritten, a crash leaves the old or the new."""
 
+import errno
 import io
 import math
 import multiprocessing
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marl_pool import InputError, __version__, runs
-from marl_pool.runs import Best, Run, default_path, iteration_of
+from marl_pool.runs import Best, Run, _TolerantFile, default_path, iteration_of
 from marl_pool.training.errors import checkpoint_to_resume, trim_log
 from marl_pool.utils import atomic, metrics
 from marl_pool.utils.errors import StoppedError
@@ -496,3 +497,19 @@ def test_a_full_disk_ends_the_event_file_alone(tmp_path):
         run.log({"iteration": 2, "env_steps": 8, "return_mean": 0.5})
         run.close()
     assert len(run.rows()) == 2
+
+
+def test_an_event_file_ends_with_its_first_error():
+    class Full(io.BytesIO):
+        def write(self, data):
+            if data == b"second":
+                super().write(data[:3])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    full = Full()
+    file = _TolerantFile(full)
+    for record in (b"first", b"second", b"third"):
+        file.write(record)
+        file.flush()
+    assert full.getvalue() == b"firstsec"
