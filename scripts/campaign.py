@@ -64,7 +64,7 @@ LONG = {
 }
 REMOTE = {
     "remote runner": ("train", "resources.num_env_runners=2", "BatchedEnvRunner"),
-    "remote learner": ("train", "resources.num_learners=1", "MultiLearner|Learner"),
+    "remote learner": ("train", "resources.num_learners=1", "_WrappedExecutable"),
     "raylet": ("train", "resources.num_env_runners=1", r"\S*/raylet"),
     "remote worker": ("evolve", "resources.num_workers=2", r"\w*Worker"),
 }
