@@ -168,7 +168,7 @@ def _run_sweep(
     from marl_pool.storage.runs import mirror_of, restore
     from marl_pool.sweeps import TRIALS, proposal_name
 
-    # A search goes on with the trials that it proposed.
+    # A search continues with the trials that it proposed.
     search = plan.search
     if search is not None:
         for number, proposal in enumerate(sweep.proposals()):

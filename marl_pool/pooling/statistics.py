@@ -197,7 +197,6 @@ class PNAPooling(Pooling):
         self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
         self.avg_log_size = avg_log_size
         self.dim_out = len(self.scalers) * len(self.aggregators) * dim
-        # Without parameters, so they need no registration.
         self._mean, self._max, self._std = (
             cls(dim) for cls in (AvgPooling, MaxPooling, StdPooling)
         )
