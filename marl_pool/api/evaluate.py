@@ -32,6 +32,7 @@ def evaluate(
     seed: int = 0,
     device: str = "cpu",
     threads: int = 2,
+    env_timeout: float | None = None,
     config_dir: str | Path | None = None,
     title: str | None = None,
     out: str | Path | None = None,
@@ -58,6 +59,8 @@ def evaluate(
         seed: seed of the environments, none of which occurs in training.
         device: device of environments, and of policies of this package.
         threads: threads, each of which plays another case.
+        env_timeout: seconds that one step or reset of all environments may take; None:
+            no limit. With a limit one thread plays all cases.
         config_dir: a folder with ``suite/NAME.yaml`` of your own.
         title: title of the table on screen and of the plot; None prints no table.
         out: folder for the same files as in a run's ``evaluation/``; None writes none.
@@ -70,6 +73,7 @@ def evaluate(
     Raises:
         InputError: unknown names, wrong options, a policy that does not fit the env,
             or a function that returns no actions of its space.
+        StoppedError: an environment exceeded ``env_timeout``.
     """
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("out", out, str | Path | None)
@@ -85,6 +89,7 @@ def evaluate(
             seed=seed,
             device=device,
             threads=threads,
+            env_timeout=env_timeout,
         )
     folder = None if out is None else Path(out)
     if folder is not None:

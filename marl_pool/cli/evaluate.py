@@ -249,7 +249,9 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
             "evaluate=true and a key of `marl-pool evaluate`"
         )
     # Compose the settings of the evaluations before any of them starts.
+    limit = settings.env_timeout
     others.append(f"threads={settings.threads}")
+    others.append(f"env_timeout={'null' if limit is None else limit}")
     how = compose("evaluate", others, arguments.config_dir)
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page

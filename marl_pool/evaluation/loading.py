@@ -13,6 +13,7 @@ from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
 from marl_pool.evaluation.callable_policy import Act, as_policy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
@@ -22,7 +23,7 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import iteration_of
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.signatures import options_of
@@ -344,18 +345,26 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
 
 
 @contextmanager
-def computing(threads: int | None, kernels: Kernels = "auto") -> Iterator[None]:
-    """Set torch's number of threads and the kernels inside the block.
+def computing(
+    threads: int | None, kernels: Kernels = "auto", env_timeout: float | None = None
+) -> Iterator[None]:
+    """Set torch's threads, the kernels and environments' time limit inside the block.
 
     Args:
         threads: number of threads; None leaves it unchanged.
         kernels: see `use_kernels`.
+        env_timeout: seconds of a call of an environment; see `limit_calls`.
+
+    Raises:
+        StoppedError: a call exceeded the limit.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(threads or previous)
     try:
-        with use_kernels(kernels):
+        with use_kernels(kernels), limit_calls(env_timeout):
             yield
+    except EnvTimeoutError as error:
+        raise StoppedError(str(error)) from error
     finally:
         torch.set_num_threads(previous)
 

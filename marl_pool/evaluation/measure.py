@@ -118,7 +118,7 @@ def measure(
         worst_of: samples of each perturbation under which an episode is played. Of more
             than one, `Result.worst` is of the lowest returns, all else of the first.
         seed: seed of the bootstrap.
-        workers: cases played at a time, each in a thread of its own.
+        workers: cases played at a time, each in a thread of its own; 1: in this thread.
         on_progress: called before any episode is played, and after each case.
 
     Raises:
@@ -243,6 +243,11 @@ def _play_all(
 ) -> Iterator[list[Played] | str]:
     """Yield the episodes of each job in order, or the reason why there are none."""
     on_progress(0, len(jobs))
+    if workers == 1:
+        for done, job in enumerate(jobs, 1):
+            yield job.play()
+            on_progress(done, len(jobs))
+        return
     # Threads, not processes: nearly all time is spent in torch, which releases the
     # interpreter's lock.
     with ThreadPoolExecutor(workers) as pool:

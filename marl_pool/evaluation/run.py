@@ -91,9 +91,13 @@ def evaluate_target(
 
     Raises:
         InputError: a wrong perturbation.
+        StoppedError: an environment exceeded ``env_timeout``.
     """
+    # Only calls in the main thread can be interrupted.
+    limit = settings.env_timeout
+    workers = settings.threads if limit is None else 1
     # One thread a case beats several threads in the small operations of each.
-    with computing(1, settings.kernels):
+    with computing(1, settings.kernels, limit):
         return measure(
             target.policies,
             lambda: target.make_env(settings.episodes),
@@ -104,7 +108,7 @@ def evaluate_target(
             stochastic=settings.stochastic,
             worst_of=settings.worst_of,
             seed=target.seed,
-            workers=settings.threads,
+            workers=workers,
             on_progress=on_progress,
         )
 

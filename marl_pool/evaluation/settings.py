@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from marl_pool.utils.types import Device, Kernels, NonNegativeInt, PositiveInt, Seed
+from marl_pool.utils.types import (
+    Device,
+    Kernels,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+)
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or that of an iteration."""
@@ -72,7 +79,16 @@ class TargetSettings:
 
 
 @dataclass(frozen=True)
-class EvaluateSettings(TargetSettings):
+class EpisodeSettings(TargetSettings):
+    """Settings of a command that plays episodes."""
+
+    env_timeout: PositiveFloat | None = None
+    """Seconds that one step or reset of all environments may take, before the command
+    ends with a line that names the environment; None: no limit."""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(EpisodeSettings):
     """Measurement of a trained policy."""
 
     episodes: PositiveInt = 256
@@ -101,7 +117,7 @@ class EvaluateSettings(TargetSettings):
 
 
 @dataclass(frozen=True)
-class DiagnoseSettings(TargetSettings):
+class DiagnoseSettings(EpisodeSettings):
     """Measurement of a trained policy's signal loss and relation scores."""
 
     episodes: PositiveInt = 64
@@ -111,7 +127,7 @@ class DiagnoseSettings(TargetSettings):
 
 
 @dataclass(frozen=True)
-class RenderSettings(TargetSettings):
+class RenderSettings(EpisodeSettings):
     """Video of a trained policy."""
 
     episodes: PositiveInt = 1
@@ -157,3 +173,6 @@ class ReportSettings:
     """Evaluate runs that lack an evaluation, with the keys of ``evaluate``."""
     threads: PositiveInt = 2
     """CPU threads of torch."""
+    env_timeout: PositiveFloat | None = None
+    """Seconds that one step or reset of all environments may take, before the command
+    ends with a line that names the environment; None: no limit."""

@@ -100,6 +100,51 @@ def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, told):
     assert told in errors.splitlines()[-1]
 
 
+def read(verb: str, tmp_path, monkeypatch, *more: str) -> int:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    policy = "pretrained=cartpole_attention_neuron_reshuffled"
+    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs"]
+    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *more])
+
+
+LATE_POLE = "a step of FaultyPole took longer than 1 seconds, the limit env_timeout"
+
+
+def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
+    assert read("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"marl-pool: {LATE_POLE}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["diagnose", "render"])
+def test_other_readers_of_policies_end_in_one_line(verb, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("cv2")
+    assert read(verb, tmp_path, monkeypatch) == 1
+    assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_report_ends_in_one_line(evaluates, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("cv2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    kept = [text for text in EVOLVE if not text.startswith("env")]
+    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
+    assert cli.main(["evolve", *kept, *env, "--run-dir", "run"]) == 0
+    few = ["episodes=2", "perturbations=[]"]
+    own = ["--plugin", "helpers.faulty_envs:FaultyPole"]
+    if not evaluates:
+        assert cli.main(["evaluate", "run", *few, *own]) == 0
+    monkeypatch.setattr(FaultyPole, "taken", 9999)
+    words = ["evaluate=true", *few] if evaluates else []
+    assert cli.main(["report", "run", *words, *own, "env_timeout=1"]) == 1
+    assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
+
+
 HANGS = """
 import threading, time
 from marl_pool.envs import timeout

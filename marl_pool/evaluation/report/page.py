@@ -64,7 +64,7 @@ def report(
     path = new_page(out, runs)
     # Evaluations also name perturbations and environments.
     with (
-        computing(settings.threads),
+        computing(settings.threads, env_timeout=settings.env_timeout),
         trust(plugins, "a run of the report"),
         Progress(0, unit="sections") as progress,
     ):

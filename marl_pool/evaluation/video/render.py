@@ -320,7 +320,7 @@ def write_video(
                 progress.update(done)
 
     with (
-        computing(settings.threads, settings.kernels),
+        computing(settings.threads, settings.kernels, settings.env_timeout),
         Progress(num_frames, unit="frames") as progress,
     ):
         write_frames(path, frames(progress), settings.fps)

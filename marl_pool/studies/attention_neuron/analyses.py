@@ -50,7 +50,7 @@ def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[P
         print_published(rows)
         paths.append(files.path(results.PUBLISHED))
         write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
-    with computing(settings.threads):
+    with computing(settings.threads, env_timeout=settings.env_timeout):
         return paths + analyse(
             settings.analyses, target, evaluated.transfers, settings.episodes, files
         )
