@@ -12,12 +12,13 @@ from typing import Any
 
 import ray
 import torch
+from ray._private import utils as ray_utils
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import STDERR, keep_sigterm
+from marl_pool.training.signals import STDERR, deferred
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.names import inheritance
 
@@ -67,21 +68,22 @@ def ray_session(
     key = key if address else RAY_ADDRESS
     address = address or os.environ.get(RAY_ADDRESS) or LOCAL
     before = descendants(os.getpid())
-    if address == LOCAL:
-        _start(num_cpus, {"env_vars": _worker_variables(env or {}, _search_path())})
-    else:
-        # Folders of this machine may not exist on the others, which have their own.
-        variables = _worker_variables(env or {}, [])
-        _join(address, key, {"env_vars": variables, **_modules()})
-    # Leave the session that was started here, whatever happens in it. Some of Ray's
-    # processes would outlive a killed driver.
-    lost = f"marl-pool: this process was killed, or lost ray; {resume}"
-    orphans = descendants(os.getpid()) - before
+    # Leave the session that is started here, whatever happens in it.
     try:
+        if address == LOCAL:
+            _start(num_cpus, {"env_vars": _worker_variables(env or {}, _search_path())})
+        else:
+            # Folders of this machine may not exist on the others, which have their own.
+            variables = _worker_variables(env or {}, [])
+            _join(address, key, {"env_vars": variables, **_modules()})
+        # Some of Ray's processes would outlive a killed driver.
+        lost = f"marl-pool: this process was killed, or lost ray; {resume}"
+        orphans = descendants(os.getpid()) - before
         with last_words(lost, orphans) if resume else contextlib.nullcontext():
             yield
     finally:
-        ray.shutdown()
+        with _undisturbed():
+            ray.shutdown()
 
 
 def _job_environment() -> dict[str, Any]:
@@ -170,7 +172,7 @@ def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
 
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
-    with _hidden_stderr(), keep_sigterm():
+    with _undisturbed():
         ray.init(
             address=address,
             runtime_env=dict(runtime_env),
@@ -178,6 +180,18 @@ def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
             logging_level=logging.ERROR,
             **options,
         )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Defer signals: one that interrupts the start of ray crashes the process later."""
+    original = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None  # would exit in the midst
+    try:
+        with _hidden_stderr(), deferred():
+            yield
+    finally:
+        ray_utils.set_sigterm_handler = original
 
 
 @contextlib.contextmanager

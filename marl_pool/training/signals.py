@@ -47,22 +47,6 @@ def terminable() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keep_sigterm() -> Iterator[None]:
-    """Restore the handler of SIGTERM after the block, which may replace it."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    except SystemExit as error:
-        # Ray's handler, in its place meanwhile, exits with the number of the signal.
-        if error.code == signal.SIGTERM:
-            raise Terminated(signal.SIGTERM) from None
-        raise
-    finally:
-        with suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
-
-
 class Interruptible(ExitStack):
     """Context in which the first Ctrl-C or SIGTERM is only noted; the second is raised.
 
@@ -100,3 +84,14 @@ class Interruptible(ExitStack):
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif by == signal.SIGINT or error.args == self.interrupt.args:
             raise error
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Hold the first Ctrl-C or SIGTERM back until the end of the block."""
+    held = Interruptible()
+    try:
+        with held:
+            yield
+    finally:
+        held.raise_if_requested()
