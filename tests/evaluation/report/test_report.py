@@ -592,10 +592,13 @@ def test_the_command_evaluates_what_is_missing(
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["suite=quick"], "suite: expected one of videos, evaluate, threads, or eval"),
+        (
+            ["suite=quick"],
+            "suite: expected one of videos, evaluate, threads, env_timeout, or eval",
+        ),
         (
             ["vidoes=false"],
-            "vidoes: expected one of videos, evaluate, threads, or eval",
+            "vidoes: expected one of videos, evaluate, threads, env_timeout, or eval",
         ),
         (["evaluate=true", "suite=quik"], "Did you mean 'quick'?"),
         (["videos=3"], "videos: expected true or false, got 3"),
