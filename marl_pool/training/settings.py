@@ -160,7 +160,7 @@ class ResourceSettings:
     num_gpus_per_env_runner: NonNegativeFloat = 0
     """GPUs of each runner; fractions are allowed."""
     num_gpus_per_learner: NonNegativeFloat = 0
-    """GPUs of each learner; fractions are allowed. Without learners of their own, 1 puts
+    """GPUs of each learner; fractions are allowed. Without num_learners, 1 puts
     the learner on a GPU though ``device`` is cpu."""
     address: str | None = None
     """Address of a Ray cluster ("auto", "host:port"); None joins the one in the
