@@ -1,7 +1,5 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
-import json
-import numbers
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.extras import explain_missing_modules, validate_ray_for
+from marl_pool.utils.text import literal
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
@@ -184,41 +183,8 @@ def _overrides(key: str, value: Any) -> list[str]:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
     if not isinstance(value, Mapping) or not value:
-        return [f"{key}={_literal(key, value)}"]
+        return [f"{key}={literal(key, value)}"]
     rest, texts = dict(value), []
     if "." not in key and "name" in rest:  # the option of a group comes first
         texts = _overrides(key, rest.pop("name"))
     return texts + as_overrides({f"{key}.{inner}": rest[inner] for inner in rest})
-
-
-def _literal(key: str, value: Any) -> str:
-    """Write a plain value as Hydra reads it."""
-    # JSON and Hydra write these values alike.
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, str | Path):
-        # Only the backslashes before a quote count as escapes.
-        escaped = re.sub(
-            r"(\\*)('|\Z)",
-            lambda match: match[1] * 2 + (r"\'" if match[2] else ""),
-            str(value),
-        )
-        return f"'{escaped}'"
-    # numpy's numbers become plain ones.
-    if isinstance(value, numbers.Integral):
-        return repr(int(value))
-    if isinstance(value, numbers.Real):
-        return repr(float(value))
-    # Lists and mappings are written recursively.
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_literal(key, item) for item in value)}]"
-    if not isinstance(value, Mapping):
-        got = type(value).__name__
-        raise InputError(
-            f"{key}: expected numbers, text, lists and mappings, got {got}"
-        )
-    for name in value:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise InputError(f"{key}: expected keys that are names, got {name!r:.80}")
-    items = (f"{name}: {_literal(key, item)}" for name, item in value.items())
-    return f"{{{','.join(items)}}}"

@@ -38,11 +38,13 @@ from marl_pool.training.sweep.trial import (
     score_of,
     share_of,
 )
-from marl_pool.utils.signatures import show
 from marl_pool.utils.tables import print_table
+from marl_pool.utils.text import literal
 
 DIGITS = 4
 """Significant digits of a proposed number, so that commands are short."""
+NOT_TEXT = {"true", "false", "null", "nan", "inf"}
+"""Words, in any case, that Hydra reads as other values unless they are quoted."""
 GRACE, REDUCTION, WHOLE = 10, 3, 100
 """A trial may be stopped after 10, 30 and 90 percent of its training, unless it is in
 the best third of the trials that came as far."""
@@ -323,15 +325,9 @@ def rounded(value: Any, range_: Sequence[Any]) -> Any:
 
 def as_text(value: Any) -> str:
     """Write a value in Hydra's syntax."""
-    if isinstance(value, str):
-        bare = re.fullmatch(r"[A-Za-z][\w./:-]*", value)
-        return value if bare else "'" + value.replace("'", r"\'") + "'"
-    if isinstance(value, Mapping):
-        items = (f"{key}: {as_text(each)}" for key, each in value.items())
-        return f"{{{', '.join(items)}}}"
-    if isinstance(value, Sequence):
-        return f"[{','.join(map(as_text, value))}]"
-    return show(value)
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./:-]*", value):
+        return value if value.lower() not in NOT_TEXT else f"'{value}'"
+    return literal("sweep", value)
 
 
 def _or_worst(score: float | None) -> float:
