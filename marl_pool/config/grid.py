@@ -153,6 +153,9 @@ def plan_search(
         InputError: bad syntax, no range, or an end or choice that no trial can have.
     """
     fixed, space = split_space(overrides)
+    for text in fixed:
+        if (key := parse(text).key_or_group) in space:
+            raise InputError(f"{key}: expected a range or one value, got both: {text}")
     _validate_own(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
         raise InputError(f"grid: expected none with --search, got {show(grid)}")
