@@ -27,6 +27,7 @@ from marl_pool.utils.signatures import (
     check_settings,
     check_value,
     options_of,
+    show,
 )
 from marl_pool.utils.tables import read_csv, write_csv
 from marl_pool.version import __version__
@@ -178,6 +179,8 @@ class Sweep:
                     f"{file}: expected values of {', '.join(self.space or {})}, got "
                     f"{', '.join(each.values)}"
                 )
+            for key, value in each.values.items():
+                _validate_inside(f"{file}: {key}", value, (self.space or {})[key])
         return found
 
     def write_proposals(self, proposals: Sequence[Proposal]) -> None:
@@ -278,6 +281,19 @@ def proposal_name(number: int) -> str:
 def default_path(label: str) -> Path:
     """Return ``sweeps/<date-time>-<label>`` for a new sweep."""
     return Path("sweeps") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+
+
+def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:
+    """Reject a value outside its range; the name of a class would be imported."""
+    kind, *values = range_
+    if kind != CHOICE:
+        number: type = int if kind == INT_UNIFORM else float
+        low, high = values
+        check_value(key, value, Annotated[number, Field(ge=low, le=high)])
+    # As text, 1 is neither 1.0 nor true.
+    elif json.dumps(value) not in map(json.dumps, values):
+        choices = ", ".join(map(show, values))
+        raise InputError(f"{key}: expected one of {choices}, got {show(value)}")
 
 
 def _label(value: Any) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from marl_pool.cli import main as cli
-from marl_pool.config import plan_search, plan_space
+from marl_pool.config import parse, plan_search, plan_space
 from marl_pool.runs import Run
 from marl_pool.sweeps import Proposal, Sweep, read_table
 from marl_pool.training.settings import SweepSettings
@@ -41,6 +41,8 @@ def elsewhere(tmp_path, monkeypatch):
         (["pooling=ada"], ["--search: expected a range", "got none"]),
         (["grid.seed=[0,1]", *SPACE], ["grid: expected none with --search"]),
         (["threads=int_uniform(1,2)"], ["threads: a sweep sets it"]),
+        ([*SPACE, "ppo.lr=1e-3"], ["ppo.lr: expected a range or one value", "=1e-3"]),
+        (["pooling=max", *SPACE], ["pooling: expected a range or one value", "=max"]),
         ([*SPACE, "--trials", "0"], ["sweep.trials: expected an integer", "got 0"]),
     ],
 )
@@ -87,6 +89,65 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
     sweep.write_proposals([Proposal({"ppo.lr": 0.001})])
     with pytest.raises(InputError, match="expected values of ppo.lr, pooling"):
         again.proposals()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "got"),
+    [
+        ({"pooling": "evil:Max"}, "one of 'ada', 'max'", "'evil:Max'"),
+        ({"pooling": True}, "one of 'ada', 'max'", "true"),
+        ({"ppo.lr": 0.5}, "a number", "0.5"),
+        ({"ppo.lr": float("nan")}, "a number", "nan"),
+        ({"ppo.lr": "evil:lr"}, "a number", "'evil:lr'"),
+        ({"seed": 2.5}, "an integer", "2.5"),
+        ({"seed": 4}, "an integer", "4"),
+    ],
+)
+def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, got):
+    space = plan_search([*SPACE, "seed=int_uniform(1,3)"]).search.space
+    sweep = Sweep(tmp_path, {}, [], space=space)
+    values = {"ppo.lr": 1e-3, "pooling": "max", "seed": 3}
+    sweep.write_proposals([Proposal(values)])
+    assert sweep.proposals() == [Proposal(values)]
+    sweep.write_proposals([Proposal(values), Proposal(values | changed)])
+    with pytest.raises(InputError) as caught:
+        sweep.proposals()
+    (key,) = changed
+    for part in (
+        f"{sweep.path}/proposals.yaml: {key}: expected",
+        expected,
+        f"got {got}",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_class_in_a_proposal_is_not_imported(tmp_path, capsys):
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    sys.path.insert(0, str(tmp_path))
+    plan = plan_search(SPACE)
+    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
+    sweep.path.mkdir()
+    sweep.write()
+    sweep.write_proposals([Proposal({"ppo.lr": 1e-3, "pooling": "evil:Max"})])
+    command = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
+    for each in (command, ["resume", "s"]):
+        assert cli.main(each) == 2
+        assert "proposals.yaml: pooling: expected one of" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    plan = plan_search(SPACE)
+    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
+    sweep.path.mkdir()
+    sweep.write()
+    given = []
+    run = "marl_pool.training.sweep.run.run_sweep"
+    monkeypatch.setattr(run, lambda *args: given.append(args) or {})
+    command = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
+    assert cli.main([*command, "--dry-run"]) == 0
+    ((_, _, _, dry_run, _),) = given
+    assert dry_run is True
 
 
 # Optuna and ASHA
@@ -192,6 +253,23 @@ def test_a_late_report_enters_no_early_comparison(make_search):
         asha.on_trial_add(None, known)
         asha.on_trial_result(None, known, {"score": score, "share": share})
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("ada", "own:Pool", "a/b.c", "1-3-28", "true", "NULL", "nan", "Inf", "none"),
+        *("it's", "a b", "", r"end\\", True, None, 3, 1e-5, float("inf"), [1, "true"]),
+        {"name": "null", "size": [2, 3]},
+    ],
+)
+def test_the_best_command_has_the_value_itself(value):
+    pytest.importorskip("ray")
+    pytest.importorskip("optuna")
+    from marl_pool.training.sweep.search import as_text
+
+    read = parse(f"key={as_text(value)}").value()
+    assert (read, type(read)) == (value, type(value))
 
 
 @pytest.mark.slow
