@@ -1,7 +1,7 @@
 """The trials of a sweep: a grid of values, composed and checked one by one."""
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, product
 from math import prod
@@ -27,7 +27,6 @@ from marl_pool.config.space import (
     validate_space,
 )
 from marl_pool.envs.options import expand_counts
-from marl_pool.runs import Run
 from marl_pool.sweeps import (
     Grid,
     MakeTrial,
@@ -38,7 +37,7 @@ from marl_pool.sweeps import (
     naming,
     trial_name,
 )
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import as_stored, validate_same
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
 
@@ -50,8 +49,6 @@ SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
 SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
 """Keys of a sweep that only a search has."""
-RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
-"""Keys that a resumed trial may change, besides its verb's `Job.controls`."""
 MOST_TRIALS = 10_000
 
 
@@ -209,7 +206,7 @@ def _composer(
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
-            return Trial(name, dict(values), _as_stored(check(verb, config)))
+            return Trial(name, dict(values), as_stored(check(verb, config)))
 
     return settings, make
 
@@ -231,35 +228,6 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
     for trial in plan.trials:
         if run := sweep.run(trial):
             validate_same(run, sweep.verb, trial.config)
-
-
-def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
-    """Reject a run that another verb made, or with other settings.
-
-    Args:
-        run: an existing run.
-        verb: verb that would make it.
-        config: checked configuration that it would have; keys that a resumed run may
-            change are not compared.
-    """
-    if run.verb != verb:
-        raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
-    ignored = {*RUN_CONTROL, *JOBS[verb].controls}
-    wanted, found = _as_stored(config), _as_stored(run.config)
-    if changed := differences(wanted, found, ignored):
-        raise InputError(f"{run.path}: {'; '.join(changed)}")
-
-
-def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
-) -> list[str]:
-    """List the settings, without ``ignored`` top-level keys, in which two differ."""
-    left, right = dict(_flat(wanted)), dict(_flat(found))
-    return [
-        f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
-        for key in left | right
-        if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
-    ]
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
@@ -319,24 +287,7 @@ def _whole_grid(
     return whole
 
 
-def _as_stored(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration as training stores it."""
-    if not config.get("fixed") and not config.get("teacher"):
-        return config
-    from marl_pool.training.fixed_policies import with_absolute_folders  # loads torch
-
-    return with_absolute_folders(config)
-
-
 def _choice(group: str, option: Any) -> str:
     if not isinstance(option, str):
         raise InputError(f"{group}: expected the name of an option, got {show(option)}")
     return f"{group}={option}"
-
-
-def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield path + key, value

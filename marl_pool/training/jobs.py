@@ -1,7 +1,7 @@
-"""Jobs: the training function of each verb, and the amount of training in a run."""
+"""Jobs: what each verb trains, how much of it a run has, and what may change."""
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.settings import EvolveConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
 from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import show
 
 Row = Mapping[str, Any]
 """Row of ``metrics.csv``."""
@@ -126,3 +128,51 @@ JOBS = {
     ),
 }
 """Jobs by verb."""
+RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
+"""Keys that a resumed trial may change, besides its verb's `Job.controls`."""
+
+
+def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
+    """Reject a run that another verb made, or with other settings.
+
+    Args:
+        run: an existing run.
+        verb: verb that would make it.
+        config: checked configuration that it would have; keys that a resumed run may
+            change are not compared.
+    """
+    if run.verb != verb:
+        raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
+    ignored = {*RUN_CONTROL, *JOBS[verb].controls}
+    wanted, found = as_stored(config), as_stored(run.config)
+    if changed := differences(wanted, found, ignored):
+        raise InputError(f"{run.path}: {'; '.join(changed)}")
+
+
+def differences(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
+) -> list[str]:
+    """List the settings, without ``ignored`` top-level keys, in which two differ."""
+    left, right = dict(_flat(wanted)), dict(_flat(found))
+    return [
+        f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
+        for key in left | right
+        if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
+    ]
+
+
+def as_stored(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as training stores it."""
+    if not config.get("fixed") and not config.get("teacher"):
+        return config
+    from marl_pool.training.fixed_policies import with_absolute_folders  # loads torch
+
+    return with_absolute_folders(config)
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield path + key, value

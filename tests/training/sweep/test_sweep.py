@@ -19,7 +19,6 @@ from scipy import stats
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
-from marl_pool.config.grid import differences
 from marl_pool.config.sections import files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import LONGEST_NAME, Sweep, Trial, read_table, trial_name
@@ -27,7 +26,7 @@ from marl_pool.training.settings import SweepSettings, TrainConfig
 
 pytest.importorskip("ray")
 
-from marl_pool.training.jobs import JOBS
+from marl_pool.training.jobs import JOBS, differences
 from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTable
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import (
