@@ -187,6 +187,9 @@ class Sweep:
         """Write the trials of a search."""
         content = {"proposals": [asdict(each) for each in proposals]}
         write_sealed_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
+        # Another machine may have to go on with the search at any time.
+        if self.mirror is not None:
+            self.mirror.update((CONTENT, PROPOSALS))
 
     @contextmanager
     def lock(self) -> Iterator[None]:

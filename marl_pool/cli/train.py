@@ -61,9 +61,9 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     Raises:
         InputError: no folder is named, or it has a run of another configuration.
     """
-    from marl_pool.config.grid import validate_same
     from marl_pool.runs import CONFIG, Run
     from marl_pool.storage.runs import restore
+    from marl_pool.training.jobs import validate_same
 
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
@@ -166,23 +166,24 @@ def _run_sweep(
     sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, again: bool = False
 ) -> int:
     from marl_pool.config.grid import validate_runs
-    from marl_pool.storage.runs import mirror_of, restore
+    from marl_pool.storage.runs import mirror_of, restore, restore_proposals
     from marl_pool.sweeps import TRIALS, proposal_name
 
-    # A search continues with the trials that it proposed.
-    search = plan.search
-    if search is not None:
-        for number, proposal in enumerate(sweep.proposals()):
-            plan.trials.append(search.make(proposal_name(number), proposal.values))
-    # Trials that ran on another machine, or before this one, are in the storage.
     own: dict[str, Any] = {}
     storage = _storage(sweep.verb, plan.examples[0].config)
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
         own["storage"] = f"{sweep.mirror.url}/{TRIALS}"
-        for trial in plan.trials:
-            restore(sweep.run_path(trial), own["storage"])
+        restore_proposals(sweep, sweep.mirror)
+    # A search continues with the trials that it proposed.
+    search = plan.search
+    if search is not None:
+        for number, proposal in enumerate(sweep.proposals()):
+            plan.trials.append(search.make(proposal_name(number), proposal.values))
+    # Trials that ran on another machine, or before this one, are in the storage.
+    for trial in plan.trials if own else ():
+        restore(sweep.run_path(trial), own["storage"])
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
         if plan.examples[0].config.get("data_dir", scratch) is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, is_unused
 from marl_pool.storage.mirror import Mirror
-from marl_pool.sweeps import CONTENT, PROPOSALS
+from marl_pool.sweeps import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, printable, quoted
@@ -119,6 +119,37 @@ def restore_sweep(folder: Path, storage: str | None) -> None:
     mirror = mirror_of(folder, storage)
     if CONTENT in mirror.list():
         mirror.fetch(only=(CONTENT, PROPOSALS))
+
+
+def restore_proposals(sweep: Sweep, mirror: Mirror) -> None:
+    """Fetch the trials of a search that another machine has proposed.
+
+    Raises:
+        InputError: the storage cannot be read, or has another search, or a process on
+            this machine is running the sweep.
+    """
+    if PROPOSALS not in mirror.list():
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        mirror.copy(PROPOSALS, Path(scratch, PROPOSALS))
+        try:
+            there = Sweep(scratch, {}, [], space=sweep.space).proposals()
+        except InputError as error:
+            message = str(error).replace(scratch, mirror.url)
+            raise InputError(f"storage: {message}") from error
+    here = sweep.proposals()
+    for number, (own, other) in enumerate(zip(here, there, strict=False)):
+        if own.values != other.values:
+            raise InputError(
+                f"storage: expected the search {sweep.path} at {mirror.url}, got "
+                f"another, with trial {proposal_name(number)} {other.values} in place "
+                f"of {own.values}"
+            )
+        other.stopped_early |= own.stopped_early
+    merged = [*there, *here[len(there) :]]
+    if merged != here:
+        with sweep.lock():
+            sweep.write_proposals(merged)
 
 
 def _restore(mirror: Mirror) -> None:

@@ -17,9 +17,10 @@ from marl_pool.storage.runs import (
     mirror_of,
     mirrored,
     restore,
+    restore_proposals,
     restore_sweep,
 )
-from marl_pool.sweeps import Sweep
+from marl_pool.sweeps import Proposal, Sweep
 from marl_pool.training.jobs import JOBS
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}
@@ -144,6 +145,58 @@ def test_a_sweep_without_its_folder_is_fetched(tmp_path):
     sweep.write()
     restore_sweep(sweep.path, STORE)
     assert Sweep.open(sweep.path).grid == {"seed": [5]}
+
+
+@pytest.fixture
+def search(here) -> Sweep:
+    """A search with a mirror and one proposal."""
+    sweep = Sweep("sweeps/a", {}, [], space={"ppo.lr": ["uniform", 0, 1]})
+    sweep.mirror = mirror_of(sweep.path, STORE)
+    with sweep.lock():
+        sweep.write()
+    sweep.write_proposals([Proposal({"ppo.lr": 0.5})])
+    return sweep
+
+
+def test_a_proposal_is_mirrored_at_once(search, tmp_path):
+    restore_sweep(tmp_path / "new" / "a", STORE)
+    assert Sweep.open(tmp_path / "new" / "a").proposals() == search.proposals() != []
+
+
+def test_what_another_machine_has_proposed_is_fetched(search, tmp_path):
+    restore_sweep(tmp_path / "new" / "a", STORE)
+    other = Sweep.open(tmp_path / "new" / "a")
+    # The other machine goes on.
+    more = [*search.proposals(), Proposal({"ppo.lr": 0.25})]
+    more[0].stopped_early = True
+    search.write_proposals(more)
+    mirror = mirror_of(other.path, STORE)
+    with other.lock(), pytest.raises(InputError, match="another process is running"):
+        restore_proposals(other, mirror)
+    restore_proposals(other, mirror)
+    assert other.proposals() == more
+    # A mirror that lags behind takes nothing away.
+    other.write_proposals([*more, Proposal({"ppo.lr": 1.0})])
+    restore_proposals(other, mirror)
+    assert len(other.proposals()) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (0.75, ["memory://store/a", "trial 0000 {'ppo.lr': 0.75}", "0.5}"]),
+        (7.5, ["memory://store/a/proposals.yaml: ppo.lr: expected", "got 7.5"]),
+    ],
+)
+def test_proposals_of_another_search_are_left_alone(search, tmp_path, value, parts):
+    restore_sweep(tmp_path / "new" / "a", STORE)
+    other = Sweep.open(tmp_path / "new" / "a")
+    search.write_proposals([Proposal({"ppo.lr": value}), Proposal({"ppo.lr": 0.25})])
+    with pytest.raises(InputError) as caught:
+        restore_proposals(other, mirror_of(other.path, STORE))
+    for part in ("storage: ", *parts):
+        assert part in str(caught.value)
+    assert other.proposals() == [Proposal({"ppo.lr": 0.5})]
 
 
 def test_a_copy_that_is_as_far_is_left_alone(run):
