@@ -38,6 +38,11 @@ START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
 """Limits on the start of processes, and with machines that an autoscaler brings."""
 
 
+def cluster_address(address: str | None) -> str:
+    """Return the address of the cluster that `ray_session` would join, or `LOCAL`."""
+    return address or os.environ.get(RAY_ADDRESS) or LOCAL
+
+
 @contextlib.contextmanager
 def ray_session(
     address: str | None,
@@ -66,7 +71,7 @@ def ray_session(
     # Ray's C++ code would print errors that it recovers from.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
-    address = address or os.environ.get(RAY_ADDRESS) or LOCAL
+    address = cluster_address(address)
     before = descendants(os.getpid())
     # Leave the session that is started here, whatever happens in it.
     try:

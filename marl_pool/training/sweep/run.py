@@ -10,6 +10,8 @@ import ray
 from marl_pool.callbacks import callback_classes
 from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
 from marl_pool.training.cluster import (
+    LOCAL,
+    cluster_address,
     may_grow,
     quiet,
     ray_session,
@@ -22,11 +24,17 @@ from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import FAILED, STOPPED, WAITING, TrialTable
+from marl_pool.training.sweep.progress import (
+    FAILED,
+    FINISHED,
+    STOPPED,
+    WAITING,
+    TrialTable,
+)
 from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
 from marl_pool.training.sweep.summary import detectable, duration_of, size_of
 from marl_pool.training.sweep.timing import cell_of, measure
-from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
@@ -69,6 +77,8 @@ def run_sweep(
         _validate_parts(sweep.verb, examples, settings)
         job = JOBS[sweep.verb]
         search = _search(sweep, plan, settings, trials) if plan else None
+        if search is not None and settings.asha:
+            _validate_reach(search.plan, settings)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
         ended = search.stopped_early if search else set()
         left = [
@@ -107,7 +117,23 @@ def _search(
 ) -> "TrialSearch":
     from marl_pool.training.sweep.search import TrialSearch  # loads optuna
 
-    return TrialSearch(sweep, plan, settings, trials)
+    search = TrialSearch(sweep, plan, settings, trials)
+    # Runs of earlier sessions tell whether there is such a metric.
+    for trial in trials:
+        search.score(trial)
+    return search
+
+
+def _validate_reach(plan: SearchPlan, settings: SweepSettings) -> None:
+    """Reject early stopping where its files may not reach the trials."""
+    storage = plan.probes[0].config.get("storage")
+    address = cluster_address(settings.address)
+    if storage and address != LOCAL:
+        raise InputError(
+            "sweep.asha: expected false on a cluster with --storage, whose machines "
+            "share no disk on which a trial could be told to stop, got true at "
+            f"{address}; with a shared disk, leave out --storage"
+        )
 
 
 def _run(
@@ -126,7 +152,8 @@ def _run(
         totals = dict.fromkeys(search.names, usual) | totals
     table = TrialTable(totals, {**dict.fromkeys(totals, 0), **done}, unit=job.unit)
     for name in search.stopped_early if search else ():
-        table.rows[name].state = STOPPED
+        if table.rows[name].state != FINISHED:
+            table.rows[name].state = STOPPED
 
     def write_table() -> None:
         status = {name: row.state for name, row in table.rows.items()}
@@ -134,6 +161,8 @@ def _run(
 
     # One process at a time may run the sweep.
     with sweep.lock():
+        if search is not None:
+            search.validate_current()
         sweep.write()
         _report_damage(sweep, trials, left)
         try:
@@ -142,6 +171,9 @@ def _run(
                     run_trials(
                         sweep, left, settings, concurrency, table, write_table, search
                     )
+        except InputError:
+            search = None  # the trials have no scores to rank them by
+            raise
         finally:
             write_table()
             if search is not None:

@@ -30,6 +30,7 @@ from marl_pool.training.sweep.trial import (
     REASON,
     SAVED,
     TRIAL,
+    UNKNOWN,
     run_trial,
     stop_file,
 )
@@ -53,6 +54,8 @@ DRIVER_ENV = {
     # Runs log their own metrics.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    # A search's trial that fails or is stopped early on has no score.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # The new output prints a banner whatever the verbosity.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
@@ -83,6 +86,7 @@ def run_trials(
         search: proposes more trials.
 
     Raises:
+        InputError: the runs lack the metric of the search.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
             finished their iteration and saved a checkpoint; at once after a second one.
     """
@@ -151,6 +155,8 @@ def run_trials(
             ).fit()
     finally:
         _clear(stop, scratch)
+    if monitor.unknown:
+        raise InputError(monitor.unknown)
     monitor.interrupt.raise_if_requested()
 
 
@@ -184,7 +190,8 @@ def bundles(
 class _TrialMonitor(tune.Callback, tune.Stopper):
     """Update the progress display, and end the experiment after Ctrl-C.
 
-    After Ctrl-C, ``awaited`` has the trials that are still running.
+    After Ctrl-C, or if a search's metric is ``unknown``, ``awaited`` has the trials
+    that are still running.
     """
 
     sweep: Sweep
@@ -194,6 +201,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     stop: Path
     interrupt: Interruptible = field(default_factory=Interruptible, init=False)
     awaited: set[str] | None = field(default=None, init=False)
+    unknown: str = field(default="", init=False)
     _last_poll: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -224,6 +232,9 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         self, iteration: int, trials: Any, trial: Any, **_: Any
     ) -> None:
         result = trial.last_result or {}
+        self.unknown = self.unknown or result.get(UNKNOWN, "")
+        if self.unknown:
+            self._stop_all()
         self._end(self._trial_of(trial), result.get(REASON, ""), result.get(SAVED, 0))
 
     @override
@@ -235,11 +246,9 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
 
     @override
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
+        if self.interrupt.requested:
+            self._stop_all()
         running = set(self.table.named(RUNNING))
-        # Let the running trials finish their iteration after Ctrl-C.
-        if self.interrupt.requested and self.awaited is None:
-            self.awaited = running
-            self.stop.touch()
         # Read the runs' logs every few seconds.
         if self.table.clock() - self._last_poll >= POLL_SECONDS:
             self._last_poll = self.table.clock()
@@ -250,6 +259,12 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
                     if trial.name in running
                 }
             )
+
+    def _stop_all(self) -> None:
+        """Let the running trials finish their iteration, and start no other."""
+        if self.awaited is None:
+            self.awaited = set(self.table.named(RUNNING))
+            self.stop.touch()
 
     def _end(self, trial: Trial, reason: str, saved_there: int = 0) -> None:
         # Another machine's run is in the storage.

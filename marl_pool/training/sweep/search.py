@@ -3,16 +3,16 @@
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+import numpy as np
 import optuna
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
-from ray.tune.search.optuna import OptunaSearch
 from typing_extensions import override
 
 from marl_pool.sweeps import (
@@ -21,6 +21,7 @@ from marl_pool.sweeps import (
     LOG_UNIFORM,
     Proposal,
     SearchPlan,
+    Space,
     Sweep,
     Trial,
     proposal_name,
@@ -38,6 +39,7 @@ from marl_pool.training.sweep.trial import (
     score_of,
     share_of,
 )
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.tables import print_table
 from marl_pool.utils.text import literal
 
@@ -101,6 +103,16 @@ class TrialSearch:
             if proposal.stopped_early
         }
 
+    def validate_current(self) -> None:
+        """Reject proposals that another session has changed since they were read."""
+        now = self.sweep.proposals()
+        if now != self.proposals or len(now) != len(self.trials):
+            raise InputError(
+                f"{self.sweep.path}: expected {len(self.trials)} trials, as when this "
+                f"session began, got {len(now)}: another one has changed the search; "
+                "repeat the command"
+            )
+
     def propose(self, values: Mapping[str, Any]) -> Trial:
         """Add a trial, and write it down before it starts."""
         trial = self.plan.make(proposal_name(len(self.proposals)), values)
@@ -144,7 +156,9 @@ class TrialSearch:
         sign = -1 if self.metric.startswith("-") else 1
         for trial, score in ranking:
             steps = job.logged(self.sweep.run(trial))
-            state = "stopped early" if trial.name in early else states[trial.name]
+            # A trial may end before it is told to stop.
+            stopped = trial.name in early and steps < job.total(trial.config)
+            state = "stopped early" if stopped else states[trial.name]
             options = " ".join(f"{key}={value}" for key, value in trial.values.items())
             best = "" if score is None else f"{sign * score:.4g}"
             rows.append((trial.name, options, best, f"{steps:,}", state))
@@ -174,7 +188,7 @@ class TrialSearch:
 class Proposer(Searcher):
     """Propose unfinished trials first, then what Optuna suggests.
 
-    Nothing of it is saved by Tune: a resumed search tells Optuna what the folder has.
+    Nothing of it is saved by Tune: the folder has the trials and their scores.
 
     Args:
         search: proposals, and runs of earlier sessions.
@@ -188,51 +202,43 @@ class Proposer(Searcher):
         super().__init__(metric=SCORE, mode="max")
         self.stop = stop
         self.search, self.unfinished = search, list(unfinished)
-        self.proposed = dict[str, tuple[Trial, bool]]()
-        # Another session has to begin with other random numbers.
+        self.proposed = dict[str, Trial]()
         usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
-        seed = usual.seed + len(search.proposals)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.optuna = OptunaSearch(
-            {key: distribution(range_) for key, range_ in search.plan.space.items()},
-            metric=SCORE,
-            mode="max",
-            sampler=optuna.samplers.TPESampler(seed=seed % (1 << 32)),
-        )
-        for trial in search.trials:
-            score = search.score(trial)
-            if trial not in self.unfinished and score is not None:
-                self.optuna.add_evaluated_point(trial.values, score)
+        self.seed: int = usual.seed
+        # Scores of the trials that have ended, in this session or an earlier one.
+        self.scores = {
+            trial.name: score
+            for trial in search.trials
+            if trial not in unfinished and (score := search.score(trial)) is not None
+        }
 
     @override
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self.stop.exists():
             return None
         if self.unfinished:
-            trial, is_new = self.unfinished.pop(0), False
+            trial = self.unfinished.pop(0)
         elif len(self.search.proposals) < self.search.settings.trials:
-            values = {
-                key: rounded(value, self.search.plan.space[key])
-                for key, value in self.optuna.suggest(trial_id).items()
-            }
-            trial, is_new = self.search.propose(values), True
+            scored = [
+                (trial.values, self.scores[trial.name])
+                for trial in self.search.trials
+                if trial.name in self.scores
+            ]
+            seed = (self.seed, len(self.search.proposals))
+            values = suggested(self.search.plan.space, scored, seed)
+            trial = self.search.propose(values)
         else:
             return Searcher.FINISHED
-        self.proposed[trial_id] = trial, is_new
+        self.proposed[trial_id] = trial
         return {TRIAL: trial.name, CONFIG: trial.config}
 
     @override
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        trial, is_new = self.proposed.pop(trial_id)
-        score = (result or {}).get(SCORE)
-        failed = error or score is None or bool((result or {}).get(REASON))
-        if is_new:
-            told = {SCORE: None if failed else score}
-            self.optuna.on_trial_complete(trial_id, told, failed)
-        elif not failed:
-            self.optuna.add_evaluated_point(trial.values, score)
+        trial, result = self.proposed.pop(trial_id), result or {}
+        if SCORE in result and not (error or result.get(REASON)):
+            self.scores[trial.name] = result[SCORE]
 
     @override
     def save(self, checkpoint_path: str) -> None:
@@ -302,6 +308,37 @@ class EarlyStopping(ASHAScheduler):
         self, tune_controller: Any, trial: Any, result: dict[str, Any]
     ) -> None:
         """Do nothing: the last report has been compared."""
+
+
+def suggested(
+    space: Space,
+    scored: Iterable[tuple[Mapping[str, Any], float]],
+    seed: Sequence[int],
+) -> dict[str, Any]:
+    """Return values for another trial, by Optuna's TPE sampler.
+
+    They depend on nothing but the arguments, so that a resumed search proposes what an
+    uninterrupted one would.
+
+    Args:
+        space: key → range.
+        scored: values and score of each trial that has ended, in order.
+        seed: seed of the search, and number of the trial.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    (state,) = np.random.SeedSequence(seed).generate_state(1)
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=int(state))
+    )
+    ranges = {key: distribution(range_) for key, range_ in space.items()}
+    for values, score in scored:
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=dict(values), distributions=ranges, value=score
+            )
+        )
+    params = study.ask(ranges).params
+    return {key: rounded(params[key], space[key]) for key in space}
 
 
 def distribution(range_: Sequence[Any]) -> optuna.distributions.BaseDistribution:

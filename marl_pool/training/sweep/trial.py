@@ -14,7 +14,7 @@ from ray import tune
 from marl_pool.runs import CONFIG as RUN_CONFIG
 from marl_pool.runs import Run
 from marl_pool.storage.runs import mirrored, restore
-from marl_pool.training.jobs import JOBS, Job
+from marl_pool.training.jobs import JOBS, Job, validate_same
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
@@ -26,6 +26,8 @@ SAVED = "saved"
 """Key of a trial's result: amount of training up to its last checkpoint."""
 CONFIG = "config"
 """Key of the configuration of a trial that a search proposes, in Tune's."""
+UNKNOWN = "unknown"
+"""Key of a trial's result: message on a metric that it lacks, or an empty text."""
 SCORE, SHARE = "score", "share"
 """Keys of the results of a search's trial: the best score so far, higher is better, and
 the percentage of training done."""
@@ -65,7 +67,7 @@ def run_trial(
         run = Run.open(path)
         last[SAVED] = JOBS[verb].saved(run)
         last |= reporter.result(run) or {}
-    tune.report(last)
+    tune.report(last | {UNKNOWN: reporter.unknown})
 
 
 def stop_file(stop: Path, name: str) -> Path:
@@ -100,13 +102,17 @@ def share_of(job: Job, row: Mapping[str, Any], config: Mapping[str, Any]) -> int
 
 @dataclass
 class _Reporter:
-    """Report the progress of a search's trial to Tune, percent by percent."""
+    """Report the progress of a search's trial to Tune, percent by percent.
+
+    A metric that the first row lacks stops the trial, and ``unknown`` is the message.
+    """
 
     metric: str | None
     verb: str
     config: Mapping[str, Any]
     stops: Sequence[Path]
-    told: int = 0
+    told: int = -1
+    unknown: str = ""
 
     def result(self, run: Run) -> dict[str, float] | None:
         """Return score and share; None before the first score."""
@@ -114,7 +120,11 @@ class _Reporter:
         if not rows:
             return None
         share = share_of(JOBS[self.verb], rows[-1], self.config)
-        score = score_of(rows, str(self.metric))
+        try:
+            score = score_of(rows, str(self.metric))
+        except InputError as error:
+            self.unknown = str(error)
+            return None
         return None if score is None else {SCORE: score, SHARE: share}
 
     def should_stop(self, run: Run) -> bool:
@@ -126,7 +136,7 @@ class _Reporter:
             if result is not None:
                 self.told = share
                 tune.report(result)
-        return any(path.exists() for path in self.stops)
+        return bool(self.unknown) or any(path.exists() for path in self.stops)
 
 
 def _train(path: Path, config: dict[str, Any], verb: str, reporter: _Reporter) -> str:
@@ -156,6 +166,9 @@ def _train(path: Path, config: dict[str, Any], verb: str, reporter: _Reporter) -
 
 
 def _open_or_create(path: Path, config: dict[str, Any], verb: str) -> Run:
-    if (path / RUN_CONFIG).is_file():
-        return Run.open(path)
-    return Run.create(path, config, verb)
+    if not (path / RUN_CONFIG).is_file():
+        return Run.create(path, config, verb)
+    run = Run.open(path)
+    # The storage may have had a run of other values under this name.
+    validate_same(run, verb, config)
+    return run

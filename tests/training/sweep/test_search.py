@@ -159,22 +159,22 @@ def make_search(tmp_path):
     pytest.importorskip("optuna")
     from marl_pool.training.sweep.search import TrialSearch
 
-    def make(name: str = "s") -> TrialSearch:
+    def make(name: str = "s", trials: int = 4) -> TrialSearch:
         plan = plan_space(plan_search(SPACE).search.space, ["total_steps=1000"])
         sweep = Sweep(tmp_path / name, {}, [], space=plan.search.space)
         (sweep.path / "trials").mkdir(parents=True, exist_ok=True)
-        trials = [
+        known = [
             plan.search.make(f"{number:04d}", proposal.values)
             for number, proposal in enumerate(sweep.proposals())
         ]
-        return TrialSearch(sweep, plan.search, SweepSettings(trials=4), trials)
+        return TrialSearch(sweep, plan.search, SweepSettings(trials=trials), known)
 
     return make
 
 
-def scored(search, trial, score: float) -> None:
+def scored(search, trial, score: float, steps: int = 1000) -> None:
     run = Run.create(search.sweep.run_path(trial), trial.config)
-    run.log({"iteration": 1, "env_steps": 1000, "return_mean": score})
+    run.log({"iteration": 1, "env_steps": steps, "return_mean": score})
     run.close()
 
 
@@ -211,12 +211,108 @@ def test_a_resumed_search_continues_trials_and_knows_the_others(make_search, tmp
     proposer = Proposer(search, [left], tmp_path / "none")
     assert proposer.suggest("a")["trial"] == left.name
     proposer.on_trial_complete("a", {"score": 2.5})
-    study = proposer.optuna._ot_study
-    assert [(each.params["ppo.lr"], each.value) for each in study.trials] == [
-        (1e-3, 1.5),
-        (2e-3, 2.5),
-    ]
+    assert proposer.scores == {done.name: 1.5, left.name: 2.5}
     assert [trial.name for trial, _ in search.ranking] == [done.name, left.name]
+
+
+def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(
+    make_search, tmp_path
+):
+    """Beyond Optuna's ten random trials, and after a failure."""
+    from marl_pool.training.sweep.search import Proposer
+
+    def run(search, proposer, numbers) -> list[dict]:
+        for number in numbers:
+            proposer.suggest(str(number))
+            trial = search.trials[number]
+            failed = {"reason": "no memory"} if number == 1 else {}
+            score = round(1 - 100 * trial.values["ppo.lr"], 3)
+            if not failed:
+                scored(search, trial, score)
+            proposer.on_trial_complete(str(number), {"score": score, **failed})
+        return [trial.values for trial in search.trials]
+
+    whole = make_search("whole", trials=14)
+    wanted = run(whole, Proposer(whole, [], tmp_path / "none"), range(14))
+    part = make_search("part", trials=14)
+    run(part, Proposer(part, [], tmp_path / "none"), range(12))
+    part = make_search("part", trials=14)
+    assert wanted == run(part, Proposer(part, [], tmp_path / "none"), range(12, 14))
+    # Later proposals follow from the scores.
+    assert len({str(values) for values in wanted}) == 14
+    good = [values["ppo.lr"] for values in wanted[10:]]
+    assert max(good) < max(values["ppo.lr"] for values in wanted[:10])
+
+
+def test_a_search_that_another_session_has_changed_is_refused(make_search):
+    search, other = make_search(), make_search()
+    search.validate_current()
+    trial = other.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    with pytest.raises(InputError, match="expected 0 trials, .* got 1: another"):
+        search.validate_current()
+    search = make_search()
+    other.stop_early(trial.name)
+    with pytest.raises(InputError, match="another one has changed the search"):
+        search.validate_current()
+
+
+def test_a_trial_does_not_train_a_run_of_other_values(make_search):
+    from marl_pool.training.sweep.trial import _open_or_create
+
+    search = make_search()
+    trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    path = search.sweep.run_path(trial)
+    _open_or_create(path, trial.config, "train").close()
+    # More steps are the same run.
+    _open_or_create(path, trial.config | {"total_steps": 5}, "train").close()
+    other = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
+    with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
+        _open_or_create(path, other.config, "train")
+
+
+def test_a_trial_that_ended_first_was_not_stopped_early(make_search, capsys):
+    search = make_search()
+    first, second = (
+        search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
+    )
+    for trial, steps in ((first, 1000), (second, 500)):
+        scored(search, trial, 1.0, steps)
+        search.stop_early(trial.name)
+    search.print_results({first.name: "finished", second.name: "stopped"})
+    out = capsys.readouterr().out.splitlines()
+    (ended,) = [line for line in out if first.name in line.split()]
+    (stopped,) = [line for line in out if second.name in line.split()]
+    assert "stopped early" not in ended
+    assert "stopped early" in stopped
+
+
+def test_an_unknown_metric_of_earlier_runs_is_refused_at_once(make_search):
+    from marl_pool.training.sweep.run import _search
+
+    search = make_search()
+    trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    scored(search, trial, 1.0)
+    settings = SweepSettings(metric="retrun_mean")
+    rest = (search.plan, settings, search.trials)
+    with pytest.raises(InputError, match="unknown sweep.metric 'retrun_mean'.*_mean'"):
+        _search(search.sweep, *rest)
+
+
+@pytest.mark.parametrize("by", ["address", "variable"])
+def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by):
+    from marl_pool.training.sweep.run import _validate_reach
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    plan = make_search().plan
+    joined = SweepSettings(address="auto" if by == "address" else None)
+    if by == "variable":
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    _validate_reach(plan, joined)
+    plan.probes[0].config["storage"] = "s3://bucket/runs"
+    with pytest.raises(InputError, match="sweep.asha: expected false .* got true"):
+        _validate_reach(plan, joined)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    _validate_reach(plan, SweepSettings())
 
 
 def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,6 +146,73 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     }
     assert not (tmp_path / "s" / ".tune").exists()
     assert not (tmp_path / "s" / ".stop").exists()
+
+
+def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    search = ["--search", "ppo.lr=log_uniform(1e-4,1e-1)", "pooling=choice(max,avg)"]
+    limits = ["--trials", "2", "--concurrency", "1", "total_steps=640", "seed=4"]
+    limits += ["checkpoint.every=10", "--or-resume"]
+
+    def command(name: str) -> list[str]:
+        places = ["--sweep-dir", f"{name}/s", "--storage", f"file://{tmp_path}/{name}s"]
+        return ["sweep", *search, *SMALL, *limits, *places]
+
+    def result(name: str) -> tuple[str, list[dict]]:
+        """Proposals, and the rows of all trials without times."""
+        rows = read_table(tmp_path / name / "s")
+        places = [(row["trial"], row["iteration"]) for row in rows]
+        assert places == sorted({*places})
+        untimed = [key for key in rows[0] if "second" not in key]
+        proposals = (tmp_path / name / "s" / "proposals.yaml").read_text()
+        return proposals, [{key: row[key] for key in untimed} for row in rows]
+
+    assert main(command("whole")) == 0
+    # After Ctrl-C in the first trial, the search goes on from the storage alone.
+    part = start(tmp_path, *command("part"))
+    first = tmp_path / "part" / "s" / "trials" / "0000"
+    wait_until(lambda: len(iterations(first)) > 2, part)
+    os.killpg(part.pid, signal.SIGINT)  # as a terminal does
+    output, _ = part.communicate(timeout=PATIENCE)
+    assert part.returncode == 130, output
+    assert "Traceback" not in output
+    shutil.rmtree(tmp_path / "part")
+    assert main(command("part")) == 0
+    assert {row["trial"] for row in read_table("part/s")} == {0, 1}
+    assert result("part") == result("whole")
+
+
+def test_a_search_ends_for_a_wrong_metric_and_not_for_trials_that_fail(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = HEADS.replace("if len(x) > 2:", "if len(x) > 2 and Path('fail').exists():")
+    (tmp_path / "search_heads.py").write_text(f"from pathlib import Path\n{source}")
+    head, wrong = "search_heads:Fails", "sweep.metric=retrun_mean"
+    command = ["sweep", "--search", "ppo.lr=uniform(1e-4,1e-2)", f"pooling={head}"]
+    command += [*SMALL, "--trials", "2", "--concurrency", "1"]
+    assert main([*command, "total_steps=1e7", "--sweep-dir", "s", wrong]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    for part in (
+        "marl-pool: unknown sweep.metric 'retrun_mean'",
+        "episodes, ",
+        "_mean",
+    ):
+        assert part in line
+    assert os.listdir("s/trials") == ["0000"]
+    assert {row["status"] for row in read_table("s")} == {"stopped"}
+    assert Run.open("s/trials/0000").iterations_saved == 1
+
+    # Trials without a score are no reason to stop.
+    (tmp_path / "fail").touch()
+    right = ["total_steps=64", "sweep.metric=return_mean", "--plugin", head]
+    assert main(["resume", "s", *right]) == 1
+    error = capsys.readouterr().err
+    for name in ("0000", "0001"):
+        assert re.search(f"marl-pool: {name} failed: .*no such sum", error)
 
 
 def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
