@@ -129,8 +129,8 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         # On an empty disk the sweep comes from its mirror.
         restore_sweep(Path(path), _storage(verb, first))
     if arguments.or_resume and Sweep.is_at(path):
-        found = _same_sweep(Sweep.open(path), plan, verb)
-        return _run_sweep(found, plan, arguments.dry_run, again=True)
+        begun = _same_sweep(Sweep.open(path), plan, verb)
+        return _run_sweep(begun, plan, arguments.dry_run, again=True)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
