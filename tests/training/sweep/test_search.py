@@ -122,6 +122,7 @@ def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, go
 
 
 def test_a_class_in_a_proposal_is_not_imported(tmp_path, capsys):
+    pytest.importorskip("optuna")
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
     plan = plan_search(SPACE)
@@ -137,6 +138,7 @@ def test_a_class_in_a_proposal_is_not_imported(tmp_path, capsys):
 
 def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
     pytest.importorskip("ray")
+    pytest.importorskip("optuna")
     plan = plan_search(SPACE)
     sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
     sweep.path.mkdir()
