@@ -226,9 +226,9 @@ class Rollout:
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
-        # On a GPU the steps are captured, by their number.
+        # On a GPU the steps are captured; the last graph is kept.
         self.uses_graph = self.sync_free and env.device.type == "cuda"
-        self._graphs: dict[int, StepGraph | None] = {}
+        self._graphs: dict[tuple[int, ...], StepGraph | None] = {}
         self._capture_by: Capture = capture_on_gpu
         # Reset, and observe for the first time.
         with env_call(env, "a reset"):
@@ -275,11 +275,14 @@ class Rollout:
     def _replay(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
         """Take ``count`` steps by a graph, which the second call captures."""
         length = math.gcd(count, MOST_STEPS)
-        graph = self._graphs.get(length)
+        # A graph reads the weights where they lay when it was captured.
+        tensors = [t for policy in self.policies.values() for t in policy.parameters()]
+        key = (length, *map(Tensor.data_ptr, tensors))
+        graph = self._graphs.get(key)
         if graph is None:
             # The first call compiles and caches what a graph cannot.
             fragment = self._play_eagerly(count)
-            self._graphs[length] = self._capture(length)
+            self._graphs = {key: self._capture(length)}
             return fragment
         steps: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []

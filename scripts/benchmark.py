@@ -150,7 +150,7 @@ def machine(device: str) -> dict[str, Any]:
         "gpu": gpu,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "kernels": describe_kernels(),
+        "kernels": describe_kernels(device),
         "python": platform.python_version(),
         **{name: version(name) for name in ("marl-pool", "torch", "ray")},
         "date": time.strftime("%Y-%m-%d"),

@@ -32,6 +32,7 @@ from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.kernels.native import use_kernels
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -42,6 +43,7 @@ from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.utils.types import Kernels
 
 NUM_ENVS, STEPS = 16, 24
 ENVS: dict[str, dict[str, Any]] = {
@@ -69,12 +71,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the table of speeds."""
+    """One row of the table of speeds; ``torch`` is that without kernels and graphs."""
 
     name: str
     value: float | None
     unit: str
-    aim: float
+    aim: float | None = None
+    torch: float | None = None
 
 
 # Checks
@@ -281,26 +284,66 @@ def perform(name: str, check: Callable[[], None]) -> Check:
 # Measurements
 
 
+def networks(device: str, *, tiny: bool) -> Iterator[Measurement]:
+    """Measure networks of the presets, forward and backward, on observed sets."""
+    rows = 64 if tiny else 16_384
+    for name in ("simple_centroid", "simple_tag", "boxworld"):
+        settings = compose("train", [f"experiment={name}"])
+        env = make_batched_env(num_envs=rows, device=device, **settings["env"])
+        role, group = next(iter(env.groups.items()))
+        parts = {key: settings[key] for key in ("encoder", "pooling")}
+        policy = make_policy(group.tokens, group.action_space, seed=0, **parts)
+        env.reset()
+        tokens = env.observe()[role].map(lambda part: part[:rows, 0])
+        network = policy.network.to(device)
+        weights = list(network.parameters())
+
+        def both(
+            network: Any = network, tokens: Any = tokens, own: Any = weights
+        ) -> Any:
+            return torch.autograd.grad(network(tokens).square().sum(), own)
+
+        times: dict[Kernels, list[float]] = {"auto": [], "torch": []}
+        for _ in range(2 if tiny else 9):
+            for kernels, found in times.items():
+                with use_kernels(kernels):
+                    found.append(1e3 * seconds(both))
+        ours, torchs = (sorted(found)[len(found) // 2] for found in times.values())
+        yield Measurement(
+            f"{name}'s network, {rows:,} sets, both ways", ours, "ms", torch=torchs
+        )
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return the seconds that a function takes on the device."""
+    synchronize()
+    began = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - began
+
+
 def sampling(device: str, *, tiny: bool) -> Measurement:
     """Measure sampling alone: 8192 environments of simple_centroid."""
     num_envs, steps = (8, 2) if tiny else (8192, 64)
     settings = compose("train", ["experiment=simple_centroid"])
-    env = make_batched_env(num_envs=num_envs, device=device, **settings["env"])
     parts = {key: settings[key] for key in ("encoder", "pooling")}
-    policies = {
-        role: make_policy(group.tokens, group.action_space, seed=0, **parts).to(device)
-        for role, group in env.groups.items()
-    }
-    rollout = Rollout(env, policies, explore=True)
-    rates = []
-    for _ in range(4):
-        synchronize()
-        began = time.perf_counter()
-        rollout.steps(steps)
-        synchronize()
-        rates.append(num_envs * steps / (time.perf_counter() - began))
-        rollout.pop_finished()
-    return Measurement("sampled", sorted(rates[1:])[1], "env steps/s", 1e6)
+
+    def rate(kernels: Kernels) -> float:
+        env = make_batched_env(num_envs=num_envs, device=device, **settings["env"])
+        policies = {
+            role: make_policy(g.tokens, g.action_space, seed=0, **parts).to(device)
+            for role, g in env.groups.items()
+        }
+        rollout = Rollout(env, policies, explore=True)
+        rollout.uses_graph &= kernels == "auto"
+        with use_kernels(kernels):
+            rollout.steps(steps)
+            times = [seconds(lambda: rollout.steps(steps)) for _ in range(4)]
+        return num_envs * steps / sorted(times[1:])[1]
+
+    torchs = rate("torch")
+    return Measurement("sampled", rate("auto"), "env steps/s", 1e6, torchs)
 
 
 def training(device: str, *, tiny: bool) -> Iterator[Measurement]:
@@ -337,10 +380,12 @@ def training(device: str, *, tiny: bool) -> Iterator[Measurement]:
 
 def table(rows: list[Measurement]) -> str:
     """Format the measurements as a Markdown table."""
-    lines = ["| what | value | aim |", "|---|---|---|"]
+    lines = ["| what | value | torch alone | aim |", "|---|---|---|---|"]
     for row in rows:
-        value = "not reached" if row.value is None else f"{row.value:,.4g} {row.unit}"
-        lines.append(f"| {row.name} | {value} | {row.aim:,.4g} {row.unit} |")
+        numbers = (row.value, row.torch, row.aim)
+        cells = ["" if n is None else f"{n:,.4g} {row.unit}" for n in numbers]
+        cells[0] = cells[0] or "not reached"
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -361,7 +406,8 @@ def main(arguments: list[str] | None = None) -> int:
             found = checks(given.device, Path(folder), tiny=given.tiny)
             done = [perform(name, check) for name, check in found.items()]
     if given.only != "correct":
-        rows = [sampling(given.device, tiny=given.tiny)]
+        rows = list(networks(given.device, tiny=given.tiny))
+        rows.append(sampling(given.device, tiny=given.tiny))
         rows += training(given.device, tiny=given.tiny)
         print(table(rows))
     failed = [check for check in done if check.reason]

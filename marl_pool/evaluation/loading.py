@@ -211,7 +211,7 @@ class EvaluationTarget:
             "iteration": self.iteration,
             "package_version": __version__,
             "commit": commit(),
-            "kernels": describe_kernels(),
+            "kernels": describe_kernels(self.device),
             **self.training,
         }
 

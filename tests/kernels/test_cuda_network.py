@@ -1,6 +1,6 @@
 """The GPU's kernel, compiled for a CPU, against the package's modules in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ from helpers import cuda_on_cpu
 from helpers.set_networks import errors, make_network, make_tokens, results
 from marl_pool import native_network
 from marl_pool.kernels.cuda import call as cuda
+from marl_pool.kernels.cuda import compiler
+from marl_pool.kernels.cuda.compiler import CompilerError
 from marl_pool.kernels.native import call as native
 from marl_pool.kernels.native.call import NetworkSizes
 
@@ -114,6 +116,13 @@ def test_a_type_out_of_range_gives_no_number(kernel: OnlyForGpus) -> None:
     assert out.isnan().any(1).tolist() == [False, True, False]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_remembered() -> Iterator[None]:
+    cuda._compiles.cache_clear()
+    yield
+    cuda._compiles.cache_clear()
+
+
 SIZES = NetworkSizes(4, 3, 4, 0, 0, 8, 2, 8, 32, 1, 1.0)
 
 
@@ -134,6 +143,7 @@ def test_sizes_that_fit(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cuda, "nvrtc", object)
     monkeypatch.setattr(cuda, "most_shared_memory", lambda device: 232_448)
+    monkeypatch.setattr(cuda, "_launcher", lambda *arguments: None)
     sizes = NetworkSizes(**{**vars(SIZES), **changes})
     assert cuda.can_run(sizes, tokens, torch.float32, 0) is fits
 
@@ -142,5 +152,24 @@ def test_shared_memory_limits_the_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cuda, "nvrtc", object)
     monkeypatch.setattr(cuda, "most_shared_memory", lambda device: 90_000)
+    monkeypatch.setattr(cuda, "_launcher", lambda *arguments: None)
     assert cuda.can_run(SIZES, 32, torch.float32, 0)
     assert not cuda.can_run(SIZES, 32, torch.float64, 0)
+
+
+def test_torch_computes_what_was_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise CompilerError("marl_pool.cu(1): error")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(cuda, "nvrtc", object)
+    monkeypatch.setattr(cuda, "most_shared_memory", lambda device: 232_448)
+    monkeypatch.setattr(cuda, "_launcher", fail)
+    with pytest.warns(UserWarning, match=r"not compiled.*marl_pool.cu\(1\): error"):
+        assert not cuda.can_run(SIZES, 32, torch.float32, 0)
+
+
+def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    with pytest.warns(UserWarning, match=r"no libnvrtc.so.99 was found"):
+        assert compiler.nvrtc.__wrapped__() is None

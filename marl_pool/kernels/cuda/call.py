@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.kernels.cuda.compiler import (
+    CompilerError,
     Kernel,
     compile_source,
     most_shared_memory,
@@ -68,7 +70,24 @@ def can_run(sizes: NetworkSizes, tokens: int, dtype: torch.dtype, device: int) -
     if count > MOST_TOKENS or nvrtc() is None:
         return False
     shared = shared_memory(sizes, _threads(count), dtype)
-    return shared <= most_shared_memory(device)
+    if shared > most_shared_memory(device):
+        return False
+    return _compiles(sizes, _most_threads(count), dtype, torch.device("cuda", device))
+
+
+@functools.cache
+def _compiles(
+    sizes: NetworkSizes, threads: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    try:
+        _launcher(sizes, "forward", threads, dtype, device)
+    except (CompilerError, OSError) as error:
+        warnings.warn(
+            f"the GPU's kernel was not compiled, so torch computes: {error}",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def run(
@@ -82,7 +101,7 @@ def run(
 
     The result of a set with a type out of range is not a number.
     """
-    call = _Call(sizes, values, types, padding, parameters)
+    call = _Launch(sizes, values, types, padding, parameters)
     rows, tokens = values.shape[:2]
     inner = () if sizes.pooling else (sizes.extra + tokens,)
     out = values.new_empty((rows, *inner, sizes.dim))
@@ -105,7 +124,7 @@ def gradients(
 
     The arguments are those of `run`, with the gradient by its result.
     """
-    call = _Call(sizes, values, types, padding, parameters)
+    call = _Launch(sizes, values, types, padding, parameters)
     starts, size = _starts(tuple(map(torch.numel, parameters)))
     blocks = min(call.groups, _BLOCKS)
     partial = values.new_zeros((max(blocks, 1), size))
@@ -149,7 +168,7 @@ def _pack(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-class _Call:
+class _Launch:
     """The arguments of one call, checked before their pointers are passed."""
 
     def __init__(
@@ -185,7 +204,7 @@ class _Call:
     def launch(self, name: str, blocks: int, arguments: list[Any]) -> None:
         weights = _POINTER(self.weights.data_ptr())
         shared = shared_memory(self.sizes, self.threads, self.values.dtype)
-        most = _THREADS if self.threads <= _THREADS else MOST_TOKENS
+        most = _most_threads(self.batch.tokens)
         where = (self.values.dtype, self.values.device)
         launch = _launcher(self.sizes, name, most, *where)
         launch(blocks, self.threads, shared, [weights, self.batch, *arguments])
@@ -198,6 +217,11 @@ def _address(tensor: Tensor | None) -> int | None:
 def _threads(tokens: int) -> int:
     """Return the threads of a block: of whole sets, in whole warps."""
     return math.ceil(max(_THREADS // tokens, 1) * tokens / 32) * 32
+
+
+def _most_threads(tokens: int) -> int:
+    """Return the most threads of a block, for which the kernel is compiled."""
+    return _THREADS if _threads(tokens) <= _THREADS else MOST_TOKENS
 
 
 def shared_memory(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> int:

@@ -105,6 +105,7 @@ class Kernel:
 
     def __init__(self, code: bytes, name: str, shared: int) -> None:
         torch.cuda.current_stream()  # makes the device's context
+        self._device = torch.cuda.current_device()
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         _check(
@@ -127,14 +128,15 @@ class Kernel:
     ) -> None:
         """Launch on torch's current stream; arguments are values of ctypes."""
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            _driver().cuLaunchKernel(
-                *(self._function, blocks, 1, 1, threads, 1, 1),
-                *(shared, stream, pointers, None),
-            ),
-            "cuLaunchKernel",
-        )
+        with torch.cuda.device(self._device):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            _check(
+                _driver().cuLaunchKernel(
+                    *(self._function, blocks, 1, 1, threads, 1, 1),
+                    *(shared, stream, pointers, None),
+                ),
+                "cuLaunchKernel",
+            )
 
 
 @functools.cache

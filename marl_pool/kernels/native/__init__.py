@@ -55,9 +55,13 @@ def use_kernels(choice: Kernels) -> Iterator[None]:
         os.environ[KERNELS_VARIABLE] = before
 
 
-def describe_kernels() -> str:
-    """Say in a few words what computes narrow networks, for logs."""
+def describe_kernels(device: str = "cpu") -> str:
+    """Say in a few words what computes narrow networks on a device, for logs."""
     choice = chosen_kernels()
+    if device != "cpu" and choice != "torch":
+        from marl_pool.kernels.cuda.compiler import nvrtc
+
+        return "cuda" if nvrtc() else "torch (no kernel can be compiled)"
     kernel = None if choice == "torch" else library()
     if kernel is None:
         return "torch" if choice == "torch" else "torch (no kernel was compiled)"
