@@ -33,9 +33,13 @@ def scored_sets(draw: Callable[..., Any]) -> tuple[Tensor, Tensor, Tensor]:
     signal, padding = (
         draw(arrays.arrays(np.bool_, slots, elements=st.booleans())) for _ in range(2)
     )
-    kind = draw(st.sampled_from(["any", "whole", "all signal", "all noise"]))
+    kind = draw(st.sampled_from(["any", "whole", "all signal", "all noise", "tie"]))
     if kind != "any":
         padding[:] = False
+    if kind == "tie" and slots > 2:
+        # The smallest score of signal is the largest of noise.
+        scores[:], signal[:] = 0.0, True
+        scores[-1], signal[0] = 1.0, False
     if kind.startswith("all"):
         signal[:] = kind == "all signal"
     padding[draw(st.integers(0, slots - 1))] = False
