@@ -15,7 +15,7 @@ from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
-from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on_gpu
+from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
@@ -229,7 +229,7 @@ class Rollout:
         # On a GPU the steps are captured; the last graph is kept.
         self.uses_graph = self.sync_free and env.device.type == "cuda"
         self._graphs: dict[tuple[int, ...], StepGraph | None] = {}
-        self._capture_by: Capture = capture_on_gpu
+        self._capture_by: Capture = capture_on(env.device)
         # Reset, and observe for the first time.
         with env_call(env, "a reset"):
             env.reset()
@@ -307,7 +307,7 @@ class Rollout:
 
         before = self.state_dict()
         try:
-            return StepGraph(self.load_state_dict, play, before, self._capture_by)
+            return StepGraph(self._capture_by, self.load_state_dict, play, before)
         except RuntimeError as error:
             warnings.warn(f"the steps run without a CUDA graph: {error}", stacklevel=2)
             self.uses_graph = False

@@ -1,6 +1,8 @@
 """Steps of a rollout as a CUDA graph, which one call to the driver launches."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,23 +17,42 @@ Capture = Callable[[Callable[[], None]], Replay]
 """Capture what a function does with tensors; the result does it again."""
 
 
-def capture_on_gpu(function: Callable[[], None]) -> Replay:
-    """Capture a function on the GPU, after a run that prepares what it caches.
+def capture_on(device: torch.device) -> Capture:
+    """Return how to capture on a GPU, after two runs that prepare what is cached.
 
-    Raises:
-        RuntimeError: the function waits for the device, which a graph cannot.
+    Capturing raises a RuntimeError if the function waits for the device, which a graph
+    cannot.
     """
-    function()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+
+    def capture(function: Callable[[], None]) -> Replay:
+        # A graph records the stream of the current device.
+        with torch.cuda.device(device):
+            function()
+            with _errors_at_waits():
+                function()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                function()
+
+        def replay() -> None:
+            with torch.cuda.device(device):
+                graph.replay()
+
+        return replay
+
+    return capture
+
+
+@contextmanager
+def _errors_at_waits() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
-        function()
+        yield
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class StepGraph:
@@ -43,10 +64,10 @@ class StepGraph:
     rollout's state in fixed tensors, to the next state in the same tensors.
 
     Args:
+        capture: how to capture.
         load: sets the state of the rollout, a pytree.
         play: takes the steps; returns what it recorded, a pytree, and the next state.
         state: a state of the rollout.
-        capture: how to capture.
 
     Raises:
         RuntimeError: the steps cannot be captured.
@@ -54,10 +75,10 @@ class StepGraph:
 
     def __init__(
         self,
+        capture: Capture,
         load: Callable[[Any], None],
         play: Callable[[], tuple[Any, Any]],
         state: Any,
-        capture: Capture = capture_on_gpu,
     ) -> None:
         leaves, self._structure = tree_flatten(state)
         self._state = [_copy(leaf) for leaf in leaves]

@@ -1,6 +1,7 @@
 """Steps by a graph, with a stand-in for CUDA's, against steps one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.rollout import Rollout
-from marl_pool.rollout_graph import StepGraph
+from marl_pool.rollout_graph import StepGraph, capture_on
 
 ENVS: dict[str, dict[str, Any]] = {
     "boxworld": {"random_distractors": True},
@@ -120,4 +121,33 @@ def test_a_number_that_changes_from_step_to_step_is_refused():
         return (), dict(state)
 
     with pytest.raises(RuntimeError, match="change 0 to 1"):
-        StepGraph(lambda given: state.update(given), play, dict(state), Recorder())
+        StepGraph(Recorder(), state.update, play, dict(state))
+
+
+def test_a_function_is_captured_on_its_own_device_after_two_runs(monkeypatch):
+    log: list[str] = []
+
+    @contextmanager
+    def entered(what: str) -> Iterator[None]:
+        log.append(f"enter {what}")
+        yield
+        log.append(f"leave {what}")
+
+    class Graph:
+        def replay(self) -> None:
+            log.append("replay")
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered(str(device)))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: entered("graph"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "set_sync_debug_mode", lambda mode: log.append(f"waits {mode}")
+    )
+    replay = capture_on(torch.device("cuda:1"))(lambda: log.append("run"))
+    replay()
+    captured = ["run", "waits error", "run", "waits 0", "enter graph", "run"]
+    assert log == [
+        *("enter cuda:1", *captured, "leave graph", "leave cuda:1"),
+        *("enter cuda:1", "replay", "leave cuda:1"),
+    ]

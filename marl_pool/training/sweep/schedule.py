@@ -165,9 +165,10 @@ def bundles(
 ) -> list[dict[str, float]]:
     """Return ``CPU`` and ``GPU`` of each process: main, runners, learners."""
     gpus = settings.gpus_per_trial
+    # Ray hides the GPUs from a process that requests none.
+    own_gpu = config.device != "cpu"
     if isinstance(config, FitConfig):
-        # Ray hides the GPUs from a process that requests none.
-        gpus = gpus or (config.device != "cpu")
+        gpus = gpus or own_gpu
         return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
     resources = config.resources
     # Without processes of their own, learners and runners use the main one's GPUs.
@@ -175,6 +176,8 @@ def bundles(
         gpus = max(gpus, resources.num_gpus_per_learner)
     if not resources.num_env_runners:
         gpus = max(gpus, resources.num_gpus_per_env_runner)
+    if not (resources.num_learners and resources.num_env_runners):
+        gpus = gpus or own_gpu
     main = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
     runner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_env_runner)}
     learner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_learner)}

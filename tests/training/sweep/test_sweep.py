@@ -541,6 +541,27 @@ def test_a_trial_takes_what_its_processes_take():
     assert runners == [{"CPU": 1.0, "GPU": 0.0}] * 2
 
 
+@pytest.mark.parametrize(
+    ("overrides", "asked", "gpus"),
+    [
+        (["device=cuda"], 0, 1),
+        (["device=cuda"], 0.25, 0.25),
+        (["device=cuda", "resources.num_gpus_per_learner=0.5"], 0, 0.5),
+        (["device=cuda", "resources.num_learners=1"], 0, 1),
+        (
+            ["device=cuda", "resources.num_learners=1", "resources.num_env_runners=1"],
+            0,
+            0,
+        ),
+        ([], 0, 0),
+    ],
+)
+def test_a_trial_on_a_gpu_asks_for_one(overrides, asked, gpus):
+    config = TrainConfig.from_plain(compose("train", overrides))
+    main, *_ = bundles(config, SweepSettings(gpus_per_trial=asked))
+    assert main["GPU"] == gpus
+
+
 # The table of trials
 
 
