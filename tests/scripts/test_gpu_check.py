@@ -26,13 +26,16 @@ def test_all_checks_pass_and_all_is_measured(script, tmp_path, capsys):
     assert not any(check["reason"] for check in content["checks"])
     names = [check["name"] for check in content["checks"]]
     assert {"env/boxworld", "no_waiting/cartpole", "training", "resume"} <= set(names)
-    assert [row["name"] for row in content["speed"]] == [
-        "sampled",
-        "trained",
-        "512 steps of training",
-        "time to skill",
+    *networks, sampled, trained, steps, skill = content["speed"]
+    assert [row["name"].partition("'")[0] for row in networks] == [
+        "simple_centroid",
+        "simple_tag",
+        "boxworld",
     ]
-    assert all(row["value"] for row in content["speed"][:3])
+    names = [row["name"] for row in (sampled, trained, steps, skill)]
+    assert names == ["sampled", "trained", "512 steps of training", "time to skill"]
+    assert all(row["value"] and row["torch"] for row in (*networks, sampled))
+    assert all(row["value"] for row in (trained, steps))
     assert "| sampled |" in capsys.readouterr().out
 
 
