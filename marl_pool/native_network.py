@@ -14,7 +14,7 @@ from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
 from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native.call import NetworkSizes
+from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.base import Pooling
@@ -145,14 +145,32 @@ class NativeNetwork(NativePlan):
         Args:
             tokens: tokens that `fits` accepts.
         """
+        given = self.inputs(tokens)
+        call = _NetworkCall(self, given.dropout, given.seed)
+        tensors = (given.values, tokens.types, tokens.padding)
+        return compute(call, *tensors, *given.parameters)
+
+    def inputs(self, tokens: Tokens) -> NetworkInputs:
+        """Return the arguments of the kernel.
+
+        Args:
+            tokens: tokens that `fits` accepts.
+        """
         if self.embeds:
             values = self.embedding.read(tokens)
         else:
             values = self.embedding(clear_padding(tokens))
         (dropout,) = self._dropouts()
-        call = _NetworkCall(self, dropout, _seed(dropout))
         parameters = cast(list[Tensor], self.parameters())
-        return compute(call, values, tokens.types, tokens.padding, *parameters)
+        return NetworkInputs(
+            self.sizes,
+            values,
+            tokens.types,
+            tokens.padding,
+            parameters,
+            dropout,
+            _seed(dropout),
+        )
 
     def in_torch(
         self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor

@@ -12,6 +12,8 @@ from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.activations import Activation
+from marl_pool.kernels.native.call import NetworkInputs
+from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.kernels.transforms import is_transformed
 from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
@@ -216,6 +218,28 @@ class SetNetwork(nn.Module):
         """Return True if the compiled kernel computes the encoder at least."""
         plans = (self._native, self._native_encoder)
         return any(plan is not None and self._may_use(plan, tokens) for plan in plans)
+
+    def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:
+        """Return the kernel's arguments for `forward`, from features to the result.
+
+        Args:
+            tokens: tokens of batch ``(B,)``.
+
+        Returns:
+            None where the compiled kernel does not compute the embedding, too, where
+            the network is on a GPU, and where it has hooks.
+        """
+        native = self._native
+        if (
+            native is None
+            or not native.embeds
+            or not tokens.features.is_cpu
+            or type(self).forward is not SetNetwork.forward
+            or has_hooks(self)
+            or not self.is_native(tokens)
+        ):
+            return None
+        return native.inputs(self._drop(tokens))
 
     def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
         parts = (self.embedding, self.encoder, self.pooling)

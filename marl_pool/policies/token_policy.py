@@ -9,6 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.kernels.activations import ACTIVATIONS, Activation
+from marl_pool.kernels.native.plan import has_hooks
+from marl_pool.kernels.native.ppo_gradient import ActorCritic
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
@@ -23,6 +25,9 @@ from marl_pool.utils.types import (
     PositiveInt,
     Probability,
 )
+
+_OUTPUTS = ("pool", "logits", "values")
+"""Methods between tokens and the loss, which a subclass may change."""
 
 
 class TokenPolicy(SpecifiedPolicy):
@@ -191,6 +196,31 @@ class TokenPolicy(SpecifiedPolicy):
     def has_native_encoder(self, tokens: Tokens) -> bool:
         """Return True if the compiled kernel encodes tokens of batch ``(B,)``."""
         return all(network.has_native_encoder(tokens) for network in self._networks)
+
+    def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
+        """Return the policy as the compiled kernel reads it for PPO's gradient.
+
+        Args:
+            tokens: tokens of batch ``(B,)``.
+
+        Returns:
+            None where something is left to torch: a part of the network or of a head, a
+            second network, a hook, or the method of a subclass.
+        """
+        kind = type(self)
+        changed = [n for n in _OUTPUTS if getattr(kind, n) is not vars(TokenPolicy)[n]]
+        if changed or self.value_network is not None or has_hooks(self):
+            return None
+        action, value = self.action_head.native_head(), self.value_head.native_head()
+        if action is None or value is None:
+            return None
+        network = self.network.native_inputs(tokens)
+        if network is None:
+            return None
+        limits = (self.lowest_logits, self.highest_logits)
+        return ActorCritic(
+            network, action, value, None if self.actions.discrete else limits
+        )
 
     @property
     def _networks(self) -> list[SetNetwork]:

@@ -63,14 +63,34 @@ class FlatParameters:
             self.values = nn.Parameter(
                 torch.cat([p.flatten() for p in self.parameters])
             )
-        parts = self.values.detach().split([p.numel() for p in self.parameters])
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.data = part.view_as(parameter)
+        for parameter, part in zip(
+            self.parameters, self.split(self.values.detach()), strict=True
+        ):
+            parameter.data = part
+        # Memory for gradients that are not autograd's.
+        self._gradient = torch.zeros_like(self.values.detach())
+        self._gradients: dict[Tensor, Tensor] = dict(
+            zip(self.parameters, self.split(self._gradient), strict=True)
+        )
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return the views of a flat tensor that have the parameters' shapes."""
+        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        return [p.view_as(q) for p, q in zip(parts, self.parameters, strict=True)]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    def is_plain(self) -> bool:
+        """Return True if every parameter is trained, without hooks on its gradient."""
+        return all(p.requires_grad and not p._backward_hooks for p in self.parameters)
+
+    def clear_grad(self) -> Mapping[Tensor, Tensor]:
+        """Set the gradient of `values` to zero; return each parameter's view of it."""
+        self.values.grad = self._gradient.zero_()
+        return self._gradients
 
     def gather_grad(self) -> Tensor:
         """Copy the parameters' gradients to that of `values`; return it."""

@@ -1,5 +1,6 @@
 """Benchmarks of learning: one iteration, and the time to a goal."""
 
+import math
 import statistics
 import sys
 import time
@@ -23,7 +24,12 @@ from benchmarks.common import (
 from benchmarks.sampling import floor_of
 from marl_pool.config import compose
 from marl_pool.kernels.native import use_kernels
+from marl_pool.kernels.native.ppo_gradient import ppo_gradient
+from marl_pool.kernels.native.ppo_loss import Coefficients, RecordedSteps
+from marl_pool.policies.actions import log_prob, mode
 from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.tokens import Tokens
+from marl_pool.training.optimization import FlatParameters
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
@@ -83,7 +89,7 @@ def parts_of(
     """Return a function that computes an iteration's environment steps and networks.
 
     There is one fragment of steps, by one thread as in the runner, and for each
-    minibatch a forward and a backward pass.
+    minibatch a forward and a backward pass, in one call where the learner has one.
     """
     settings, env = config["ppo"], task.make_env(size)
     sample = floor_of(policy, env, settings["batch_size"] // task.num_envs)
@@ -91,7 +97,7 @@ def parts_of(
     updates = settings["num_epochs"] * (settings["batch_size"] // minibatch)
     (seen,) = (tokens.flatten_batch() for tokens in env.observe().values())
     rows = torch.arange(minibatch, device=size.device) % len(seen.types)
-    tokens = seen.map(lambda part: part[rows])
+    backpropagate = gradient_of(policy, seen.map(lambda part: part[rows]))
 
     def run() -> None:
         policy.eval()
@@ -100,10 +106,35 @@ def parts_of(
         policy.train()  # with dropout
         torch.set_num_threads(config["threads"])
         for _ in range(updates):
+            backpropagate()
+
+    return run
+
+
+def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
+    """Return a function that computes the policy's outputs, and back."""
+    with torch.no_grad():
+        logits, values = policy(tokens)
+    if policy.actor_critic(tokens) is None:
+
+        def by_autograd() -> None:
             logits, values = policy(tokens)
             (logits.sum() + values.sum()).backward()
 
-    return run
+        return by_autograd
+    actions = mode(policy.actions, logits)
+    flat = FlatParameters(policy.parameters())
+    recorded = RecordedSteps(
+        actions, log_prob(policy.actions, logits, actions), logits, values, values
+    )
+    terms = Coefficients(clip=0.2, value=0.5, value_clip=math.inf, entropy=0.0, kl=0.0)
+
+    def in_one_call() -> None:
+        given = policy.actor_critic(tokens)
+        assert given is not None
+        ppo_gradient(given, terms, recorded, None, flat.clear_grad())
+
+    return in_one_call
 
 
 def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:

@@ -8,6 +8,7 @@ again for the gradient. ``network.hpp`` beside this file is where to start readi
 import ctypes
 import functools
 import hashlib
+import math
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,7 +76,7 @@ class _Sizes(ctypes.Structure):
     )
 
 
-class _MlpSizes(ctypes.Structure):
+class MlpSizes(ctypes.Structure):
     """``MlpSizes`` of mlp.hpp."""
 
     _fields_ = (
@@ -129,6 +131,24 @@ class NetworkSizes:
     query: int = 0
     residual: bool = False
     pooling_scale: float = 1.0
+
+
+class NetworkInputs(NamedTuple):
+    """The arguments of `run`."""
+
+    sizes: NetworkSizes
+    values: Tensor
+    """``(B, N, F)`` features, or ``(B, N, D)`` vectors if ``sizes.features`` is 0."""
+    types: Tensor | None
+    """``(B, N)`` int64."""
+    padding: Tensor | None
+    """``(B, N)`` bool, True = ignore."""
+    parameters: Sequence[Tensor]
+    """The weights, in the order of ``Parameters`` in network.hpp."""
+    dropout: float
+    """Probability after each feed-forward part."""
+    seed: int
+    """Seed of the dropout."""
 
 
 @functools.cache
@@ -203,7 +223,7 @@ def run(
         IndexError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
-    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
+    call = KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     rows, tokens = values.shape[:2]
     inner = () if sizes.pooling else (sizes.extra + tokens,)
     out = values.new_empty((rows, *inner, sizes.dim))
@@ -227,7 +247,7 @@ def gradients(
 
     The arguments are those of `run`, with the gradient by its result.
     """
-    call = _KernelCall(sizes, values, types, padding, parameters, dropout, seed)
+    call = KernelCall(sizes, values, types, padding, parameters, dropout, seed)
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     found = values.new_empty(values.shape) if for_values else None  # contiguous
@@ -240,8 +260,16 @@ def _network_sizes(sizes: NetworkSizes) -> _Sizes:
     return _Sizes(**vars(sizes))
 
 
-class _KernelCall:
-    """The arguments of one call, checked before their pointers are passed."""
+class KernelCall:
+    """The network's arguments of one call, checked before their pointers are passed.
+
+    The arguments of the constructor are those of `run`.
+
+    Attributes:
+        arguments: sizes, tokens and parameters, as every entry of the library takes
+            them; valid as long as this object.
+        double: True for float64, False for float32.
+    """
 
     def __init__(
         self,
@@ -271,11 +299,11 @@ class _KernelCall:
         self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
         self.sizes.rows, self.sizes.tokens = rows, tokens
         self.sizes.dropout, self.sizes.seed = dropout, seed
-        kernel = library()
-        assert kernel is not None
-        double = dtype == torch.float64
-        self.entry = (
-            kernel.marl_pool_run_double if double else kernel.marl_pool_run_float
+        self.double = dtype == torch.float64
+        self.arguments = (
+            ctypes.byref(self.sizes),
+            *map(pointer, self.tensors),
+            pointers(self.parameters),
         )
 
     def __call__(
@@ -285,20 +313,33 @@ class _KernelCall:
         for_parameters: Sequence[Tensor] | None = None,
         for_values: Tensor | None = None,
     ) -> None:
-        status = self.entry(
-            ctypes.byref(self.sizes),
-            *map(_pointer, self.tensors),
-            _pointers(self.parameters),
-            _pointer(out),
-            _pointer(out_gradient),
-            None if for_parameters is None else _pointers(for_parameters),
-            _pointer(for_values),
-            _threads.get() or torch.get_num_threads(),
+        """Write the result, or the gradients, to the given tensors."""
+        kernel = library()
+        assert kernel is not None
+        entry = (
+            kernel.marl_pool_run_double if self.double else kernel.marl_pool_run_float
         )
+        status = entry(
+            *self.arguments,
+            pointer(out),
+            pointer(out_gradient),
+            None if for_parameters is None else pointers(for_parameters),
+            pointer(for_values),
+            num_threads(),
+        )
+        self.validate(status)
+
+    def validate(self, status: int) -> None:
+        """Raise the error that the status of a call stands for."""
         if status == _NO_MEMORY:
             raise MemoryError("the compiled kernel could not allocate its memory")
         if status == _UNKNOWN_TYPE:
             raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
+
+
+def num_threads() -> int:
+    """Return the number of threads that the kernel may use."""
+    return _threads.get() or torch.get_num_threads()
 
 
 def run_mlp(activation: int, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -360,26 +401,40 @@ def _call_mlp(
     for tensor in (values, *parameters):
         assert tensor.is_cpu
         assert tensor.dtype == dtype
-    widths = (values.shape[-1], *[bias.shape[0] for bias in parameters[1::2]])
-    assert [tensor.shape for tensor in parameters] == _mlp_shapes(widths)
+    *batch, inputs = values.shape
+    sizes = mlp_sizes(activation, math.prod(batch), inputs, parameters)
     # Keep the copies until the kernel has read them.
     values = values.contiguous()
     contiguous = [parameter.contiguous() for parameter in parameters]
-    array = _mlp_widths(widths)
-    rows = values.shape[:-1].numel()
-    sizes = _MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
     status = (kernel.marl_pool_mlp_double if double else kernel.marl_pool_mlp_float)(
         ctypes.byref(sizes),
-        _pointer(values),
-        _pointers(contiguous),
-        _pointer(out),
-        _pointer(out_gradient),
-        _pointer(gradient),
-        _pointer(for_values),
-        _threads.get() or torch.get_num_threads(),
+        pointer(values),
+        pointers(contiguous),
+        pointer(out),
+        pointer(out_gradient),
+        pointer(gradient),
+        pointer(for_values),
+        num_threads(),
     )
     if status == _NO_MEMORY:
         raise MemoryError("the compiled kernel could not allocate its memory")
+
+
+def mlp_sizes(
+    activation: int, rows: int, inputs: int, parameters: Sequence[Tensor]
+) -> MlpSizes:
+    """Return the sizes of a perceptron, whose parameters have to fit each other.
+
+    Args:
+        activation: code of the activation between layers.
+        rows: number of rows.
+        inputs: width of the input.
+        parameters: weight and bias of each layer.
+    """
+    widths = (inputs, *[bias.shape[0] for bias in parameters[1::2]])
+    assert [tensor.shape for tensor in parameters] == _mlp_shapes(widths)
+    address = ctypes.addressof(_mlp_widths(widths))
+    return MlpSizes(rows, len(widths) - 1, activation, address)
 
 
 @functools.cache
@@ -393,9 +448,11 @@ def _mlp_shapes(widths: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [shape for layer in layers for shape in layer]
 
 
-def _pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    """Return the address of a tensor's numbers; None for None."""
     return None if tensor is None else _POINTER(tensor.data_ptr())
 
 
-def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Return the addresses of the tensors' numbers."""
     return (_POINTER * len(tensors))(*[tensor.data_ptr() for tensor in tensors])

@@ -1,6 +1,5 @@
 // The C interface for double, called by call.py.
-#include "mlp.hpp"
-#include "ppo_loss.hpp"
+#include "ppo_gradient.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -23,4 +22,12 @@ EXPORT int marl_pool_mlp_double(const marl_pool::MlpSizes *sizes, const double *
 
 EXPORT bool marl_pool_ppo_loss_double(const marl_pool::Loss *loss, double *result) {
   return marl_pool::ppo_loss<double>(*loss, result);
+}
+
+EXPORT int marl_pool_ppo_gradient_double(
+    const marl_pool::Sizes *sizes, const double *values, const int64_t *types,
+    const uint8_t *padding, const double *const *parameters, const marl_pool::Heads *heads,
+    const marl_pool::Loss *loss, double *const *gradients, double *result, int threads) {
+  return marl_pool::ppo_gradient<double>(*sizes, {values, types, padding}, parameters,
+                                     *heads, *loss, gradients, result, threads);
 }

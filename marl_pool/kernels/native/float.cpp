@@ -1,6 +1,5 @@
 // The C interface for float, called by call.py.
-#include "mlp.hpp"
-#include "ppo_loss.hpp"
+#include "ppo_gradient.hpp"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -23,6 +22,14 @@ EXPORT int marl_pool_mlp_float(const marl_pool::MlpSizes *sizes, const float *va
 
 EXPORT bool marl_pool_ppo_loss_float(const marl_pool::Loss *loss, float *result) {
   return marl_pool::ppo_loss<float>(*loss, result);
+}
+
+EXPORT int marl_pool_ppo_gradient_float(
+    const marl_pool::Sizes *sizes, const float *values, const int64_t *types,
+    const uint8_t *padding, const float *const *parameters, const marl_pool::Heads *heads,
+    const marl_pool::Loss *loss, float *const *gradients, float *result, int threads) {
+  return marl_pool::ppo_gradient<float>(*sizes, {values, types, padding}, parameters,
+                                     *heads, *loss, gradients, result, threads);
 }
 
 // The level of the instruction set that this machine has: 2, 3 or 4 for x86-64-v2 to v4.

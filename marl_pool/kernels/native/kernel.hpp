@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -84,7 +85,7 @@ template <class F> void on_threads(long chunks, int threads, F &&work) {
 }
 
 // What Python is told.
-enum Status { kDone = 0, kUnknownType = 1, kNoMemory = 2 };
+enum Status { kDone = 0, kUnknownType = 1, kNoMemory = 2, kUnknownAction = 3 };
 
 // One call: a network and the rows that it is computed for.
 template <class Real> struct Call {
@@ -104,35 +105,56 @@ template <class Real> struct Call {
   }
 
   void forward(Real *out) {
-    over_blocks<false>(0, chunks, [&](auto &block, long) { block.store(out); });
+    over_blocks<false>(0, chunks, [&] {
+      return [&](auto &block, long) { block.store(out); };
+    });
   }
 
   // Gradients by parameters, and by the input unless `for_values` is null.
   void gradients(const Real *out_gradient, Real *const *pointers, Real *for_values) {
-    const long weights = folded.size();
-    std::vector<Real> total(weights, 0), partial(std::min(chunks, kWave) * weights);
-    // Waves bound the memory of the chunks' gradients.
+    std::vector<Real> total = sum_over_chunks(folded.size(), [&] {
+      return [&](auto &block, Real *sums) {
+        block.backward(out_gradient, sums, for_values);
+      };
+    });
+    store_gradients(total, pointers);
+  }
+
+  // The gradients by parameters from those by folded weights, which are used up.
+  void store_gradients(std::vector<Real> &by_folded, Real *const *pointers) {
+    unfold(parameters, folded, by_folded.data(), Parameters<Real>(pointers, s));
+  }
+
+  // Sums of `size` numbers, to which add(block, sums) adds for each block, chunk by chunk.
+  // Each thread has an `add` of its own, from start().
+  template <class F> std::vector<Real> sum_over_chunks(long size, F &&start) {
+    std::vector<Real> total(size, 0), partial(std::min(chunks, kWave) * size);
+    // Waves bound the memory of the chunks' sums.
     for (long wave = 0; wave < chunks; wave += kWave) {
       const long count = std::min(kWave, chunks - wave);
       std::fill(partial.begin(), partial.end(), Real(0));
-      over_blocks<true>(wave, count, [&](auto &block, long chunk) {
-        block.backward(out_gradient, &partial[chunk * weights], for_values);
+      over_blocks<true>(wave, count, [&] {
+        return [&, add = start()](auto &block, long chunk) mutable {
+          add(block, &partial[chunk * size]);
+        };
       });
       for (long chunk = 0; chunk < count; chunk++)
-        for (long i = 0; i < weights; i++) total[i] += partial[chunk * weights + i];
+        for (long i = 0; i < size; i++) total[i] += partial[chunk * size + i];
     }
-    unfold(parameters, folded, total.data(), Parameters<Real>(pointers, s));
+    return total;
   }
 
 private:
-  // Run `count` chunks forward, block by block, and call use(block, chunk) after each.
-  template <bool Train, class F> void over_blocks(long from, long count, F &&use) {
+  // Run `count` chunks forward, block by block, and call use(block, chunk) after each,
+  // where each thread has a `use` of its own, from start().
+  template <bool Train, class F> void over_blocks(long from, long count, F &&start) {
     using Rows = Block<Real, Train>;
     const long size = Rows(Arena<Real>{nullptr}, s, parameters, folded).used;
     on_threads(count, threads, [&](std::atomic<long> &next) {
       const Memory memory(size * sizeof(Vector<Real>));
       const Arena<Real> arena{static_cast<Vector<Real> *>(memory.get())};
       Rows block(arena, s, parameters, folded);
+      auto use = start();
       for (long chunk; (chunk = next++) < count;) {
         const long first = (from + chunk) * kChunk;
         const long end = std::min<long>(s.rows, first + kChunk);

@@ -5,7 +5,7 @@
 
 namespace marl_pool {
 
-// Sizes, as Python passes them (call.py, class _MlpSizes).
+// Sizes, as Python passes them (call.py, class MlpSizes).
 struct MlpSizes {
   int64_t rows;
   int32_t layers, activation;
@@ -39,13 +39,11 @@ template <class Real> struct MlpWeights {
   }
 };
 
-// A chunk of rows: the tokens of a View are its vectors of rows. `Train` keeps what the
-// gradient needs.
+// A chunk of at most `most` rows: the tokens of a View are its vectors of rows. `Train`
+// keeps what the gradient needs.
 template <class Real, bool Train> struct MlpChunk {
   using V = Vector<Real>;
   static constexpr int W = lanes<Real>;
-  // An odd stride spreads the features over the sets of the cache.
-  static constexpr long kStride = kChunk / W + 1;
 
   const MlpSizes &s;
   const MlpWeights<Real> &weights;
@@ -54,21 +52,26 @@ template <class Real, bool Train> struct MlpChunk {
   std::vector<View<Real>> x, slopes;  // each layer's input, and the result; derivatives
   View<Real> dx{}, dy{};
 
-  MlpChunk(Arena<Real> arena, const MlpSizes &sizes, const MlpWeights<Real> &w)
+  MlpChunk(Arena<Real> arena, const MlpSizes &sizes, const MlpWeights<Real> &w,
+           long most = kChunk)
       : s(sizes), weights(w) {
+    // An odd stride spreads the features over the sets of the cache.
+    const long stride = ((most + W - 1) / W) | 1;
     int widest = 0;
     for (int l = 0; l <= s.layers; l++) {
-      x.push_back(arena.by_feature(s.widths[l], kStride));
-      if (Train) slopes.push_back(arena.by_feature(s.widths[l], kStride));
+      x.push_back(arena.by_feature(s.widths[l], stride));
+      if (Train) slopes.push_back(arena.by_feature(s.widths[l], stride));
       widest = std::max<int>(widest, s.widths[l]);
     }
     if (Train) {
-      dx = arena.by_feature(widest, kStride);
-      dy = arena.by_feature(widest, kStride);
+      dx = arena.by_feature(widest, stride);
+      dy = arena.by_feature(widest, stride);
     }
     used = arena.used;
   }
   long used;
+
+  View<Real> result() const { return x[s.layers]; }
 
   void load(const Real *values, long from) {
     first = from;
@@ -92,11 +95,25 @@ template <class Real, bool Train> struct MlpChunk {
     }
   }
 
-  void store(Real *out) const { write(x[s.layers], out, s.widths[s.layers]); }
+  // One vector of rows, each feature of which is a vector of `values`.
+  void load_vector(const V *values, int count) {
+    rows = count;
+    vectors = 1;
+    for (int i = 0; i < s.widths[0]; i++) x[0](0, i) = values[i];
+  }
+
+  void store(Real *out) const { write(result(), out, s.widths[s.layers]); }
 
   // Add to the gradient by parameters; `for_values` gets that by the input, or is null.
   void backward(const Real *out_gradient, Real *gradient, Real *for_values) {
     read(out_gradient, dy, s.widths[s.layers]);
+    backward(gradient, for_values != nullptr);
+    if (for_values) write(dy, for_values, s.widths[0]);
+  }
+
+  // The same from `dy`, the gradient by the result, which becomes that by the input if
+  // that is asked for.
+  void backward(Real *gradient, bool for_values) {
     for (int l = s.layers - 1; l >= 0; l--) {
       const int inputs = s.widths[l], outputs = s.widths[l + 1];
       Real *at = gradient + weights.at[l];
@@ -110,7 +127,6 @@ template <class Real, bool Train> struct MlpChunk {
           for (int n = 0; n < vectors; n++) dx(n, i) *= slopes[l](n, i);
       std::swap(dx, dy);
     }
-    write(dy, for_values, s.widths[0]);
   }
 
 private:

@@ -264,7 +264,29 @@ template <class Real, bool Train> struct Block {
   // Add to the gradient by folded weights; `for_values` gets that by the input, or is
   // null.
   void backward(const Real *out_gradient, Real *folded_gradient, Real *for_values) {
-    pool_backward(out_gradient, folded_gradient);
+    if (s.pooling == kNoPooling) {
+      read(out_gradient);
+    } else {
+      V *by_result = scratch;
+      for (int d = 0; d < D; d++) {
+        by_result[d] = V{};
+        for (int r = 0; r < rows; r++)
+          by_result[d][r] = out_gradient[(first + r) * D + d];
+      }
+      pool_backward(by_result, folded_gradient);
+    }
+    encoder_backward(folded_gradient, for_values);
+  }
+
+  // The same from the gradient by the pooling head's result, of which lanes without a
+  // row are zero.
+  void backward(const V *by_result, Real *folded_gradient) {
+    pool_backward(by_result, folded_gradient);
+    encoder_backward(folded_gradient, nullptr);
+  }
+
+private:
+  void encoder_backward(Real *folded_gradient, Real *for_values) {
     for (int l = s.layers - 1; l >= 0; l--) {
       const auto run = padded ? layer_backward<Real, true> : layer_backward<Real, false>;
       run(dx, states[l], folded.transposed(l), folded.layer(folded_gradient, l), layer,
@@ -274,7 +296,6 @@ template <class Real, bool Train> struct Block {
     embed_backward(folded_gradient, for_values);
   }
 
-private:
   // Token n of each row; lanes without a row are zero.
   bool load_token(const Inputs<Real> &in, int n) {
     const int at = n + s.extra, width = s.features ? s.features : D;
@@ -386,22 +407,18 @@ private:
     return any > 0 ? most : V{};
   }
 
-  // dx, the gradient by the encoder's vectors.
-  void pool_backward(const Real *out_gradient, Real *folded_gradient) {
-    if (s.pooling == kNoPooling) {
-      for (int d = 0; d < D; d++)
-        for (int n = 0; n < N; n++) {
-          dx(n, d) = V{};
-          for (int r = 0; r < rows; r++)
-            dx(n, d)[r] = out_gradient[((first + r) * N + n) * D + d];
-        }
-      return;
-    }
-    V *by_result = scratch;
-    for (int d = 0; d < D; d++) {
-      by_result[d] = V{};
-      for (int r = 0; r < rows; r++) by_result[d][r] = out_gradient[(first + r) * D + d];
-    }
+  // dx, the gradient by the encoder's vectors, without a pooling head.
+  void read(const Real *out_gradient) {
+    for (int d = 0; d < D; d++)
+      for (int n = 0; n < N; n++) {
+        dx(n, d) = V{};
+        for (int r = 0; r < rows; r++)
+          dx(n, d)[r] = out_gradient[((first + r) * N + n) * D + d];
+      }
+  }
+
+  // The same with one.
+  void pool_backward(const V *by_result, Real *folded_gradient) {
     if (s.pooling == kAda)
       ada.backward(parameters.ada, folded.ada(folded_gradient), x, by_result, dx);
     else if (s.pooling == kMax)

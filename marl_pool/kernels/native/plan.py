@@ -39,6 +39,12 @@ def may_run(device: str = "cpu") -> bool:
     return not torch.is_autocast_enabled(device) and not _has_any_global_hook()
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a hook of the module runs before or after a pass through it."""
+    _, *hooks = _CHILDREN_AND_HOOKS(vars(module))
+    return any(hooks)
+
+
 class NativePlan:
     """Modules as they were when the plan was made; every call compares them.
 

@@ -8,13 +8,13 @@
 
 namespace marl_pool {
 
-// Sizes, coefficients and columns, as Python passes them (ppo_loss.py, class _Loss).
+// Sizes, coefficients and columns, as Python passes them (ppo_loss.py, class LossArgument).
 struct Loss {
   int64_t rows;
   int32_t width;     // logits of a row
   int32_t discrete;  // a categorical distribution; otherwise means, then log-stds
   double clip, value_coeff, value_clip, entropy_coeff, kl_coeff;
-  const void *logits, *values;  // of the current policy
+  void *logits, *values;  // of the current policy
   const void *actions, *log_probs, *old_logits, *advantages, *targets;  // recorded
   void *for_logits, *for_values;  // gradients
 };
@@ -150,23 +150,29 @@ Real row_loss(const Loss &s, const Distribution &distribution, long row, Real sc
   return loss;
 }
 
+// The same for the distribution that the actions have; false if an action is not among
+// the choices.
+template <class Real>
+bool row_loss(const Loss &s, long row, Real scale, Real *result) noexcept {
+  const auto of = [&](const auto &distribution) {
+    if (!distribution.valid()) return false;
+    *result = row_loss<Real>(s, distribution, row, scale);
+    return true;
+  };
+  return s.discrete ? of(CategoricalRow<Real>(s, row)) : of(GaussianRow<Real>(s, row));
+}
+
 // The mean loss to `result`; false if an action is not among the choices.
-template <class Real, class Distribution>
-bool mean_loss(const Loss &s, Real *result) noexcept {
+template <class Real> bool ppo_loss(const Loss &s, Real *result) noexcept {
   const Real scale = 1 / Real(s.rows);
   double sum = 0;  // of many rows
   for (long row = 0; row < s.rows; row++) {
-    const Distribution distribution(s, row);
-    if (!distribution.valid()) return false;
-    sum += row_loss<Real>(s, distribution, row, scale);
+    Real loss;
+    if (!row_loss<Real>(s, row, scale, &loss)) return false;
+    sum += loss;
   }
   *result = Real(sum / s.rows);
   return true;
-}
-
-template <class Real> bool ppo_loss(const Loss &s, Real *result) noexcept {
-  return s.discrete ? mean_loss<Real, CategoricalRow<Real>>(s, result)
-                    : mean_loss<Real, GaussianRow<Real>>(s, result);
 }
 
 }  // namespace marl_pool

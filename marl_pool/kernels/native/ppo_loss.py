@@ -12,7 +12,7 @@ from marl_pool.kernels.native.call import library
 from marl_pool.kernels.native.plan import are_precise, may_run
 
 
-class _Loss(ctypes.Structure):
+class LossArgument(ctypes.Structure):
     """``Loss`` of ppo_loss.hpp."""
 
     _fields_ = (
@@ -83,18 +83,25 @@ class RecordedSteps:
     advantages: Tensor
     targets: Tensor
 
-    def fits(self, logits: Tensor, values: Tensor) -> bool:
-        """Return True if the kernel can compute the loss of these outputs."""
-        numbers = [logits, values, self.log_probs, self.logits]
-        numbers += [self.advantages, self.targets]
+    def fits(self, *outputs: Tensor) -> bool:
+        """Return True if the kernel can compute the loss.
+
+        Args:
+            *outputs: logits and values, or tensors of the dtype that they will have.
+        """
+        numbers = [*outputs, self.log_probs, self.logits, self.advantages, self.targets]
         if self.actions.dtype != torch.int64:
             numbers.append(self.actions)
         return (
             may_run()
             and are_precise(numbers)
             and self.actions.is_cpu
-            and len(logits) > 0
+            and all(len(output) > 0 for output in outputs)
         )
+
+    def contiguous(self) -> "RecordedSteps":
+        """Return the columns in contiguous memory."""
+        return RecordedSteps(*[column.contiguous() for column in vars(self).values()])
 
 
 def ppo_loss(
@@ -139,29 +146,56 @@ class _LossFunction(torch.autograd.Function):
 def _call(
     coefficients: Coefficients, recorded: RecordedSteps, logits: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the arguments, then pass their pointers."""
     assert recorded.fits(logits, values)
+    # Keep the copies until the kernel has read them.
+    logits, values = logits.contiguous(), values.contiguous()
+    recorded = recorded.contiguous()
+    rows, width = logits.shape
+    for_logits, for_values, loss = logits.new_empty(rows * (width + 1) + 1).split(
+        [rows * width, rows, 1]
+    )
+    argument = loss_argument(
+        coefficients, recorded, logits, values, for_logits, for_values
+    )
+    kernel, double = library(), logits.dtype == torch.float64
+    assert kernel is not None
+    entry = (
+        kernel.marl_pool_ppo_loss_double if double else kernel.marl_pool_ppo_loss_float
+    )
+    entry.restype = ctypes.c_bool
+    if not entry(ctypes.byref(argument), ctypes.c_void_p(loss.data_ptr())):
+        raise unknown_action(width)
+    return loss.view(()), for_logits.view_as(logits), for_values
+
+
+def loss_argument(
+    coefficients: Coefficients,
+    recorded: RecordedSteps,
+    logits: Tensor,
+    values: Tensor,
+    for_logits: Tensor,
+    for_values: Tensor,
+) -> LossArgument:
+    """Check the columns, which have to be contiguous, and return their pointers.
+
+    Args:
+        coefficients: coefficients of the terms.
+        recorded: recorded columns.
+        logits: ``(B, L)``.
+        values: ``(B,)``.
+        for_logits: memory of the gradient by the logits, B · L numbers.
+        for_values: memory of the gradient by the values, B numbers.
+    """
     rows, width = logits.shape
     discrete = recorded.actions.dtype == torch.int64
     assert recorded.logits.shape == logits.shape
     assert recorded.actions.shape == ((rows,) if discrete else (rows, width / 2))
-    for column in (
-        values,
-        recorded.log_probs,
-        recorded.advantages,
-        recorded.targets,
-    ):
+    for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
         assert column.shape == (rows,)
-    # Keep the copies until the kernel has read them.
-    columns = [
-        column.contiguous() for column in (logits, values, *vars(recorded).values())
-    ]
-    for_logits, for_values, loss = (
-        columns[0].new_empty(rows * (width + 1) + 1).split([rows * width, rows, 1])
-    )
-    kernel, double = library(), logits.dtype == torch.float64
-    assert kernel is not None
-    argument = _Loss(
+    columns = (logits, values, *vars(recorded).values(), for_logits, for_values)
+    for column in columns:
+        assert column.is_contiguous()
+    return LossArgument(
         rows,
         width,
         discrete,
@@ -170,12 +204,10 @@ def _call(
         coefficients.value_clip,
         coefficients.entropy,
         coefficients.kl,
-        *(tensor.data_ptr() for tensor in (*columns, for_logits, for_values)),
+        *map(Tensor.data_ptr, columns),
     )
-    entry = (
-        kernel.marl_pool_ppo_loss_double if double else kernel.marl_pool_ppo_loss_float
-    )
-    entry.restype = ctypes.c_bool
-    if not entry(ctypes.byref(argument), ctypes.c_void_p(loss.data_ptr())):
-        raise IndexError(f"actions: expected 0 to {width - 1}")
-    return loss.view(()), for_logits.view_as(logits), for_values
+
+
+def unknown_action(width: int) -> IndexError:
+    """Return the error for an action that is not among the choices."""
+    return IndexError(f"actions: expected 0 to {width - 1}")

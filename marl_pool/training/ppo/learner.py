@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from marl_pool.kernels.native.call import threads_for_kernel
+from marl_pool.kernels.native.ppo_gradient import fits, ppo_gradient
 from marl_pool.kernels.native.ppo_loss import Coefficients, ppo_loss
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
@@ -194,6 +195,55 @@ class BatchedPPOLearner(PPOTorchLearner):
     @override
     def _update(self, batch: dict[str, Rows], **kwargs: Any) -> list[Microbatch]:
         """Take one gradient step on a minibatch; return what its metrics need."""
+        # The kernel writes the gradient of a whole policy in one call.
+        losses: dict[str, Tensor] = {}
+        done = []
+        rest = dict(batch)
+        for mid in batch:
+            if (found := self._native_gradient(mid, rest[mid])) is not None:
+                del rest[mid]
+                losses[mid], out = found
+                done.append(Microbatch({mid: out}, {mid: 1.0}))
+        if rest:
+            own, microbatches = self._accumulate(rest)
+            losses |= own
+            done += microbatches
+        self._is_first = False
+        # All learners take their modules in one order.
+        self._step({mid: losses[mid] for mid in batch})
+        return done
+
+    def _native_gradient(
+        self, module_id: str, rows: Rows
+    ) -> tuple[Tensor, Outputs] | None:
+        """Set the gradient of a module's weights by one call of the compiled kernel.
+
+        Returns:
+            The loss and the outputs; None where the kernel does not compute all of it,
+            and where learners average their gradients.
+        """
+        module, flat = self.module[module_id], self._flat[module_id]
+        if isinstance(module, DistributedDataParallel) or not flat.is_plain():
+            return None
+        if not module.training:
+            module.train()
+        if Columns.LOSS_MASK in rows or module.policy.recurrent:
+            return None
+        policy = module.policy.actor_critic(Tokens(**rows[Columns.OBS]))
+        recorded = recorded_steps(rows)
+        if policy is None or not fits(policy, recorded):
+            return None
+        coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
+        found = ppo_gradient(policy, coefficients, recorded, scale, flat.clear_grad())
+        outputs = Outputs(rows, found.logits, found.values)
+        if self._is_first:
+            self._keep_distance(module_id, outputs)
+        return found.loss, outputs
+
+    def _accumulate(
+        self, batch: dict[str, Rows]
+    ) -> tuple[dict[str, Tensor], list[Microbatch]]:
+        """Set the gradients of the modules' weights by autograd; return the losses."""
         for module_id in batch:
             self._flat[module_id].zero_grad()
         # Accumulate the gradient of the minibatch over microbatches. Each loss is a
@@ -216,13 +266,13 @@ class BatchedPPOLearner(PPOTorchLearner):
                     loss.detach() if before is None else before + loss.detach()
                 )
             done.append(Microbatch(out, weights))
-        self._is_first = False
-        self._step(losses)
-        return done
+        for module_id in batch:
+            self._flat[module_id].gather_grad()
+        return losses, done
 
     def _step(self, losses: Mapping[str, Tensor]) -> None:
         """Clip the gradients and update the weights, unless a number is not finite."""
-        gradients = {mid: self._flat[mid].gather_grad() for mid in losses}
+        gradients = {mid: cast(Tensor, self._flat[mid].values.grad) for mid in losses}
         norms = {mid: gradient.norm() for mid, gradient in gradients.items()}
         bad = {mid: _is_bad(norms[mid] + losses[mid]) for mid in losses}
         # No branch here: a GPU would have to wait for the number.
@@ -261,22 +311,30 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     def _loss(self, module_id: str, outputs: Outputs) -> Tensor:
         """Compute the mean loss, by the compiled kernel where it fits."""
-        config = self.config.get_config_for_module(module_id)
-        entropy = self.entropy_coeff_schedulers_per_module[module_id]
-        entropy_coeff = entropy.get_current_value()
-        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
         recorded = recorded_steps(outputs.rows)
         if recorded.fits(outputs.logits, outputs.values):
-            coefficients = Coefficients(
-                clip=config.clip_param,
-                value=config.vf_loss_coeff,
-                value_clip=config.vf_clip_param,
-                entropy=entropy_coeff,
-                kl=float(kl_coeff) if config.use_kl_loss else 0.0,
-            )
+            coefficients = self._coefficients(module_id)
             return ppo_loss(coefficients, recorded, outputs.logits, outputs.values)
         terms = self._terms(module_id, outputs)
-        return terms.loss(config.vf_loss_coeff, entropy_coeff, kl_coeff)
+        value_coeff = self.config.get_config_for_module(module_id).vf_loss_coeff
+        # On a GPU the coefficient of the divergence is not read.
+        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
+        return terms.loss(value_coeff, self._entropy_coeff(module_id), kl_coeff)
+
+    def _coefficients(self, module_id: str) -> Coefficients:
+        config = self.config.get_config_for_module(module_id)
+        kl_coeff = self.curr_kl_coeffs_per_module[module_id]
+        return Coefficients(
+            clip=config.clip_param,
+            value=config.vf_loss_coeff,
+            value_clip=config.vf_clip_param,
+            entropy=self._entropy_coeff(module_id),
+            kl=float(kl_coeff) if config.use_kl_loss else 0.0,
+        )
+
+    def _entropy_coeff(self, module_id: str) -> float:
+        scheduler = self.entropy_coeff_schedulers_per_module[module_id]
+        return float(scheduler.get_current_value())
 
     def _microbatches(
         self, batch: dict[str, Rows]

@@ -15,6 +15,7 @@ from marl_pool.kernels.native import (
     use_kernels,
 )
 from marl_pool.training.cluster import quiet, ray_session
+from marl_pool.training.ppo import learner
 from marl_pool.utils.errors import InputError
 
 pytestmark = pytest.mark.skipif(
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TINY = ("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=null", "threads=1")
+CLOCKS = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}
 
 
 @pytest.mark.parametrize(("kernels", "is_used"), [("torch", False), ("native", True)])
@@ -29,20 +31,20 @@ def test_a_run_computes_by_the_chosen_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, is_used: bool
 ) -> None:
     calls: list[str] = []
-    for name in ("run", "gradients"):
-        computed = getattr(call, name)
+    for module, name in ((call, "run"), (learner, "ppo_gradient")):
+        computed = getattr(module, name)
 
         def counted(*args, name=name, computed=computed, **options):
             calls.append(name)
             return computed(*args, **options)
 
-        monkeypatch.setattr(call, name, counted)
+        monkeypatch.setattr(module, name, counted)
     before = chosen_kernels()
     run = marl_pool.train(
         *TINY, f"kernels={kernels}", total_steps=64, run_dir=tmp_path / "run"
     )
     assert run.config["kernels"] == kernels
-    assert {"run", "gradients"} <= set(calls) if is_used else not calls
+    assert {"run", "ppo_gradient"} <= set(calls) if is_used else not calls
     assert chosen_kernels() == before
 
 
@@ -99,17 +101,42 @@ def test_the_threads_of_learning_are_the_kernels(
     expected: set[tuple[int, int]],
 ) -> None:
     found = set()
-    gradients = call.gradients
+    for module, name in ((call, "gradients"), (learner, "ppo_gradient")):
+        computed = getattr(module, name)
 
-    def observed(*args, **options):
-        found.add((torch.get_num_threads(), call._threads.get()))
-        return gradients(*args, **options)
+        def observed(*args, computed=computed, **options):
+            found.add((torch.get_num_threads(), call._threads.get()))
+            return computed(*args, **options)
 
-    monkeypatch.setattr(call, "gradients", observed)
+        monkeypatch.setattr(module, name, observed)
     options = [*TINY[:-1], "threads=2", f"kernels={kernels}", f"pooling={pooling}"]
     marl_pool.train(*options, total_steps=64, run_dir=tmp_path / "run")
     assert found == expected
     assert call._threads.get() is None
+
+
+@pytest.mark.parametrize("options", [(), ("experiment=boxworld", "pooling=max")])
+def test_one_call_gives_the_weights_of_separate_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    found = []
+    for name in ("together", "apart"):
+        if name == "apart":
+            gradient = "_native_gradient"
+            monkeypatch.setattr(
+                learner.BatchedPPOLearner, gradient, lambda self, mid, rows: None
+            )
+        run = marl_pool.train(*TINY, *options, total_steps=128, run_dir=tmp_path / name)
+        policy = marl_pool.load_policies(run.path / "policy")["agent"]
+        found.append((run.metrics.rows()[-1], dict(policy.named_parameters())))
+    (metrics, weights), (other_metrics, others) = found
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=1e-4, atol=1e-5)
+    assert metrics.keys() == other_metrics.keys()
+    for key in metrics.keys() - CLOCKS:
+        assert metrics[key] == pytest.approx(
+            other_metrics[key], rel=1e-2, abs=1e-4, nan_ok=True
+        )
 
 
 def test_a_run_without_a_kernel_says_so(

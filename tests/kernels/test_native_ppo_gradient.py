@@ -1,0 +1,306 @@
+"""The gradient of PPO's loss in one call of the kernel, against torch's autograd."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+pytest.importorskip("ray")
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.columns import Columns
+from ray.rllib.evaluation.postprocessing import Postprocessing
+
+from helpers.set_networks import HEADS, WIDTHS, make_tokens
+from marl_pool.kernels.native import call, use_kernels
+from marl_pool.kernels.native.ppo_gradient import fits, ppo_gradient
+from marl_pool.kernels.native.ppo_loss import Coefficients
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.optimization import FlatParameters
+from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
+
+pytestmark = pytest.mark.skipif(
+    call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
+)
+
+BOX, CHOICES = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3), ActionSpec(n=4)
+ALL_TERMS = Coefficients(clip=0.2, value=0.3, value_clip=2.0, entropy=0.01, kl=0.3)
+NATIVE = sorted(set(HEADS) - {"gated", "pma"})
+
+
+def make_policy(
+    pooling: str = "ada",
+    actions: ActionSpec = BOX,
+    *,
+    head_width: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> TokenPolicy:
+    dim, heads = WIDTHS[head_width]
+    policy = TokenPolicy(
+        TokenSpec(7, 4, ("type 0", "type 1", "type 2")),
+        actions,
+        encoder={
+            "name": "transformer",
+            "dim": dim,
+            "num_layers": 2,
+            "num_heads": heads,
+            "dim_ff": 3 * dim + 1,
+        },
+        pooling=HEADS[pooling],
+        seed=seed,
+        **{"init_std": 0.4, "head_hidden": (9, 5), **options},
+    )
+    return policy.to(dtype)
+
+
+def make_rows(
+    actions: ActionSpec,
+    tokens: Tokens,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Any]:
+    """Sample recorded columns; some ratios and errors are far away."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = len(tokens.types), actions.num_logits
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    chosen = torch.randint(0, max(actions.n, 1), (rows,), generator=generator)
+    return {
+        Columns.ACTIONS: chosen if actions.discrete else normal(rows, width // 2),
+        Columns.ACTION_LOGP: -2 + normal(rows),
+        Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
+        Postprocessing.ADVANTAGES: normal(rows),
+        Postprocessing.VALUE_TARGETS: normal(rows),
+    }
+
+
+def in_one_call(
+    policy: TokenPolicy,
+    tokens: Tokens,
+    rows: dict[str, Any],
+    c: Coefficients = ALL_TERMS,
+    scale: Tensor | None = None,
+) -> list[Tensor]:
+    """Return loss, logits, values and all gradients by the kernel."""
+    flat = FlatParameters(policy.parameters())
+    given, recorded = policy.actor_critic(tokens), recorded_steps(rows)
+    assert given is not None
+    assert fits(given, recorded)
+    found = ppo_gradient(given, c, recorded, scale, flat.clear_grad())
+    assert flat.values.grad is not None
+    return [*found, *flat.split(flat.values.grad)]
+
+
+def by_autograd(
+    policy: TokenPolicy,
+    tokens: Tokens,
+    rows: dict[str, Any],
+    c: Coefficients = ALL_TERMS,
+    scale: Tensor | None = None,
+    kernels: Any = "torch",
+) -> list[Tensor]:
+    """Return the same by torch's autograd."""
+    with use_kernels(kernels):
+        for_action, for_value = policy.pool(tokens)
+        logits, values = policy.logits(for_action), policy.values(for_value)
+        values = values if scale is None else values * scale
+        config = PPOConfig().training(
+            clip_param=c.clip, vf_clip_param=c.value_clip, use_kl_loss=c.kl > 0
+        )
+        terms = PPOTerms.of(config, policy.actions, rows, logits, values)
+        loss = terms.loss(c.value, c.entropy, c.kl)
+        parameters = list(policy.parameters())
+        gradients = torch.autograd.grad(
+            loss, parameters, allow_unused=True, materialize_grads=True
+        )
+    return [loss.detach(), logits.detach(), values.detach(), *gradients]
+
+
+def assert_close(got: list[Tensor], expected: list[Tensor], rtol: float) -> None:
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.shape == theirs.shape
+        scale = max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol * scale)
+
+
+@given(
+    pooling=st.sampled_from(NATIVE),
+    actions=st.sampled_from([BOX, CHOICES]),
+    rows=st.sampled_from([1, 8, 17, 130, 300]),
+    head_width=st.sampled_from([1, 3, 8]),
+    scaled=st.booleans(),
+    terms=st.sampled_from([ALL_TERMS, Coefficients(0.0, 1.0, float("inf"), 0.0, 0.0)]),
+    seed=st.integers(0, 99),
+)
+def test_gradient_is_autograds_in_float64(
+    pooling: str,
+    actions: ActionSpec,
+    rows: int,
+    head_width: int,
+    scaled: bool,
+    terms: Coefficients,
+    seed: int,
+) -> None:
+    policy = make_policy(pooling, actions, head_width=head_width, seed=seed)
+    tokens = make_tokens(policy.network, rows, padded=True, seed=seed)
+    columns = make_rows(actions, tokens, seed)
+    scale = torch.linspace(0.1, 2, rows, dtype=torch.float64) if scaled else None
+    expected = by_autograd(policy, tokens, columns, terms, scale)
+    got = in_one_call(policy, tokens, columns, terms, scale)
+    assert_close(got, expected, 1e-8)
+
+
+@pytest.mark.parametrize("actions", [BOX, CHOICES])
+@pytest.mark.parametrize("pooling", ["ada", "max"])
+def test_float32_is_as_precise_as_torchs(pooling: str, actions: ActionSpec) -> None:
+    found = []
+    for dtype, compute in (
+        (torch.float64, by_autograd),
+        (torch.float32, by_autograd),
+        (torch.float32, in_one_call),
+    ):
+        policy = make_policy(pooling, actions, dtype=dtype)
+        tokens = make_tokens(policy.network, 512)
+        found.append(compute(policy, tokens, make_rows(actions, tokens, dtype=dtype)))
+    for exact, theirs, ours in zip(*found, strict=True):
+        error = (theirs - exact).norm()
+        assert (ours - exact).norm() <= 2 * error + 1e-6 * exact.norm() + 1e-6
+
+
+@pytest.mark.parametrize("probability", ["dropout", "token_dropout"])
+def test_dropout_has_the_random_numbers_of_separate_calls(probability: str) -> None:
+    policy = make_policy(**{probability: 0.4}).train()
+    tokens = make_tokens(policy.network, 150)
+    rows = make_rows(BOX, tokens)
+    torch.manual_seed(3)
+    expected = by_autograd(policy, tokens, rows, kernels="native")
+    torch.manual_seed(3)
+    got = in_one_call(policy, tokens, rows)
+    assert_close(got, expected, 1e-10)
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    policy = make_policy(dtype=torch.float32)
+    tokens = make_tokens(policy.network, 600)
+    rows = make_rows(BOX, tokens, dtype=torch.float32)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(in_one_call(policy, tokens, rows))
+    torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(map(torch.equal, others, found[0]))
+
+
+def test_layouts_of_the_columns_make_no_difference() -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    rows = make_rows(BOX, tokens)
+    scale = torch.linspace(0.5, 1, 20, dtype=torch.float64)
+    expected = in_one_call(policy, tokens, rows, scale=scale)
+    strided = {key: torch.stack([c, -c], -1)[..., 0] for key, c in rows.items()}
+    spread = torch.stack([scale, -scale], -1)[:, 0]
+    got = in_one_call(policy, tokens, strided, scale=spread)
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_reach_the_loss(bad: float) -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    rows = make_rows(BOX, tokens)
+    rows[Postprocessing.VALUE_TARGETS][7] = bad
+    terms = Coefficients(0.2, 0.3, float("inf"), 0.0, 0.0)
+    loss, _, values, *gradients = in_one_call(policy, tokens, rows, terms)
+    assert not loss.isfinite()
+    assert values.isfinite().all()
+    assert not all(gradient.isfinite().all() for gradient in gradients)
+    # Weights outside the kernel's reach stay without a gradient afterwards.
+    flat = FlatParameters(policy.parameters())
+    flat.clear_grad()
+    assert flat.values.grad is not None
+    assert not flat.values.grad.any()
+
+
+@pytest.mark.parametrize("action", [-1, 4])
+def test_an_action_beyond_the_choices_is_refused(action: int) -> None:
+    policy = make_policy(actions=CHOICES)
+    tokens = make_tokens(policy.network, 20)
+    rows = make_rows(CHOICES, tokens)
+    rows[Columns.ACTIONS][19] = action
+    with pytest.raises(IndexError, match="actions: expected 0 to 3"):
+        in_one_call(policy, tokens, rows)
+
+
+def test_a_type_beyond_the_table_is_refused() -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    tokens.types[4, 2] = 3
+    with pytest.raises(IndexError, match="types: expected 0 to 2"):
+        in_one_call(policy, tokens, make_rows(BOX, tokens))
+
+
+def test_sizes_are_checked() -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    rows = make_rows(BOX, tokens)
+    for key, column in rows.items():
+        with pytest.raises(AssertionError):
+            in_one_call(policy, tokens, {**rows, key: column[1:]})
+    with pytest.raises(AssertionError):
+        in_one_call(policy, tokens, rows, scale=torch.ones(19, dtype=torch.float64))
+
+
+class OtherLogits(TokenPolicy):
+    """A policy with logits of its own."""
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        return 2 * super().logits(pooled)
+
+
+def add_hook(policy: TokenPolicy) -> None:
+    policy.network.register_forward_hook(lambda *_: None)
+
+
+def replace_activation(policy: TokenPolicy) -> None:
+    policy.action_head[1] = nn.Tanh()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [add_hook, replace_activation, TokenPolicy.bfloat16],
+    ids=["hook", "activation", "dtype"],
+)
+def test_a_changed_policy_is_left_to_torch(
+    change: Callable[[TokenPolicy], Any],
+) -> None:
+    policy = make_policy(dtype=torch.float32)
+    tokens = make_tokens(policy.network, 20)
+    assert policy.actor_critic(tokens) is not None
+    with use_kernels("torch"):
+        assert policy.actor_critic(tokens) is None
+    change(policy)
+    assert policy.actor_critic(tokens) is None
+
+
+@pytest.mark.parametrize("options", [{"trunk": "separate"}, {"pooling": "gated"}])
+def test_other_policies_are_left_to_torch(options: dict[str, Any]) -> None:
+    policy = make_policy(**options)
+    assert policy.actor_critic(make_tokens(policy.network, 20)) is None
+
+
+def test_a_subclass_is_left_to_torch() -> None:
+    policy = make_policy()
+    policy.__class__ = OtherLogits
+    assert policy.actor_critic(make_tokens(policy.network, 20)) is None
