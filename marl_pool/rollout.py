@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -249,7 +249,7 @@ class Rollout:
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
-        with self._reading():
+        with self._many_steps(reads=not self.sync_free):
             fragment, endings = self._play(count)
             finals, episodes = _collect(endings)
             self._finished += episodes
@@ -341,7 +341,7 @@ class Rollout:
             For each group ``(num_envs, agents)`` float64.
         """
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
-        with self._reading():
+        with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
                 step = self._step(reads=not self.sync_free).step
                 for name, rewards in step.rewards.items():
@@ -373,9 +373,10 @@ class Rollout:
         Raises:
             InputError: ``idle`` above 0 where finished environments cannot be stepped.
         """
-        for transition in self.transitions(idle=idle):
-            if on_step is not None:
-                on_step(transition)
+        with self._many_steps(reads=True):
+            for transition in self.transitions(idle=idle):
+                if on_step is not None:
+                    on_step(transition)
         return self._finished.pop()
 
     @torch.no_grad()
@@ -509,8 +510,19 @@ class Rollout:
             tokens[name], states[name] = perturbation(tokens[name], states[name])
         self.tokens = tokens
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return without_reads() if self.sync_free else nullcontext()
+    @contextmanager
+    def _many_steps(self, *, reads: bool) -> Iterator[None]:
+        """Let policies prepare once for many steps.
+
+        Args:
+            reads: values may be read.
+        """
+        with ExitStack() as stack:
+            if not reads:
+                stack.enter_context(without_reads())
+            for policy in self.policies.values():
+                stack.enter_context(policy.fixed())
+            yield
 
     def _ending(self, time: int, ended: Tensor) -> _Ending:
         # Copy the dictionaries, whose entries the reset replaces.

@@ -1,6 +1,7 @@
 """TokenPolicy: a set network with an action head and a value head."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.kernels.activations import ACTIVATIONS, Activation
+from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.kernels.native.plan import has_hooks
-from marl_pool.kernels.native.ppo_gradient import ActorCritic
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
@@ -115,6 +116,8 @@ class TokenPolicy(SpecifiedPolicy):
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"
             )
+        # What the kernel reads, by the shapes of tokens, within `fixed`.
+        self._prepared: dict[object, ActorCritic | None] | None = None
         self.noise_size = self.actions.noise_size
         self.activation = activation
         # Means have no limits.
@@ -162,8 +165,7 @@ class TokenPolicy(SpecifiedPolicy):
 
     def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Return logits ``(*B, L)`` and values ``(*B,)`` at an episode's start."""
-        for_action, for_value, _ = self._pool_step(tokens, ())
-        logits, values = self.logits(for_action), self.values(for_value)
+        logits, values, _ = self._outputs(tokens, ())
         return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
 
     def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -198,7 +200,7 @@ class TokenPolicy(SpecifiedPolicy):
         return all(network.has_native_encoder(tokens) for network in self._networks)
 
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
-        """Return the policy as the compiled kernel reads it for PPO's gradient.
+        """Return the policy as the compiled kernel reads it.
 
         Args:
             tokens: tokens of batch ``(B,)``.
@@ -218,9 +220,10 @@ class TokenPolicy(SpecifiedPolicy):
         if network is None:
             return None
         limits = (self.lowest_logits, self.highest_logits)
-        return ActorCritic(
+        native = ActorCritic(
             network, action, value, None if self.actions.discrete else limits
         )
+        return native if native.is_precise() else None
 
     @property
     def _networks(self) -> list[SetNetwork]:
@@ -247,9 +250,9 @@ class TokenPolicy(SpecifiedPolicy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        for_action, for_value, memory = self._pool_step(tokens, state)
-        logits = self.logits(for_action).unflatten(0, tokens.batch_shape)
-        values = self.values(for_value).view(tokens.batch_shape)
+        logits, values, memory = self._outputs(tokens, state)
+        logits = logits.unflatten(0, tokens.batch_shape)
+        values = values.view(tokens.batch_shape)
         if explore:
             action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
@@ -280,6 +283,43 @@ class TokenPolicy(SpecifiedPolicy):
         else:
             weights = self.network.weights(tokens.flatten_batch())
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)
+
+    def _outputs(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        """Return logits ``(rows, L)``, values ``(rows,)``, and the new memory."""
+        if not torch.is_grad_enabled() and not self.recurrent:
+            native = self._prepare(tokens.flatten_batch())
+            if native is not None:
+                return *run_actor_critic(native), ()
+        for_action, for_value, memory = self._pool_step(tokens, state)
+        return self.logits(for_action), self.values(for_value), memory
+
+    @override
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        before, self._prepared = self._prepared, {}
+        try:
+            yield
+        finally:
+            self._prepared = before
+
+    def _prepare(self, tokens: Tokens) -> ActorCritic | None:
+        """Return what the kernel reads to compute outputs; None to leave it to torch.
+
+        Within `fixed` the checks are those of the first tokens of a shape.
+        """
+        # Dropout needs other random numbers in each call.
+        if self._prepared is None or self.training:
+            return self.actor_critic(tokens)
+        key = tuple((part.shape[1:], part.dtype, part.device) for part in tokens)
+        if key not in self._prepared:
+            self._prepared[key] = self.actor_critic(tokens)
+        native = self._prepared[key]
+        if native is None:
+            return None
+        features = self.network.embedding.read(tokens)
+        return native.on(features, tokens.types, tokens.padding)
 
     def _pool_step(
         self, tokens: Tokens, state: State

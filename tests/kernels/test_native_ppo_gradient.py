@@ -304,3 +304,49 @@ def test_a_subclass_is_left_to_torch() -> None:
     policy = make_policy()
     policy.__class__ = OtherLogits
     assert policy.actor_critic(make_tokens(policy.network, 20)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("actions", [BOX, CHOICES])
+def test_outputs_in_one_call_are_those_of_separate_calls(
+    actions: ActionSpec, dtype: torch.dtype
+) -> None:
+    policy = make_policy(actions=actions, dtype=dtype)
+    tokens = make_tokens(policy.network, 150, padded=True)
+    pooled, _ = policy.pool(tokens)
+    expected = policy.logits(pooled), policy.values(pooled)
+    with torch.no_grad():
+        assert all(map(torch.equal, policy(tokens), expected))
+
+
+def test_a_fixed_policy_prepares_once_for_each_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = make_policy().eval()
+    sets = [make_tokens(policy.network, rows, seed=rows) for rows in (5, 9, 5)]
+    sets.append(Tokens(*(part[:, :4] for part in sets[0])))
+    calls: list[Tokens] = []
+    prepare = policy.actor_critic
+    monkeypatch.setattr(
+        policy, "actor_critic", lambda tokens: calls.append(tokens) or prepare(tokens)
+    )
+    with torch.no_grad():
+        expected = [policy(tokens) for tokens in sets]
+        assert len(calls) == 4
+        with policy.fixed():
+            # New numbers of the weights count.
+            found = [policy(tokens) for tokens in sets]
+            assert len(calls) == 6
+            policy.value_head[-1].bias += 1
+            changed = policy(sets[0])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    torch.testing.assert_close(changed[1], expected[0][1] + 1)
+
+
+def test_dropout_is_sampled_anew_within_fixed() -> None:
+    policy = make_policy(dropout=0.4).train()
+    tokens = make_tokens(policy.network, 20)
+    with torch.no_grad(), policy.fixed():
+        first, second = policy(tokens)[0], policy(tokens)[0]
+    assert not torch.equal(first, second)

@@ -24,10 +24,18 @@ EXPORT bool marl_pool_ppo_loss_double(const marl_pool::Loss *loss, double *resul
   return marl_pool::ppo_loss<double>(*loss, result);
 }
 
+EXPORT int marl_pool_actor_critic_double(
+    const marl_pool::Sizes *sizes, const double *values, const int64_t *types,
+    const uint8_t *padding, const double *const *parameters, const marl_pool::Heads *heads,
+    int threads) {
+  return marl_pool::run_actor_critic<double>(*sizes, {values, types, padding}, parameters,
+                                         *heads, threads);
+}
+
 EXPORT int marl_pool_ppo_gradient_double(
     const marl_pool::Sizes *sizes, const double *values, const int64_t *types,
     const uint8_t *padding, const double *const *parameters, const marl_pool::Heads *heads,
-    const marl_pool::Loss *loss, double *const *gradients, double *result, int threads) {
+    const marl_pool::Loss *loss, const marl_pool::Results *results, int threads) {
   return marl_pool::ppo_gradient<double>(*sizes, {values, types, padding}, parameters,
-                                     *heads, *loss, gradients, result, threads);
+                                     *heads, *loss, *results, threads);
 }

@@ -24,12 +24,20 @@ EXPORT bool marl_pool_ppo_loss_float(const marl_pool::Loss *loss, float *result)
   return marl_pool::ppo_loss<float>(*loss, result);
 }
 
+EXPORT int marl_pool_actor_critic_float(
+    const marl_pool::Sizes *sizes, const float *values, const int64_t *types,
+    const uint8_t *padding, const float *const *parameters, const marl_pool::Heads *heads,
+    int threads) {
+  return marl_pool::run_actor_critic<float>(*sizes, {values, types, padding}, parameters,
+                                         *heads, threads);
+}
+
 EXPORT int marl_pool_ppo_gradient_float(
     const marl_pool::Sizes *sizes, const float *values, const int64_t *types,
     const uint8_t *padding, const float *const *parameters, const marl_pool::Heads *heads,
-    const marl_pool::Loss *loss, float *const *gradients, float *result, int threads) {
+    const marl_pool::Loss *loss, const marl_pool::Results *results, int threads) {
   return marl_pool::ppo_gradient<float>(*sizes, {values, types, padding}, parameters,
-                                     *heads, *loss, gradients, result, threads);
+                                     *heads, *loss, *results, threads);
 }
 
 // The level of the instruction set that this machine has: 2, 3 or 4 for x86-64-v2 to v4.

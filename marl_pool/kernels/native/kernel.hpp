@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -105,10 +104,12 @@ template <class Real> struct Call {
   }
 
   void forward(Real *out) {
-    over_blocks<false>(0, chunks, [&] {
-      return [&](auto &block, long) { block.store(out); };
-    });
+    forward([&] { return [&](auto &block, long) { block.store(out); }; });
   }
+
+  // Call use(block, chunk) after each block; each thread has a `use` of its own, from
+  // start().
+  template <class F> void forward(F &&start) { over_blocks<false>(0, chunks, start); }
 
   // Gradients by parameters, and by the input unless `for_values` is null.
   void gradients(const Real *out_gradient, Real *const *pointers, Real *for_values) {

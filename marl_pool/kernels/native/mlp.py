@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
+from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
-from marl_pool.kernels.native.ppo_gradient import Head
 
 _CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
 
@@ -37,11 +37,11 @@ class MLP(nn.Sequential):
         return super().forward(x)
 
     def native_head(self) -> Head | None:
-        """Return what the kernel reads, if it computes these layers on a CPU."""
+        """Return what the kernel reads; None if it does not compute these layers."""
         if self._native is None or not may_run() or not self._native.is_unchanged():
             return None
         parameters = self._native.parameters()
-        if not are_precise(parameters):
+        if any(parameter is None for parameter in parameters):
             return None
         return Head(self._native.activation, cast(list[Tensor], parameters))
 

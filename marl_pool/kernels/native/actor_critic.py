@@ -1,0 +1,165 @@
+"""A policy's network and both heads, computed by one call of the kernel."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from marl_pool.kernels.native.call import (
+    KernelCall,
+    MlpSizes,
+    NetworkInputs,
+    library,
+    mlp_sizes,
+    num_threads,
+    pointer,
+    pointers,
+)
+from marl_pool.kernels.native.plan import are_precise
+
+
+class _Heads(ctypes.Structure):
+    """``Heads`` of heads.hpp."""
+
+    _fields_ = (
+        ("action", MlpSizes),
+        ("value", MlpSizes),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "action_weights",
+                "value_weights",
+                "lowest",
+                "highest",
+                "value_scale",
+                "logits",
+                "values",
+            )
+        ),
+    )
+
+
+class Head(NamedTuple):
+    """A multilayer perceptron on the pooled vector."""
+
+    activation: int
+    """Code of the activation between the layers."""
+    parameters: Sequence[Tensor]
+    """Weight and bias of each layer."""
+
+
+@dataclass(frozen=True)
+class ActorCritic:
+    """A policy and its observations, as the kernel reads them.
+
+    Args:
+        network: the set network with its pooling head.
+        action: head of the logits.
+        value: head of the value.
+        limits: lowest and highest logits, ``(L,)`` each; None for none.
+    """
+
+    network: NetworkInputs
+    action: Head
+    value: Head
+    limits: tuple[Tensor, Tensor] | None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All weights."""
+        return [
+            *self.network.parameters,
+            *self.action.parameters,
+            *self.value.parameters,
+        ]
+
+    @property
+    def num_logits(self) -> int:
+        """L."""
+        return len(self.action.parameters[-1])
+
+    def on(self, values: Tensor, types: Tensor, padding: Tensor) -> "ActorCritic":
+        """Return the same policy on other observations, of the same shape but B."""
+        inputs = self.network._replace(values=values, types=types, padding=padding)
+        return ActorCritic(inputs, self.action, self.value, self.limits)
+
+    def is_precise(self) -> bool:
+        """Return True if all numbers are of one dtype that the kernel computes."""
+        tensors = (self.network.values, *self.parameters, *(self.limits or ()))
+        return are_precise(tensors)
+
+
+class ActorCriticCall:
+    """The arguments of one call, checked before their pointers are passed.
+
+    Args:
+        policy: policy of which `ActorCritic.is_precise` is True.
+        logits: memory of the logits, ``(B, L)``.
+        values: memory of the values, ``(B,)``.
+        value_scale: ``(B,)``, factors of the values; None for 1.
+
+    Attributes:
+        network: the network's arguments.
+        arguments: sizes, tokens, parameters and heads, as the entries of the library
+            take them; valid as long as this object.
+    """
+
+    def __init__(
+        self,
+        policy: ActorCritic,
+        logits: Tensor,
+        values: Tensor,
+        value_scale: Tensor | None = None,
+    ) -> None:
+        rows, dim = len(policy.network.values), policy.network.sizes.dim
+        heads = (policy.action, policy.value)
+        sizes = [mlp_sizes(h.activation, rows, dim, h.parameters) for h in heads]
+        assert logits.shape == (rows, policy.num_logits)
+        assert values.shape == (rows,)
+        assert len(policy.value.parameters[-1]) == 1
+        lowest, highest = policy.limits or (None, None)
+        for limit in policy.limits or ():
+            assert limit.shape == (policy.num_logits,)
+        if value_scale is not None:
+            assert value_scale.shape == values.shape
+            value_scale = value_scale.contiguous()
+        numbers = (lowest, highest, value_scale, logits, values)
+        for tensor in numbers:
+            assert tensor is None or tensor.is_contiguous()
+            assert tensor is None or tensor.dtype == policy.network.values.dtype
+        # Keep the copies and arrays until the kernel has read them.
+        self._numbers = numbers
+        self._weights = [[p.contiguous() for p in h.parameters] for h in heads]
+        self._arrays = list(map(pointers, self._weights))
+        self._heads = _Heads(
+            *sizes, *map(ctypes.addressof, self._arrays), *map(pointer, numbers)
+        )
+        self.network = KernelCall(*policy.network)
+        self.arguments = (*self.network.arguments, ctypes.byref(self._heads))
+
+
+def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
+    """Return logits ``(B, L)`` and values ``(B,)``, without gradients.
+
+    Args:
+        policy: policy of which `ActorCritic.is_precise` is True.
+
+    Raises:
+        IndexError: a type is out of range.
+        MemoryError: there is no memory for the call.
+    """
+    rows = len(policy.network.values)
+    logits = policy.network.values.new_empty((rows, policy.num_logits))
+    values = policy.network.values.new_empty((rows,))
+    call, kernel = ActorCriticCall(policy, logits, values), library()
+    assert kernel is not None
+    double = call.network.double
+    entry = (
+        kernel.marl_pool_actor_critic_double
+        if double
+        else kernel.marl_pool_actor_critic_float
+    )
+    call.network.validate(entry(*call.arguments, num_threads()))
+    return logits, values
