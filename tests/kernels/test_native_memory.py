@@ -56,6 +56,7 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
         str(ROOT / "tests" / "test_native_network.py"),
         str(ROOT / "tests" / "kernels" / "test_native_mlp.py"),
         str(ROOT / "tests" / "kernels" / "test_native_ppo_loss.py"),
+        str(ROOT / "tests" / "kernels" / "test_native_ppo_gradient.py"),
         *("-q", "-n", "0", "-p", "no:cacheprovider"),
         *("-k", "float64 or moments or dropout or neighbours or threads or refused"),
     ]
