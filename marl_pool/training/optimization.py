@@ -69,9 +69,7 @@ class FlatParameters:
             parameter.data = part
         # Memory for gradients that are not autograd's.
         self._gradient = torch.zeros_like(self.values.detach())
-        self._gradients: dict[Tensor, Tensor] = dict(
-            zip(self.parameters, self.split(self._gradient), strict=True)
-        )
+        self._gradients = self.split(self._gradient)
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return the views of a flat tensor that have the parameters' shapes."""
@@ -87,10 +85,11 @@ class FlatParameters:
         """Return True if every parameter is trained, without hooks on its gradient."""
         return all(p.requires_grad and not p._backward_hooks for p in self.parameters)
 
-    def clear_grad(self) -> Mapping[Tensor, Tensor]:
-        """Set the gradient of `values` to zero; return each parameter's view of it."""
+    def clear_grad(self) -> None:
+        """Set all gradients to zero; the parameters' are views of that of `values`."""
         self.values.grad = self._gradient.zero_()
-        return self._gradients
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
 
     def gather_grad(self) -> Tensor:
         """Copy the parameters' gradients to that of `values`; return it."""

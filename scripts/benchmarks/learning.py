@@ -132,7 +132,8 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
     def in_one_call() -> None:
         given = policy.actor_critic(tokens)
         assert given is not None
-        ppo_gradient(given, terms, recorded, None, flat.clear_grad())
+        flat.clear_grad()
+        ppo_gradient(given, terms, recorded, None)
 
     return in_one_call
 

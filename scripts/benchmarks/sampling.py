@@ -113,6 +113,10 @@ def floor_of(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], N
 
     @torch.no_grad()
     def run() -> None:
+        with policy.fixed():  # as in a rollout
+            step_and_act()
+
+    def step_and_act() -> None:
         tokens = env.observe()[group]
         for _ in range(steps):
             logits, _ = policy(tokens)

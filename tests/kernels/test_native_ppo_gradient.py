@@ -96,7 +96,8 @@ def in_one_call(
     given, recorded = policy.actor_critic(tokens), recorded_steps(rows)
     assert given is not None
     assert fits(given, recorded)
-    found = ppo_gradient(given, c, recorded, scale, flat.clear_grad())
+    flat.clear_grad()
+    found = ppo_gradient(given, c, recorded, scale)
     assert flat.values.grad is not None
     return [*found, *flat.split(flat.values.grad)]
 

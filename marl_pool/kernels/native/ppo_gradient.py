@@ -4,7 +4,7 @@ The network is computed once, where autograd's backward pass would compute it ag
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,16 +51,16 @@ def ppo_gradient(
     coefficients: Coefficients,
     recorded: RecordedSteps,
     value_scale: Tensor | None,
-    gradients: Mapping[Tensor, Tensor],
 ) -> PPOGradient:
-    """Write the gradient of the mean loss by every parameter of a policy.
+    """Write the gradient of the mean loss to ``grad`` of every parameter of a policy.
+
+    Each parameter must have a contiguous ``grad``, which is overwritten.
 
     Args:
         policy: policy that `fits` accepts.
         coefficients: coefficients of the loss.
         recorded: steps that `fits` accepts.
         value_scale: ``(B,)``, factors of the values in the loss; None for 1.
-        gradients: for every parameter, contiguous memory of its gradient.
 
     Raises:
         IndexError: an action is not among the choices, or a type is out of range.
@@ -81,7 +81,7 @@ def ppo_gradient(
         coefficients, recorded, logits, values, for_logits, for_values
     )
     parts = (policy.network, policy.action, policy.value)
-    arrays = [pointers(_memory(part.parameters, gradients)) for part in parts]
+    arrays = [pointers(_gradients(part.parameters)) for part in parts]
     results = _Results(
         *map(ctypes.addressof, arrays), losses.data_ptr(), loss.data_ptr()
     )
@@ -102,13 +102,11 @@ def ppo_gradient(
     return PPOGradient(loss.view(()), logits, values)
 
 
-def _memory(
-    parameters: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]
-) -> list[Tensor]:
-    """Return the memory of each parameter's gradient."""
-    found = [gradients[parameter] for parameter in parameters]
-    for parameter, memory in zip(parameters, found, strict=True):
-        assert memory.shape == parameter.shape
-        assert memory.dtype == parameter.dtype
-        assert memory.is_contiguous()
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    found = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        assert gradient is not None  # grad has the parameter's shape and dtype
+        assert gradient.is_contiguous()
+        found.append(gradient)
     return found

@@ -21,6 +21,7 @@ from ray.rllib.utils.metrics import (
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
+from ray.tune.trainable import Trainable
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
@@ -111,6 +112,14 @@ class BatchedPPO(PPO):
         # Copy the new weights to the runner.
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
             runner.copy_weights(learner)
+
+    @override
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        # RLlib would copy its whole configuration into the result of each iteration.
+        return {
+            **Trainable.get_auto_filled_metrics(self, *args, **kwargs),
+            "config": {},
+        }
 
     @override
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:

@@ -234,7 +234,8 @@ class BatchedPPOLearner(PPOTorchLearner):
         if policy is None or not fits(policy, recorded):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
-        found = ppo_gradient(policy, coefficients, recorded, scale, flat.clear_grad())
+        flat.clear_grad()
+        found = ppo_gradient(policy, coefficients, recorded, scale)
         outputs = Outputs(rows, found.logits, found.values)
         if self._is_first:
             self._keep_distance(module_id, outputs)

@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
@@ -110,6 +110,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             gpus = self.config.num_gpus_per_env_runner
             self.device = "cuda" if gpus > 0 else "cpu"
         self._weights_seq_no = self._restarts = 0
+        # Tensors of each module here and in a learner of this process.
+        self._weights: list[tuple[list[Tensor], list[Tensor]]] = []
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
         self.env = self._build_env(first_episode=0)
@@ -260,12 +262,13 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         return fragments
 
     def copy_weights(self, learner: Learner) -> None:
-        """Copy the weights of the learner in this process."""
-        for module_id, module in self.module.items():
-            source = learner.module[module_id]
-            mine = [*module.parameters(), *module.buffers()]
-            theirs = [*source.parameters(), *source.buffers()]
-            with torch.no_grad():
+        """Copy the weights of the learner in this process, always the same one."""
+        # Collecting the tensors takes longer than copying them.
+        if not self._weights:
+            modules = [(own, learner.module[mid]) for mid, own in self.module.items()]
+            self._weights = [(_tensors(own), _tensors(its)) for own, its in modules]
+        with torch.no_grad():
+            for mine, theirs in self._weights:
                 torch._foreach_copy_(mine, theirs)
         self._weights_seq_no = learner._weights_seq_no
 
@@ -366,6 +369,10 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             explore=self.config.explore,
             played=played,
         )
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 @contextlib.contextmanager
