@@ -226,9 +226,10 @@ class Rollout:
         }
         self._finished: list[Episodes] = []
         self._played = torch.full_like(env.env_ids, played)
-        # On a GPU the steps are captured; the last graph is kept.
+        # On a GPU steps are captured, in a graph for each length.
         self.uses_graph = self.sync_free and env.device.type == "cuda"
-        self._graphs: dict[tuple[int, ...], StepGraph | None] = {}
+        self._graphs: dict[int, StepGraph | None] = {}
+        self._places: tuple[int, ...] = ()
         self._capture_by: Capture = capture_on(env.device)
         # Reset, and observe for the first time.
         with env_call(env, "a reset"):
@@ -277,17 +278,28 @@ class Rollout:
         length = math.gcd(count, MOST_STEPS)
         # A graph reads the weights where they lay when it was captured.
         tensors = [t for policy in self.policies.values() for t in policy.parameters()]
-        key = (length, *map(Tensor.data_ptr, tensors))
-        graph = self._graphs.get(key)
+        places = tuple(map(Tensor.data_ptr, tensors))
+        if places != self._places:
+            self._graphs, self._places = {}, places
+        graph = self._graphs.get(length)
         if graph is None:
             # The first call compiles and caches what a graph cannot.
             fragment = self._play_eagerly(count)
-            self._graphs = {key: self._capture(length)}
+            self._graphs[length] = self._capture(length)
             return fragment
         steps: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
         for start in range(0, count, length):
-            (fields, ends), state = graph.run(self.state_dict())
+            before = self.state_dict()
+            try:
+                (fields, ends), state = graph.run(before)
+            except RuntimeError as error:
+                # The state is no longer one that the graph can continue from.
+                self._give_up_graphs(error)
+                self.load_state_dict(before)
+                rest, last = self._play_eagerly(count - start)
+                last = [end._replace(time=start + end.time) for end in last]
+                return steps + rest, endings + last
             self.load_state_dict(state)
             steps += [
                 {name: Trajectory(**parts) for name, parts in step.items()}
@@ -295,6 +307,10 @@ class Rollout:
             ]
             endings += [end._replace(time=start + end.time) for end in ends]
         return steps, endings
+
+    def _give_up_graphs(self, error: RuntimeError) -> None:
+        warnings.warn(f"the steps run without a CUDA graph: {error}", stacklevel=3)
+        self.uses_graph, self._graphs = False, {}
 
     def _capture(self, length: int) -> StepGraph | None:
         """Capture steps; None, and no more tries, if they cannot be captured."""
@@ -309,8 +325,7 @@ class Rollout:
         try:
             return StepGraph(self._capture_by, self.load_state_dict, play, before)
         except RuntimeError as error:
-            warnings.warn(f"the steps run without a CUDA graph: {error}", stacklevel=2)
-            self.uses_graph = False
+            self._give_up_graphs(error)
             return None
         finally:
             self.load_state_dict(before)

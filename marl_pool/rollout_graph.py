@@ -117,7 +117,11 @@ def _write(to: list[Any], values: list[Any]) -> None:
     """
     tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
     for before, value in zip(to, values, strict=True):
-        if isinstance(before, Tensor) and before.shape == value.shape:
+        if (
+            isinstance(before, Tensor)
+            and before.shape == value.shape
+            and before.dtype == value.dtype
+        ):
             tensors[0].append(before)
             tensors[1].append(value)
         elif isinstance(before, Tensor) or before != value:

@@ -113,6 +113,52 @@ def test_steps_that_cannot_be_captured_run_one_by_one():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_state_that_changes_its_form_continues_without_a_graph(monkeypatch):
+    rollout = make_rollout("cartpole")
+    rollout.uses_graph, rollout._capture_by = True, Recorder()
+    ours = [rollout.steps(32)]
+    plain = StepGraph.run
+    calls: list[int] = []
+
+    def run(self: StepGraph, state: Any) -> Any:
+        calls.append(len(calls))
+        return plain(self, state if len(calls) == 1 else {**state, "more": 1})
+
+    monkeypatch.setattr(StepGraph, "run", run)
+    with pytest.warns(UserWarning, match="CUDA graph: the state has another structure"):
+        ours.append(rollout.steps(32))  # the second half without the graph
+    assert len(calls) == 2
+    assert not rollout.uses_graph
+    theirs = make_rollout("cartpole")
+    for got, count in zip(ours, (32, 32), strict=True):
+        expected = theirs.steps(count)
+        for name, part in got.items():
+            torch.testing.assert_close(
+                vars(part), vars(expected[name]), rtol=0, atol=0, equal_nan=True
+            )
+
+
+def test_each_length_has_a_graph_until_weights_move():
+    capture = Recorder()
+    rollout = make_rollout("cartpole")
+    rollout.uses_graph, rollout._capture_by = True, capture
+    for _ in range(3):
+        rollout.steps(4)
+        rollout.steps(6)
+    # None in the first call of either; six steps are three times two.
+    assert capture.replays == 2 * (1 + 3)
+    # New numbers count; a new place needs a new graph.
+    (policy,) = rollout.policies.values()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1
+    rollout.steps(4)
+    assert capture.replays == 9
+    policy.to(torch.float64).to(torch.float32)
+    rollout.steps(4)
+    assert capture.replays == 9
+
+
 def test_a_number_that_changes_from_step_to_step_is_refused():
     state = {"steps": 0, "x": torch.zeros(3)}
 

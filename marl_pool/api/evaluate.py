@@ -1,5 +1,6 @@
 """Robustness evaluation of policies from anywhere, from Python."""
 
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -60,7 +61,7 @@ def evaluate(
         device: device of environments, and of policies of this package.
         threads: threads, each of which plays another case.
         env_timeout: seconds that one step or reset of all environments may take; None:
-            no limit. With a limit one thread plays all cases.
+            no limit. With a limit one thread, the main one, plays all cases.
         config_dir: a folder with ``suite/NAME.yaml`` of your own.
         title: title of the table on screen and of the plot; None prints no table.
         out: folder for the same files as in a run's ``evaluation/``; None writes none.
@@ -77,6 +78,12 @@ def evaluate(
     """
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("out", out, str | Path | None)
+    main = threading.current_thread() is threading.main_thread()
+    if env_timeout is not None and not main:
+        raise InputError(
+            "env_timeout: expected None in a thread other than the main one, which no "
+            f"signal interrupts, got {env_timeout}"
+        )
     # A suite from a file may name only classes that the user allows.
     from_file = isinstance(suite, str)
     with trust(plugins, f"the suite {suite!r}") if from_file else nullcontext():

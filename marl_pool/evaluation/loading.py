@@ -346,7 +346,10 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
 
 @contextmanager
 def computing(
-    threads: int | None, kernels: Kernels = "auto", env_timeout: float | None = None
+    threads: int | None,
+    kernels: Kernels = "auto",
+    env_timeout: float | None = None,
+    device: str = "cpu",
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
@@ -354,14 +357,16 @@ def computing(
         threads: number of threads; None leaves it unchanged.
         kernels: see `use_kernels`.
         env_timeout: seconds of a call of an environment; see `limit_calls`.
+        device: device that computes.
 
     Raises:
+        InputError: there is no such kernel.
         StoppedError: a call exceeded the limit.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(threads or previous)
     try:
-        with use_kernels(kernels), limit_calls(env_timeout):
+        with use_kernels(kernels, device), limit_calls(env_timeout):
             yield
     except EnvTimeoutError as error:
         raise StoppedError(str(error)) from error

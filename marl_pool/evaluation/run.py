@@ -97,7 +97,7 @@ def evaluate_target(
     limit = settings.env_timeout
     workers = settings.threads if limit is None else 1
     # One thread a case beats several threads in the small operations of each.
-    with computing(1, settings.kernels, limit):
+    with computing(1, settings.kernels, limit, settings.device):
         return measure(
             target.policies,
             lambda: target.make_env(settings.episodes),

@@ -68,8 +68,8 @@ class TargetSettings:
     threads: PositiveInt = 2
     """CPU threads of torch."""
     kernels: Kernels = "auto"
-    """Computation of narrow set networks: torch, native (the CPU's compiled kernel), or
-    auto (on a CPU and on a GPU the kernel, where there is one and the network fits)."""
+    """Computation of narrow set networks: torch; native, the compiled kernel of the
+    device where the network fits; or auto, native if there is one, else torch."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

@@ -88,7 +88,7 @@ def validate_new(folder: Path, storage: str | None) -> None:
     if storage is None:
         return
     mirror = mirror_of(folder, storage)
-    if found := {CONFIG, CONTENT} & mirror.list():
+    if found := {CONFIG, CONTENT, PROPOSALS} & mirror.list():
         raise InputError(
             f"storage: expected nothing at {mirror.url} yet, got a {min(found)}; to "
             f"continue: marl-pool resume {quoted(mirror.url)}"

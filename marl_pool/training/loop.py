@@ -12,7 +12,7 @@ import torch
 
 from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.kernels.native import chosen_kernels, library, use_kernels
+from marl_pool.kernels.native import chosen_kernels, has_kernel, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training.errors import (
     StepError,
@@ -173,7 +173,10 @@ class TrainingLoop:
             KeyboardInterrupt: Ctrl-C or SIGTERM, after the run was saved.
         """
         limit = getattr(self.config, "env_timeout", None)  # a fit plays no episodes
-        with use_kernels(self.config.kernels), limit_calls(limit, self._failure):
+        with (
+            use_kernels(self.config.kernels, self.config.device),
+            limit_calls(limit, self._failure),
+        ):
             try:
                 self._train(build)
             except InputError:
@@ -203,7 +206,8 @@ class TrainingLoop:
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
-        if chosen_kernels() != "torch" and library() is None:
+        on_cpu = self.config.device == "cpu"  # for a GPU the compiler warns itself
+        if on_cpu and chosen_kernels() != "torch" and not has_kernel("cpu"):
             print_warning(
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"

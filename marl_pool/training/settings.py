@@ -112,8 +112,8 @@ class RunConfig:
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     kernels: Kernels = "auto"
-    """Computation of narrow set networks: torch, native (the CPU's compiled kernel), or
-    auto (on a CPU and on a GPU the kernel, where there is one and the network fits)."""
+    """Computation of narrow set networks: torch; native, the compiled kernel of the
+    device where the network fits; or auto, native if there is one, else torch."""
     device: Device = "cpu"
     """Device of environments, policies and learner in the main process."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

@@ -1,6 +1,7 @@
 """Policies from anywhere: functions of observations, measured like those of ours."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,11 @@ def test_rows_that_nothing_tells_apart_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         evaluate(still, suite=suite)
+
+
+def test_a_time_limit_needs_the_main_thread() -> None:
+    """No signal reaches another thread, and its limit would end the process."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(marl_pool.evaluate, own(), ENV, env_timeout=3.0)
+        with pytest.raises(InputError, match=r"env_timeout: expected None .* got 3\.0"):
+            waiting.result()

@@ -170,7 +170,7 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
     assert results[3].options == {"mode": "zero"}
     for clean, none, some in (results[:3], results[4:7]):
         assert (none.drop, none.drop_low, none.drop_high) == (0.0, 0.0, 0.0)
-        # The drop is from clean episodes in the same dtype, float32; `clean` in float64.
+        # The drop is from clean episodes in float32, too; `clean` is in float64.
         assert some.drop == pytest.approx(clean.mean - some.mean, abs=1e-6)
         assert some.drop_low < some.drop < some.drop_high
         assert np.isnan(clean.drop)

@@ -9,6 +9,7 @@ import pytest
 
 from helpers.paths import ROOT
 from helpers.training import RAY_WARNINGS
+from marl_pool.utils.errors import UnfitTokensError
 
 pytestmark = [pytest.mark.slow, *RAY_WARNINGS]
 
@@ -43,14 +44,17 @@ def test_a_failed_check_is_reported(script, monkeypatch, capsys):
     def wrong() -> None:
         raise AssertionError("numbers differ")
 
+    def unfit() -> None:
+        raise UnfitTokensError("too few")
+
     def only(device: str, folder: object, *, tiny: bool) -> dict[str, object]:
-        return {"wrong": wrong, "right": lambda: None}
+        return {"wrong": wrong, "right": lambda: None, "unfit": unfit}
 
     monkeypatch.setattr(script, "checks", only)
     assert script.main(["--device", "cpu", "--only", "correct"]) == 1
     printed = capsys.readouterr().out
     assert "wrong: AssertionError: numbers differ" in printed
-    assert "1 of 2 checks passed" in printed
+    assert "1 of 2 checks passed, 1 left out" in printed
 
 
 def test_a_missing_gpu_is_said(script, monkeypatch, capsys):

@@ -57,7 +57,9 @@ def diagnose_run(
     # Play, and measure the trained groups.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     with (
-        computing(settings.threads, settings.kernels, settings.env_timeout),
+        computing(
+            settings.threads, settings.kernels, settings.env_timeout, settings.device
+        ),
         Progress(0, unit="diagnoses") as progress,
     ):
         progress.doing = f"playing {settings.episodes} episodes"

@@ -266,7 +266,7 @@ def load_target(
     plugins: Collection[str],
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
-    with computing(settings.threads, settings.kernels):
+    with computing(settings.threads, settings.kernels, device=settings.device):
         target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
     # Outlines need patches of an image.
     if settings.top_patches and target.describe().patch_grid is None:
@@ -320,7 +320,9 @@ def write_video(
                 progress.update(done)
 
     with (
-        computing(settings.threads, settings.kernels, settings.env_timeout),
+        computing(
+            settings.threads, settings.kernels, settings.env_timeout, settings.device
+        ),
         Progress(num_frames, unit="frames") as progress,
     ):
         write_frames(path, frames(progress), settings.fps)

@@ -27,8 +27,9 @@ def nvrtc() -> ctypes.CDLL | None:
     for file in [*_in_wheels(name), name]:
         try:
             # NVRTC looks for this part by its name alone; one that is loaded is found.
-            for part in Path(file).parent.glob("libnvrtc-builtins.so.*"):
-                ctypes.CDLL(str(part))
+            if file != name:
+                for part in Path(file).parent.glob("libnvrtc-builtins.so.*"):
+                    ctypes.CDLL(str(part))
             return ctypes.CDLL(file)
         except OSError:
             continue

@@ -31,20 +31,25 @@ def chosen_kernels() -> Kernels:
 
 
 @contextmanager
-def use_kernels(choice: Kernels) -> Iterator[None]:
+def use_kernels(choice: Kernels, device: str = "cpu") -> Iterator[None]:
     """Choose kernels within the context, also for processes that it starts.
 
     Args:
         choice: "torch"; "native", which is an error without a compiled kernel; "auto"
             leaves the choice as it is, by default the kernel where it fits.
+        device: the device that computes.
 
     Raises:
-        InputError: "native" without a compiled kernel.
+        InputError: "native" without a compiled kernel for the device.
     """
-    if choice == "native" and library() is None:
+    if choice == "native" and not has_kernel(device):
+        missing = (
+            "was compiled for this machine; install g++ or clang, then marl-pool again"
+            if device == "cpu"
+            else "can be compiled for a GPU, since NVRTC is missing"
+        )
         raise InputError(
-            "kernels: expected auto or torch, got native, but no kernel was compiled "
-            "for this machine; install g++ or clang, then marl-pool again"
+            f"kernels: expected auto or torch, got native, but no kernel {missing}"
         )
     before = chosen_kernels()
     if choice != "auto":
@@ -55,13 +60,20 @@ def use_kernels(choice: Kernels) -> Iterator[None]:
         os.environ[KERNELS_VARIABLE] = before
 
 
+def has_kernel(device: str) -> bool:
+    """Return True if there is a compiled kernel for a device, or a compiler for one."""
+    if device == "cpu":
+        return library() is not None
+    from marl_pool.kernels.cuda.compiler import nvrtc
+
+    return nvrtc() is not None
+
+
 def describe_kernels(device: str = "cpu") -> str:
     """Say in a few words what computes narrow networks on a device, for logs."""
     choice = chosen_kernels()
     if device != "cpu" and choice != "torch":
-        from marl_pool.kernels.cuda.compiler import nvrtc
-
-        return "cuda" if nvrtc() else "torch (no kernel can be compiled)"
+        return "cuda" if has_kernel(device) else "torch (no kernel can be compiled)"
     kernel = None if choice == "torch" else library()
     if kernel is None:
         return "torch" if choice == "torch" else "torch (no kernel was compiled)"

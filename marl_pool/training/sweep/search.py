@@ -274,11 +274,14 @@ class EarlyStopping(ASHAScheduler):
         for trial in search.trials:
             run = search.sweep.run(trial)
             rows = run.metrics.readable_rows() if run else []
-            for end, row in enumerate(rows, 1):
-                score = score_of(rows[:end], search.metric)
+            best: float | None = None
+            for row in rows:
+                score = score_of([row], search.metric)
                 if score is not None:
+                    best = score if best is None else max(best, score)
+                if best is not None:
                     share = share_of(job, row, trial.config)
-                    self._judge(trial.name, {SCORE: score, SHARE: share})
+                    self._judge(trial.name, {SCORE: best, SHARE: share})
 
     def _judge(self, name: str, result: Mapping[str, Any]) -> str:
         # By name: Ray's ids of a trial differ between the sessions of a search.

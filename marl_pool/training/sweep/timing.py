@@ -56,7 +56,7 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        with use_kernels(config.kernels):
+        with use_kernels(config.kernels, config.device):
             if isinstance(config, FitConfig):
                 return _time_fit(config)
             return _time_ppo(config)

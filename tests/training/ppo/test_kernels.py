@@ -48,6 +48,26 @@ def test_a_run_computes_by_the_chosen_kernels(
     assert chosen_kernels() == before
 
 
+@pytest.mark.parametrize(("device", "compiler"), [("cpu", r"g\+\+"), ("cuda", "NVRTC")])
+def test_a_missing_kernel_is_named_by_its_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, compiler: str
+) -> None:
+    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
+    monkeypatch.setattr("marl_pool.kernels.cuda.compiler.nvrtc", lambda: None)
+    message = f"kernels: expected auto or torch, got native.*{compiler}"
+    with pytest.raises(InputError, match=message), use_kernels("native", device):
+        raise AssertionError("not reached")
+
+
+def test_a_kernel_for_the_gpu_needs_none_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
+    monkeypatch.setattr("marl_pool.kernels.cuda.compiler.nvrtc", object)
+    with use_kernels("native", "cuda"):
+        assert chosen_kernels() == "native"
+
+
 @pytest.mark.usefixtures("no_cluster")
 def test_workers_inherit_the_choice() -> None:
     with use_kernels("torch"), quiet(), ray_session(None, num_cpus=1):
@@ -142,6 +162,6 @@ def test_one_call_gives_the_weights_of_separate_calls(
 def test_a_run_without_a_kernel_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marl_pool.training.loop.library", lambda: None)
+    monkeypatch.setattr("marl_pool.training.loop.has_kernel", lambda device: False)
     marl_pool.train(*TINY, total_steps=64, run_dir=tmp_path / "run")
     assert "no kernel was compiled" in capsys.readouterr().err

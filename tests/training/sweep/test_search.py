@@ -337,6 +337,31 @@ def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
     ]
 
 
+def test_earlier_rows_are_compared_by_the_best_so_far(make_search, monkeypatch):
+    """Each row once: there may be thousands."""
+    from marl_pool.training.sweep import search as module
+
+    search, read, judged = make_search(), [], []
+    past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    run = Run.create(search.sweep.run_path(past), past.config)
+    for number, score in enumerate((1.0, 3.0, 2.0), 1):
+        row = {"iteration": number, "env_steps": 10 * number, "return_mean": score}
+        run.log(row)
+    run.close()
+    score_of = module.score_of
+    monkeypatch.setattr(
+        module, "score_of", lambda rows, name: read.extend(rows) or score_of(rows, name)
+    )
+    monkeypatch.setattr(
+        module.EarlyStopping,
+        "_judge",
+        lambda self, name, result: judged.append(result["score"]),
+    )
+    module.EarlyStopping(search, [].append)
+    assert judged == [1.0, 3.0, 3.0]
+    assert len(read) == 3
+
+
 def test_a_late_report_enters_no_early_comparison(make_search):
     """Not even that of a trial which went on from another session."""
     from marl_pool.training.sweep.search import EarlyStopping
