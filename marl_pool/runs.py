@@ -30,6 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
+from typing_extensions import override
+
 from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.metrics import ITERATION, Metrics, free
@@ -72,7 +74,7 @@ class Best(NamedTuple):
     score: float
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
     """The folder of one run; see the module's docstring for its layout.
 
@@ -98,6 +100,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
+
+    @override
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def create(

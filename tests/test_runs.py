@@ -46,6 +46,10 @@ def test_a_run_reads_back_its_config_and_version(run):
     assert Run.open(run.path).config["seed"] == 4
 
 
+def test_the_text_of_a_run_is_its_folder(run):
+    assert repr(run) == f"Run({str(run.path)!r})"
+
+
 def test_an_existing_run_is_not_clobbered(run):
     before = (run.path / "config.yaml").read_bytes()
     expected = "run: expected a new or empty folder .*`marl-pool resume .*run`"

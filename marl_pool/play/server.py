@@ -41,7 +41,7 @@ POLICY = (
 
 
 class LiveServer:
-    """Serve one page to whoever has the token, and a session to each page.
+    """Serve one page to clients with the token, and a session to each page.
 
     Args:
         make_session: called for each page that connects.

@@ -1,4 +1,4 @@
-"""Report the sudden death of this process, which Ray can end without a word.
+"""Print a message if this process is killed.
 
 If a process of Ray dies, or its cluster is lost, Ray's C++ code ends the driver at
 once: nothing in it can print a line. So a child of the driver does.

@@ -27,13 +27,15 @@ Protocol = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run and what a report shows of it; of what is missing, the reason.
+    """A run with its metrics and evaluation, or the reasons why they are missing.
 
     Attributes:
         run: its folder.
         name: the end of its path that tells it apart from the other runs.
         metrics: ``metrics.csv``; without rows if it cannot be read.
+        metrics_missing: why it cannot be read; empty if it can.
         evaluation: its intact evaluations; None without a comparable one.
+        evaluation_missing: why there is none; empty if there is one.
     """
 
     run: Run
@@ -50,7 +52,7 @@ class ReportedRun:
 
     @property
     def missing(self) -> list[str]:
-        """The reasons for all that it lacks."""
+        """The reasons why parts of it are missing."""
         return list(filter(None, (self.evaluation_missing, self.metrics_missing)))
 
     def relative(self, path: Path) -> str:
@@ -84,10 +86,10 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     validate_comparable(runs)
     # The protocol of most evaluations decides which of them are compared.
     evaluations = [evaluation_of(run) for run in runs]
-    usual = _usual(evaluations)
+    usual = _majority_protocol(evaluations)
     found = []
     for run, name, evaluation in zip(runs, _names(runs), evaluations, strict=True):
-        problem = _problem(name, evaluation, usual)
+        problem = _incomparable_reason(name, evaluation, usual)
         own = evaluation if isinstance(evaluation, Evaluation) and not problem else None
         found.append(ReportedRun(run, name, *_metrics(run), own, problem))
     return found
@@ -136,13 +138,13 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return next(own for own in names if len(set(own)) == len(runs))
 
 
-def _usual(found: Sequence[Evaluation | str]) -> Protocol:
+def _majority_protocol(found: Sequence[Evaluation | str]) -> Protocol:
     """The most frequent protocol, the first one of equally frequent ones."""
     protocols = [one.protocol for one in found if isinstance(one, Evaluation)]
     return max(protocols, key=protocols.count, default={})
 
 
-def _problem(name: str, own: Evaluation | str, usual: Protocol) -> str:
+def _incomparable_reason(name: str, own: Evaluation | str, usual: Protocol) -> str:
     """The reason to leave out an evaluation; empty if it is comparable."""
     if isinstance(own, str):
         return f"{own}: {_command(name, usual)}"
