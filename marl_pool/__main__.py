@@ -8,10 +8,13 @@ def main() -> int:
     """Run the command; Ctrl-C ends it quietly from the first import on."""
     try:
         from marl_pool.cli.main import main as run
+        from marl_pool.training.signals import leave
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130
-    return run()
+    status = run()
+    leave()
+    return status
 
 
 if __name__ == "__main__":

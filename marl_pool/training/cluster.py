@@ -1,6 +1,7 @@
 """Sessions of ray, on this machine or on a cluster."""
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 import torch
+from ray import _raylet
 from ray._private import utils as ray_utils
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
@@ -34,6 +36,9 @@ INSTALLED = {"site-packages", "dist-packages"}
 """Names of folders with installed packages, perhaps of several gigabytes."""
 NO_TYPE = re.compile(r"node_[0-9a-f]+")
 """Type of a node in the report of a cluster without an autoscaler."""
+TAKE_SIGNALS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
+LEAVE_SIGNALS = "_ZN3ray6RayLog21UninstallSignalActionEv"
+"""Symbols of Ray's C++ code that handle SIGTERM and fatal signals, and no longer do."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
 """Limits on the start of processes, and with machines that an autoscaler brings."""
 
@@ -87,7 +92,7 @@ def ray_session(
         with last_words(lost, orphans) if resume else contextlib.nullcontext():
             yield
     finally:
-        with _undisturbed():
+        with _undisturbed(LEAVE_SIGNALS):
             ray.shutdown()
 
 
@@ -177,7 +182,7 @@ def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
 
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
-    with _undisturbed():
+    with _undisturbed(TAKE_SIGNALS, None, False):
         ray.init(
             address=address,
             runtime_env=dict(runtime_env),
@@ -188,13 +193,23 @@ def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Defer signals: one that interrupts the start of ray crashes the process later."""
+def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
+    """Defer signals: one that interrupts the start of ray crashes the process later.
+
+    Args:
+        function: symbol of the C++ function that will change the handling of signals,
+            in which SIGTERM would end the process. Ray calls it once, so it is called
+            before the handlers here are set.
+        arguments: of that function.
+    """
     original = ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None  # would exit in the midst
     try:
-        with _hidden_stderr(), deferred():
-            yield
+        with _hidden_stderr():
+            with contextlib.suppress(AttributeError):  # another version of Ray
+                getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
+            with deferred():
+                yield
     finally:
         ray_utils.set_sigterm_handler = original
 

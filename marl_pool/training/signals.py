@@ -1,11 +1,13 @@
 """Handling of Ctrl-C and SIGTERM that lets an iteration finish before the run stops."""
 
+import atexit
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -47,6 +49,18 @@ def terminable() -> Iterator[None]:
         yield
 
 
+def leave() -> None:
+    """Let the end of this process, which has nothing more to save, be short and whole.
+
+    Signals are ignored, but for Ctrl-C while threads are awaited, and Python does not
+    search a million objects of torch and ray for cycles before it frees them.
+    """
+    for number in STOPPING.keys() - {signal.SIGINT}:
+        signal.signal(number, signal.SIG_IGN)
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+
+
 class Interruptible(ExitStack):
     """Context in which the first Ctrl-C or SIGTERM is only noted; the second is raised.
 
@@ -59,10 +73,17 @@ class Interruptible(ExitStack):
     @override
     def __enter__(self) -> Self:
         with suppress(ValueError):  # only the main thread may handle signals
-            for number in STOPPING:
-                previous = signal.signal(number, self._stop)
+            for number, previous in self.listen().items():
                 self.callback(signal.signal, number, previous)
         return super().__enter__()
+
+    def listen(self) -> dict[signal.Signals, Any]:
+        """Handle the signals, also where the block has replaced their handlers.
+
+        Returns:
+            The handlers until now.
+        """
+        return {number: signal.signal(number, self._stop) for number in STOPPING}
 
     @property
     def requested(self) -> bool:

@@ -1,15 +1,19 @@
-"""Signals while Ray starts, which would crash the process if they interrupted it."""
+"""Signals while Ray starts and ends, which would crash the process."""
 
+import ctypes
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
+from ray import _raylet
 from ray._private import utils, worker
 
-from helpers.training import RAY_WARNINGS
+from helpers.training import PATIENCE, RAY_WARNINGS
 from marl_pool.training import cluster
 from marl_pool.training.signals import Terminated, exit_status, terminable
 
@@ -44,5 +48,51 @@ def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, name, status)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ray_has_the_function_that_sets_its_handler():
+def test_ray_has_the_functions_that_set_its_handlers():
     assert "set_sigterm_handler" in worker.init.__wrapped__.__code__.co_names
+    library = ctypes.CDLL(_raylet.__file__)
+    assert getattr(library, cluster.TAKE_SIGNALS)
+    assert getattr(library, cluster.LEAVE_SIGNALS)
+
+
+SESSION = """
+import os, signal, sys
+import ray
+from marl_pool.training.cluster import ray_session
+from marl_pool.training.signals import exit_status, terminable
+
+
+class Core(ray._raylet.CoreWorker):
+    def __init__(self, *arguments):
+        if "start" in sys.argv:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def shutdown_driver(self):
+        super().shutdown_driver()
+        if "end" in sys.argv:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+ray._raylet.CoreWorker = Core
+try:
+    with terminable(), ray_session(None, num_cpus=1):
+        print("used")
+except KeyboardInterrupt as error:
+    sys.exit(exit_status(error))
+"""
+"""Program that gets a SIGTERM when Ray's C++ code has changed the handlers."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
+@pytest.mark.parametrize(("moment", "used"), [("start", ""), ("end", "used\n")])
+def test_rays_own_handling_of_sigterm_ends_no_process(moment, used):
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, moment],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 143, done.stderr
+    assert done.stdout == used

@@ -219,6 +219,12 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         return False  # no result ends a trial
 
     @override
+    def setup(self, *_: Any, **info: Any) -> None:
+        # Tune has just replaced the handler of SIGUSR1, and would kill the trials.
+        with contextlib.suppress(ValueError):  # only the main thread may handle signals
+            self.interrupt.listen()
+
+    @override
     def stop_all(self) -> bool:
         return self.awaited is not None and not self.awaited
 

@@ -148,6 +148,18 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert not (tmp_path / "s" / ".stop").exists()
 
 
+def test_the_warning_of_slurm_stops_a_sweep_with_its_checkpoints(tmp_path):
+    run = tmp_path / "s" / "trials" / "seed=1"
+    flags = ("--sweep-dir", "s", "seed=choice(1)", "total_steps=10_000_000")
+    sweep = start(tmp_path, "sweep", *flags, *SMALL)
+    wait_until(lambda: len(iterations(run)) > 2, sweep)
+    sweep.send_signal(signal.SIGUSR1)
+    output, _ = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 128 + signal.SIGUSR1, output
+    assert "marl-pool: stopped; resume with: marl-pool resume s" in output
+    assert Run.open(run).iterations_saved == max(iterations(run))
+
+
 def test_an_interrupted_search_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
