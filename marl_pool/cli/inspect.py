@@ -20,6 +20,8 @@ from marl_pool.utils.text import printable
 
 PRESETS = ("suites", "experiments")
 """Kinds that are files, not classes."""
+CHECK_SECONDS = 60.0
+"""Limit on the check of one rule, unless ``env_timeout`` is set."""
 
 
 def list_registered(arguments: Namespace, overrides: list[str]) -> int:
@@ -41,12 +43,17 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
 def check_env(arguments: Namespace, overrides: list[str]) -> int:
     """Compare an environment with its contract, one line a finding."""
     for text in overrides:
-        if not text.startswith(("env=", "env.", "+env.")):
-            raise InputError(f"check-env: expected env=NAME or env.KEY=…, got {text!r}")
-    env = compose_run("train", overrides, None)["env"]
+        if not text.startswith(("env=", "env.", "+env.", "env_timeout=")):
+            raise InputError(
+                "check-env: expected env=NAME, env.KEY=… or env_timeout=SECONDS, got "
+                f"{text!r}"
+            )
+    config = compose_run("train", overrides, None)
     from marl_pool.envs.checks import check_env
+    from marl_pool.envs.timeout import limit_calls
 
-    findings = check_env(**env)
+    with limit_calls(config["env_timeout"] or CHECK_SECONDS):
+        findings = check_env(**config["env"])
     for name, problem in findings.items():
         print(printable(f"failed  {name}: {problem}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.timeout import EnvTimeoutError, env_call
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
 
@@ -30,7 +31,8 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         **options: of the environment.
 
     Returns:
-        Each rule with its problem, in one line; empty where it holds.
+        Each rule with its problem, in one line; empty where it holds. After a check
+        that exceeds the limit of `limit_calls`, the problem of the others is the same.
 
     Raises:
         InputError: an unknown name or option.
@@ -39,12 +41,17 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
     def build(num_envs: int = NUM_ENVS, **more: Any) -> BatchedEnv:
         return make_batched_env(name, num_envs, seed=SEED, **options, **more)
 
-    build()  # an error here is of the name or the options
-    findings = {}
+    env = build()  # an error here is of the name or the options
+    findings: dict[str, str] = {}
     for rule, check in RULES.items():
         try:
-            check(build)
+            with env_call(env, f"the check {rule!r}"):
+                check(build)
             findings[rule] = ""
+        except EnvTimeoutError as late:
+            return findings | {
+                left: str(late) for left in RULES if left not in findings
+            }
         except BrokenContractError as broken:
             findings[rule] = str(broken)
         except Exception as error:  # whatever a user's environment raises
@@ -75,7 +82,7 @@ def _check_groups(build: Build) -> None:
 def _check_observations(build: Build) -> None:
     env = build()
     env.reset()
-    for _ in range(3):
+    for number in range(STEPS):
         observed = env.observe()
         _expect(
             observed.keys() == env.groups.keys(),
@@ -91,7 +98,8 @@ def _check_observations(build: Build) -> None:
             features = observed[name].features[~observed[name].padding]
             finite = not features.is_floating_point() or bool(features.isfinite().all())
             _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
-        env.step(_actions(env, 0))
+        step = env.step(_actions(env, number))
+        env.reset(step.terminated | step.truncated)
 
 
 def _check_steps(build: Build) -> None:

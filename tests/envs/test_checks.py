@@ -27,8 +27,10 @@ def test_environments_of_the_package_keep_the_contract(name, options):
         ("raises", "a seed", "expected no error, got RuntimeError: no such state"),
     ],
 )
-def test_a_fault_is_found_and_named(fault, rule, expected):
-    problems = check_env(PLUG_IN, fault=fault, after=1)
+@pytest.mark.parametrize("after", [1, 10])
+def test_a_fault_is_found_and_named(monkeypatch, fault, rule, expected, after):
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    problems = check_env(PLUG_IN, fault=fault, after=after)
     (told,) = (text for name, text in problems.items() if name.startswith(rule))
     assert expected in told
 
@@ -63,4 +65,18 @@ def test_the_command_prints_a_line_for_each_rule(capsys):
     assert len(lines) == len(RULES)
     assert any("shape of rewards: expected (3, 1), got" in line for line in lines)
     assert cli.main(["check-env", "ppo.lr=1"]) == 2
-    assert "expected env=NAME or env.KEY=…, got 'ppo.lr=1'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    for part in ("env=NAME", "env.KEY=…", "env_timeout=SECONDS", "got 'ppo.lr=1'"):
+        assert part in told
+
+
+def test_an_environment_that_hangs_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    words = ["check-env", f"env={PLUG_IN}", "+env.fault=hangs", "+env.after=5"]
+    assert cli.main([*words, "env_timeout=0.2"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(RULES)
+    assert lines[0] == "ok      groups are declared"
+    for line in lines[1:]:
+        assert "of FaultyPole took longer than 0.2 seconds" in line
+        assert "the limit env_timeout" in line
