@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import ray
 import torch
 from ray import _raylet
+from ray._private import ray_constants
 from ray._private import utils as ray_utils
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
@@ -41,6 +44,8 @@ LEAVE_SIGNALS = "_ZN3ray6RayLog21UninstallSignalActionEv"
 """Symbols of Ray's C++ code that handle SIGTERM and fatal signals, and no longer do."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
 """Limits on the start of processes, and with machines that an autoscaler brings."""
+JOIN_SECONDS, JOIN_INTERVAL = 30.0, 10.0
+"""Limit on the wait for the head of a cluster, and time between two lines on it."""
 
 
 def cluster_address(address: str | None) -> str:
@@ -167,18 +172,50 @@ def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
 
 
 def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
+    tries = ray_constants.NUM_REDIS_GET_RETRIES
     try:
+        await_head(address)
+        # Each try of Ray takes 40 seconds, in C++ code that no signal interrupts.
+        ray_constants.NUM_REDIS_GET_RETRIES = 1
         _init(address, runtime_env)
     except Exception as error:
         raise InputError(
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
             "the cluster has a token, set RAY_AUTH_MODE=token here (docs/commands.md)"
         ) from error
+    finally:
+        ray_constants.NUM_REDIS_GET_RETRIES = tries
     there = ray.cluster_resources()
     print_warning(
         f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
         f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
     )
+
+
+def await_head(address: str) -> None:
+    """Wait until something listens at ``HOST:PORT``; Ray looks up other addresses.
+
+    Raises:
+        OSError: nothing does within `JOIN_SECONDS`.
+    """
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdecimal():
+        return
+    began, told = time.monotonic(), 0.0
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), JOIN_INTERVAL):
+                return
+        except OSError as error:
+            waited = time.monotonic() - began
+            if waited >= JOIN_SECONDS:
+                raise
+            if waited >= told:
+                told += JOIN_INTERVAL
+                print_warning(
+                    f"waiting for a ray cluster at {address}: {one_line(error)}"
+                )
+            time.sleep(min(0.5, JOIN_SECONDS - waited))
 
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:

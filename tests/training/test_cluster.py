@@ -1,8 +1,10 @@
 """Which ray is started or joined, and what ends a wait for it."""
 
+import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,10 +16,12 @@ import torch
 
 ray = pytest.importorskip("ray")
 
+from ray._private import node, ray_constants
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from helpers.training import PATIENCE, RAY_WARNINGS
 from marl_pool.config import compose
+from marl_pool.training import cluster
 from marl_pool.training.cluster import (
     JOB_CONFIG,
     RAY_ADDRESS,
@@ -46,6 +50,7 @@ def started(monkeypatch) -> list[dict]:
     }.items():
         monkeypatch.setattr(ray, name, lambda result=result: result)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(cluster, "await_head", lambda address: None)
     monkeypatch.delenv(RAY_ADDRESS, raising=False)
     monkeypatch.delenv(JOB_CONFIG, raising=False)
     return calls
@@ -153,6 +158,51 @@ def test_a_cluster_that_cannot_be_joined_is_named(started, monkeypatch):
     ):
         pass
     assert len(started) == 1
+
+
+def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.3)
+    monkeypatch.setattr(cluster, "JOIN_INTERVAL", 0.1)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("ray would hang"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        # It is bound, but nothing listens.
+        with (
+            pytest.raises(InputError) as caught,
+            ray_session(address, num_cpus=1, key="sweep.address"),
+        ):
+            pass
+        for part in ("sweep.address: ", address, "refused"):
+            assert part in str(caught.value)
+        told = capsys.readouterr().err
+        assert f"waiting for a ray cluster at {address}: " in told
+        # A head may start later than those who join it.
+        listening = threading.Timer(0.1, free.listen)
+        listening.start()
+        cluster.await_head(address)
+        listening.join()
+    cluster.await_head("auto")
+    cluster.await_head("ray://127.0.0.1:1")
+
+
+def test_ray_tries_once_to_join_a_cluster(started, monkeypatch):
+    tries = ray_constants.NUM_REDIS_GET_RETRIES
+
+    def init(**options):
+        started.append(ray_constants.NUM_REDIS_GET_RETRIES)
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(InputError, match="Failed"), ray_session("x:1", num_cpus=1):
+        pass
+    assert started == [1]
+    assert tries == ray_constants.NUM_REDIS_GET_RETRIES > 1
+    assert "ray_constants.NUM_REDIS_GET_RETRIES" in inspect.getsource(
+        node.Node._init_gcs_client
+    )
 
 
 @pytest.mark.parametrize(
