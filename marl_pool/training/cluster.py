@@ -242,23 +242,27 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
     original = ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None  # would exit in the midst
     try:
-        with _hidden_stderr():
+        with _hidden_stderr() as shown:
             with contextlib.suppress(AttributeError):  # another version of Ray
                 getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
-            with deferred():
+            with deferred(shown):
                 yield
     finally:
         ray_utils.set_sigterm_handler = original
 
 
 @contextlib.contextmanager
-def _hidden_stderr() -> Iterator[None]:
-    """Hide what C++ code prints, such as the level of its own log."""
+def _hidden_stderr() -> Iterator[int]:
+    """Hide what C++ code prints, such as the level of its own log.
+
+    Yields:
+        A descriptor that is still shown.
+    """
     shown = os.dup(STDERR)
     try:
         with open(os.devnull, "w") as hidden:
             os.dup2(hidden.fileno(), STDERR)
-        yield
+        yield shown
     finally:
         os.dup2(shown, STDERR)
         os.close(shown)

@@ -64,11 +64,18 @@ def leave() -> None:
 class Interruptible(ExitStack):
     """Context in which the first Ctrl-C or SIGTERM is only noted; the second is raised.
 
+    Args:
+        stderr: file descriptor that takes a line at the first signal.
+
     Attributes:
         interrupt: the error that stands for the first signal; None before it.
     """
 
     interrupt: KeyboardInterrupt | None = None
+
+    def __init__(self, stderr: int = STDERR) -> None:
+        super().__init__()
+        self.stderr = stderr
 
     @override
     def __enter__(self) -> Self:
@@ -101,16 +108,20 @@ class Interruptible(ExitStack):
         if self.interrupt is None:
             self.interrupt = error
             # Do not print: the interrupted code may hold the lock of the stream.
-            os.write(STDERR, STOPPING[by])
+            os.write(self.stderr, STOPPING[by])
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif by == signal.SIGINT or error.args == self.interrupt.args:
             raise error
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Hold the first Ctrl-C or SIGTERM back until the end of the block."""
-    held = Interruptible()
+def deferred(stderr: int = STDERR) -> Iterator[None]:
+    """Hold the first Ctrl-C or SIGTERM back until the end of the block.
+
+    Args:
+        stderr: file descriptor that takes a line about it.
+    """
+    held = Interruptible(stderr)
     try:
         with held:
             yield

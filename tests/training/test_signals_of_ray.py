@@ -23,7 +23,7 @@ pytestmark = RAY_WARNINGS
 @pytest.mark.parametrize(
     ("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)]
 )
-def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, name, status):
+def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, capfd, name, status):
     done = []
 
     def init(**options):
@@ -45,6 +45,8 @@ def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, name, status)
     assert exit_status(caught.value) == status
     assert isinstance(caught.value, Terminated) == (name != "SIGINT")
     assert done == ["started", "left"]
+    # What Ray's C++ code prints is hidden, and this is not.
+    assert "stopping after this iteration" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
