@@ -18,6 +18,7 @@ import torch
 from ray import _raylet
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line, print_warning
@@ -94,11 +95,29 @@ def ray_session(
         # Some of Ray's processes would outlive a killed driver.
         lost = f"marl-pool: this process was killed, or lost ray; {resume}"
         orphans = descendants(os.getpid()) - before
-        with last_words(lost, orphans) if resume else contextlib.nullcontext():
+        with (
+            last_words(lost, orphans) if resume else contextlib.nullcontext(),
+            _short_errors(),
+        ):
             yield
     finally:
         with _undisturbed(LEAVE_SIGNALS):
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _short_errors() -> Iterator[None]:
+    """Print each error that ray reports as one line, which is no result: on stderr."""
+
+    def show(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
+        print_warning(f"ray: {one_line(RuntimeError(*batch['lines']))}")
+
+    original = ray_worker.print_to_stdstream
+    ray_worker.print_to_stdstream = show
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = original
 
 
 def _job_environment() -> dict[str, Any]:

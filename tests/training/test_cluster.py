@@ -16,7 +16,7 @@ import torch
 
 ray = pytest.importorskip("ray")
 
-from ray._private import node, ray_constants
+from ray._private import node, ray_constants, worker
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from helpers.training import PATIENCE, RAY_WARNINGS
@@ -121,6 +121,16 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     # Processes on this machine find them where they are.
     assert "py_modules" not in local
     assert str(tmp_path) in local["env_vars"]["PYTHONPATH"].split(os.pathsep)
+
+
+def test_what_ray_reports_is_one_line_and_not_on_stdout(started, capsys):
+    original = worker.print_to_stdstream
+    batch = {"lines": ["Raylet is\n\tterminated."], "pid": "raylet", "is_err": False}
+    with ray_session(None, num_cpus=1):
+        worker.print_to_stdstream(batch, ignore_prefix=False)
+    assert capsys.readouterr() == ("", "marl-pool: ray: Raylet is terminated.\n")
+    assert worker.print_to_stdstream is original
+    assert "print_to_stdstream" in worker.listen_error_messages.__code__.co_names
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -150,6 +150,7 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
             *(*TRAIN, "--run-dir", str(path), *SMALL),
             *("--num-env-runners=1", "total_steps=10_000_000"),
         ],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -162,8 +163,10 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
         if Path(f"/proc/{number}/comm").read_text() == "raylet\n"
     )
     os.kill(raylet, signal.SIGKILL)
-    _, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
+    # Ray tells of it, too, on stdout if it may.
+    assert output == ""
     assert errors.splitlines()[-1].startswith("marl-pool: this process was killed, or")
     assert f"resume with: marl-pool resume {path}" in errors
 
