@@ -1,13 +1,16 @@
 """The campaign of random kills."""
 
+import copy
 import json
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 
 from helpers.paths import ROOT
+from marl_pool.runs import Best, Run
 
 SCRIPT = ROOT / "scripts" / "campaign.py"
 
@@ -29,3 +32,29 @@ def test_a_killed_fit_equals_an_undisturbed_one(tmp_path):
     assert row["equal"]
     assert row["kills"] > 0
     assert not [*tmp_path.glob("campaign-*")]
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "allowed"),
+    [
+        # A signal added the checkpoint of iteration 6; the others are of every run.
+        (6, "policy/model.safetensors", True),
+        (7, "policy/model.safetensors", False),
+        (9, "policy/model.safetensors", False),
+        (6, "iter_000007/policy/model.safetensors", False),
+    ],
+)
+def test_only_the_policy_of_an_added_checkpoint_may_differ(
+    tmp_path, monkeypatch, best, other, allowed
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    campaign = runpy.run_path(str(SCRIPT), run_name="campaign")
+    assert campaign["EVERY"] == 7
+    run = Run.create(tmp_path / "run", {"env": {"name": "cartpole"}})
+    with run.save_policy_dir(Best(best, 0.5)):
+        pass
+    found = [{"rows": [{}] * 9, "weights": {"policy/model.safetensors": 1, other: 1}}]
+    expected = copy.deepcopy(found)
+    assert campaign["equal_but_added"](run.path, found, expected)
+    expected[0]["weights"][other] = 2
+    assert campaign["equal_but_added"](run.path, found, expected) == allowed
