@@ -80,7 +80,7 @@ class ActionPerturbation(SampledPerturbation):
         spec, steps = ActionSpec.of(space), state["steps"] - 1
         shape = (actions.shape[1], self.size(spec))
         numbers = uniform_like(state["keys"], self.turn(steps), shape)
-        changed = self.change(_in_range(actions, spec), numbers, spec, state)
+        changed = self.change(in_range(actions, spec), numbers, spec, state)
         # Unperturbed agents keep their actions bit for bit, even those out of range.
         perturbed = (state["severity"] > 0)[:, None].expand(actions.shape[:2])
         affected = self.affected(steps, actions.shape[1])
@@ -136,7 +136,7 @@ class ActionNoise(ActionPerturbation):
         low, high = _bounds(spec, actions)
         deviation = (severity[..., None] * self.scale).to(actions.dtype)
         errors = normal(numbers).to(actions.dtype) * deviation * (high - low) / 2
-        return _in_range(actions + errors, spec)
+        return in_range(actions + errors, spec)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -167,7 +167,7 @@ class DropActions(ActionPerturbation):
         spec: ActionSpec,
         state: PerturbationState,
     ) -> Tensor:
-        fallback = _in_range(torch.zeros_like(actions), spec)
+        fallback = in_range(torch.zeros_like(actions), spec)
         if self.instead == "repeat" and "executed" in state:
             begun = (state["steps"] > 1)[:, None]
             fallback = torch.where(_like(begun, actions), state["executed"], fallback)
@@ -188,5 +188,6 @@ def _bounds(spec: ActionSpec, actions: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _in_range(actions: Tensor, spec: ActionSpec) -> Tensor:
+def in_range(actions: Tensor, spec: ActionSpec) -> Tensor:
+    """Clip actions to the bounds of a Box; discrete ones are returned as they are."""
     return actions if spec.discrete else actions.clamp(*_bounds(spec, actions))

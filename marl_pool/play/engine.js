@@ -221,12 +221,12 @@ const NETWORKS = { token: TokenNetwork, sensory: SensoryNetwork }, ENVS = { simp
 
 // ---- perturbations: those of marl_pool/perturbations, with numbers of their own ------------
 
-const CHAIN = ["hand", "freeze", "delay", "bias", "scale", "jitter", "rewire", "confuse", "occlude", "duplicate", "inject", "shuffle"];
+const CHAIN = ["hand", "freeze", "delay", "bias", "scale", "jitter", "rewire", "confuse", "occlude", "duplicate", "inject", "shuffle"], ACTS = ["action_noise", "drop_actions"];
 const copy = (token) => ({ ...token, f: [...token.f] });
 
 class Perception {
   constructor(seed, number, hasSelf, types) { Object.assign(this, { seed, number, hasSelf, types, turns: {}, memory: {}, severities: {}, chosen: { hidden: [], frozen: [], twice: [] } }); }
-  numbers(name, count, turn = this.turns[name] || 0) { return uniform(streamKey(this.seed + turn, this.number, CHAIN.indexOf(name), PURPOSE.perturbation), count); }
+  numbers(name, count, turn = this.turns[name] || 0) { return uniform(streamKey(this.seed + turn, this.number, [...CHAIN, ...ACTS].indexOf(name), PURPOSE.perturbation), count); }
   share(name, tokens, free) {
     const scores = this.numbers(name, tokens.length), eligible = tokens.map((_, i) => i).filter((i) => free(tokens[i])).sort((a, b) => scores[a] - scores[b]);
     return eligible.slice(0, Math.round(this.severities[name] * eligible.length));
@@ -272,6 +272,20 @@ class Perception {
       return { f, type, pad: false, origin: -1, entity: -1 };
     })];
   }
+  /** Return the actions of all agents that are executed; each is a number of n, or a list between low and high. */
+  act(actions, steps, { n, low, high }) {
+    const clip = (a, j) => Math.min(high[j], Math.max(low[j], a)), past = this.memory.executed, size = n ? 2 : low.length;
+    for (const name of ACTS) {
+      const s = this.severities[name], numbers = s ? this.numbers(name, actions.length * size + 1, steps + 1) : [], errors = s ? normal(numbers) : [];
+      if (s) actions = actions.map((action, i) => {
+        const own = i * size, hit = numbers[own] < s;
+        if (name === "drop_actions") return !hit ? action : past ? past[i] : n ? 0 : low.map((_, j) => clip(0, j));
+        if (n) return hit ? Math.floor(numbers[own + 1] * n) : action;
+        return action.map((a, j) => clip(clip(a, j) + s * errors[own + j] * (high[j] - low[j]) / 2, j));
+      });
+    }
+    return this.memory.executed = actions;
+  }
   shuffle(tokens) { const moved = this.permute(this.share("shuffle", tokens, () => true)); return tokens.map((t, i) => tokens[moved.has(i) ? moved.get(i) : i]); }
 }
 
@@ -279,7 +293,7 @@ class Perception {
 
 class EpisodeRun {
   constructor(policy, seed, number, perception) {
-    Object.assign(this, { policy, perception, env: new ENVS[DEMO.env.name](DEMO.env, seed, number), total: 0, over: "", actions: null, decided: [] });
+    Object.assign(this, { policy, perception, env: new ENVS[DEMO.env.name](DEMO.env, seed, number), total: 0, over: "", actions: null, executed: null, decided: [] });
     this.memories = Array.from({ length: DEMO.hello.agents }, () => policy.start());
   }
   see(agent, commit) { const tokens = this.env.tokens(agent); return this.perception ? this.perception.see(tokens, this.env.steps, commit) : tokens; }
@@ -297,11 +311,19 @@ class EpisodeRun {
       this.memories[agent] = memory;
       return n ? action : action.map((a, i) => low[i] + (a + 1) * (high[i] - low[i]) / 2);
     });
-    const { reward, over } = this.env.step(this.actions);
+    this.executed = this.perception ? this.perception.act(this.actions, this.env.steps, this.policy) : this.actions;
+    const { reward, over } = this.env.step(this.executed);
     this.total += reward; this.over = over; this.decided = [];
   }
+  inRange(action) { const { low, high, n } = this.policy; return n ? action : action.map((a, j) => Math.min(high[j], Math.max(low[j], a))); }
+  /** Return an agent's action as the environment took it; null where it is the chosen one. */
+  change(agent) {
+    if (!this.actions) return null;
+    const [chosen, executed] = [this.actions[agent], this.executed[agent]].map((action) => this.inRange(action));
+    return String(chosen) === String(executed) ? null : executed;
+  }
   moment(agent) {
-    const { env } = this, result = { scene: env.scene(), observer: env.observer(agent), steps: env.steps, return: this.total, over: this.over, action: this.actions && this.actions[agent] };
+    const { env } = this, result = { scene: env.scene(), observer: env.observer(agent), steps: env.steps, return: this.total, over: this.over, action: this.actions && this.actions[agent], executed: this.change(agent) };
     if (this.over) return result;
     const [tokens, , attention] = this.decide(agent), places = env.places(tokens, agent);
     result.tokens = { entity: tokens.map((t) => t.entity), padding: tokens.map((t) => +t.pad), types: tokens.map((t) => t.type), places };
@@ -329,7 +351,7 @@ window.engine = function (receive) {
   const step = () => s.lanes.forEach((lane) => {
     lane.episode.step(); lane.twin.step();
     // Single precision: the last digits depend on the order of a sum.
-    const flat = (run) => run.actions.flat().map(Math.fround).join();
+    const flat = (run) => [...run.actions, ...run.executed.map((action) => run.inRange(action))].flat().map(Math.fround).join();
     if (lane.parted === null && flat(lane.episode) !== flat(lane.twin)) lane.parted = lane.episode.env.steps;
   });
   const runs = () => s.lanes.flatMap((lane) => [lane.episode, lane.twin]).filter((run) => !run.over);

@@ -9,7 +9,9 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.perturbations.actions import in_range
 from marl_pool.play.live import LivePerturbation
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens
@@ -23,6 +25,10 @@ class LiveEpisode:
         env: one environment, reset here.
         perturbation: None for the twin.
         explore: sample actions.
+
+    Attributes:
+        actions: by group, the latest actions that the policy chose, ``(agents, …)``.
+        executed: the same actions as the environment took them, within their range.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class LiveEpisode:
         }
         self.steps, self.over = 0, ""
         self.actions: dict[str, Tensor] = {}
+        self.executed: dict[str, Tensor] = {}
 
     def step(self) -> None:
         """Take a step, unless the episode is over."""
@@ -53,16 +60,30 @@ class LiveEpisode:
         self.steps += 1
         for name, rewards in transition.step.rewards.items():
             self.returns[name] += rewards[0]
-            # In the environment's dtype, as it receives it: in float64 the last bits
-            # depend on the order of the tokens.
             decided = transition.decisions[name].action[0]
-            action = self.rollout.policies[name].scale(decided)
-            is_real = action.is_floating_point()
-            self.actions[name] = action.to(self.env.dtype) if is_real else action
+            chosen = self.rollout.policies[name].scale(decided)
+            state = self.rollout.perturbation_states.get(name, {})
+            executed = state["executed"][0] if "executed" in state else chosen
+            spec = ActionSpec.of(self.env.groups[name].action_space)
+            self.actions[name] = self._received(chosen)
+            self.executed[name] = self._received(in_range(executed, spec))
         if transition.step.terminated[0]:
             self.over = "terminated"
         elif transition.step.truncated[0]:
             self.over = "time is up"
+
+    def _received(self, actions: Tensor) -> Tensor:
+        """Return actions in the environment's dtype.
+
+        In float64 the last bits depend on the order of the tokens.
+        """
+        return actions.to(self.env.dtype) if actions.is_floating_point() else actions
+
+    def changed(self, group: str) -> Tensor:
+        """Return whose latest action was not executed as chosen, ``(agents,)`` bool."""
+        spec = ActionSpec.of(self.env.groups[group].action_space)
+        chosen, executed = in_range(self.actions[group], spec), self.executed[group]
+        return (chosen != executed).view(len(chosen), -1).any(1)
 
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies see now, and act on in the next step."""
@@ -114,7 +135,7 @@ class Lane:
     episode: LiveEpisode
     twin: LiveEpisode
     parted: int | None = None
-    """The step in which their actions first differed."""
+    """The step in which their actions first differed, as chosen or as executed."""
 
     @property
     def live(self) -> LivePerturbation:
@@ -126,10 +147,11 @@ class Lane:
         """Step both, and compare their actions."""
         self.episode.step()
         self.twin.step()
-        pairs = zip(
-            self.episode.actions.values(), self.twin.actions.values(), strict=True
+        episode, twin = (
+            [*each.actions.values(), *each.executed.values()]
+            for each in (self.episode, self.twin)
         )
-        if self.parted is None and not all(a.equal(b) for a, b in pairs):
+        if self.parted is None and not all(map(torch.equal, episode, twin)):
             self.parted = self.episode.steps
 
 

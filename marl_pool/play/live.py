@@ -4,20 +4,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.selection import append, identity_origin, take_features
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"
+OF_ACTIONS = ("action_noise", "drop_actions")
+"""Perturbations of actions; a lost action repeats the one that was executed last."""
 ORDER = (
     *(HAND, "freeze", "delay", "bias", "scale", "jitter", "rewire"),
-    *("confuse", "occlude", "duplicate", "inject", "shuffle"),
+    *("confuse", "occlude", "duplicate", "inject", "shuffle", *OF_ACTIONS),
 )
-"""Order of the chain; a shuffle comes last, so that it moves added tokens too."""
+"""Order of the chain; a shuffle is the last of tokens, so that it moves added ones."""
+ONGOING = ("steps", "executed")
+"""Entries of the chain's state that perturbations of actions continue from."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -84,7 +90,8 @@ class LivePerturbation(Perturbation):
     """Several perturbations in a row, each of which may start or stop at any step.
 
     Every part has random numbers of its own, which do not depend on the others. The
-    state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain.
+    state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain,
+    ``executed`` are the actions of the latest step, and ``steps`` counts observations.
 
     Attributes:
         parts: the present perturbations by name, in the order of `ORDER`.
@@ -103,7 +110,7 @@ class LivePerturbation(Perturbation):
     def start(
         self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
     ) -> PerturbationState:
-        return self.restart(tokens, {"keys": keys})
+        return self.restart(tokens, {"keys": keys, "steps": torch.zeros_like(keys)})
 
     def restart(
         self, tokens: Tokens, state: PerturbationState, name: str = ""
@@ -112,7 +119,8 @@ class LivePerturbation(Perturbation):
 
         Later parts go on, unless they now receive another number of tokens.
         """
-        result = {"keys": state["keys"], "origin": identity_origin(tokens)}
+        common = {key: value for key, value in state.items() if "/" not in key}
+        result = {**common, "origin": identity_origin(tokens)}
         for each, part in self.parts.items():
             own, size = _own(each, state), torch.tensor([tokens.num_tokens])
             if each == name or not own or not own["size"].equal(size):
@@ -124,6 +132,9 @@ class LivePerturbation(Perturbation):
                     Purpose.PERTURBATION,
                 )
                 own = part.start(tokens, keys) | {"size": size}
+                if each in OF_ACTIONS:
+                    # Go on with the episode: its numbers, and the action to repeat.
+                    own |= {k: v for k, v in common.items() if k in ONGOING}
             # The next part starts from the tokens that this one lets through.
             tokens, _ = part(tokens, own)
             result |= _prefixed(each, own)
@@ -150,7 +161,20 @@ class LivePerturbation(Perturbation):
                 moved = own["origin"]
                 origin = origin.gather(-1, moved.clamp(min=0))
                 origin = origin.masked_fill(moved < 0, -1)
-        return tokens, {**result, "origin": origin}
+        return tokens, {**result, "origin": origin, "steps": state["steps"] + 1}
+
+    @override
+    def act(
+        self,
+        actions: Tensor,
+        state: PerturbationState,
+        space: spaces.Box | spaces.Discrete | ActionSpec,
+    ) -> tuple[Tensor, PerturbationState]:
+        result = dict(state)
+        for name, part in self.parts.items():
+            actions, own = part.act(actions, _own(name, state), space)
+            result |= _prefixed(name, own)
+        return actions, {**result, "executed": actions}
 
 
 def own_tokens(tokens: Tokens, *, has_self: bool) -> Tensor:

@@ -15,7 +15,13 @@ from marl_pool.evaluation.loading import EvaluationTarget, misfit
 from marl_pool.perturbations.inject import Inject
 from marl_pool.play import messages
 from marl_pool.play.episodes import Lane, LiveEpisode
-from marl_pool.play.live import HAND, ORDER, LivePerturbation, own_tokens
+from marl_pool.play.live import (
+    HAND,
+    OF_ACTIONS,
+    ORDER,
+    LivePerturbation,
+    own_tokens,
+)
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -32,8 +38,9 @@ class Session:
     """Policies side by side in one environment, under the hand of one person.
 
     Changes of the environment, such as moving an entity, act on all episodes and
-    their twins; changes of perception on the episodes alone. So a twin differs from
-    its episode in what the policy perceives, and in nothing else.
+    their twins; changes of perception and of actions on the episodes alone. So a twin
+    differs from its episode in what the policy perceives and in what becomes of its
+    actions, and in nothing else.
 
     Args:
         targets: policies by name, all in equal environments.
@@ -77,7 +84,11 @@ class Session:
             "max_steps": env.max_steps,
             "types": env.groups[self.group].tokens.type_names,
             "perturbations": [
-                {"name": name, "unfit": self.unfit.get(name, "")}
+                {
+                    "name": name,
+                    "unfit": self.unfit.get(name, ""),
+                    "of": "actions" if name in OF_ACTIONS else "tokens",
+                }
                 for name in ORDER
                 if name != HAND
             ],
@@ -112,6 +123,7 @@ class Session:
         """Return one episode: its scene, and the perception of the chosen agent."""
         env, agent, group = episode.env, self.agent, self.group
         action = episode.actions.get(group)
+        changed = action is not None and bool(episode.changed(group)[agent])
         result: dict[str, Any] = {
             "scene": self.scene.state(env),
             "observer": self.scene.entities(env, group)[agent, 0].item(),
@@ -119,6 +131,8 @@ class Session:
             "return": float(episode.returns[group].mean()),
             "over": episode.over,
             "action": None if action is None else action[agent].tolist(),
+            # None where the action was executed as chosen.
+            "executed": episode.executed[group][agent].tolist() if changed else None,
         }
         if episode.over:
             return result

@@ -49,6 +49,12 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         lane = "view.lanes[0]"
         ends = page.evaluate(f"[{lane}.returns.at(-1)[1], {lane}.twins.at(-1)[1]]")
         assert ends[0] != ends[1]
+        # What became of an action is told, above the episode's picture alone.
+        page.focus("input[data-name=drop_actions]")
+        page.keyboard.press("End")
+        wait_for(page, f"{LANE}.episode.executed !== null")
+        wait_for(page, "view.lanes[0].acted.textContent.startsWith('action off by ')")
+        assert page.evaluate(f"{LANE}.twin.executed") is None
         # A click on an entity occludes it; the keyboard undoes all and pauses.
         page.keyboard.press("Escape")
         page.evaluate("document.activeElement.blur()")
@@ -87,10 +93,38 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
             at = page.evaluate(f"{LANE}.episode.steps")
             wait_for(page, f"{LANE}.episode.steps > {at} + 5")
             assert page.evaluate(f"{LANE}.parted") is None
+            actions_are_perturbed(page)
             page.evaluate("send({do: 'severity', name: 'occlude', value: 0.9})")
         else:
             page.evaluate("send({do: 'occlude', entity: 2})")
         wait_for(page, f"{LANE}.parted !== null")
+
+
+def actions_are_perturbed(page):
+    """Lose and disturb the actions of an exported page."""
+    run, steps = "window.engine.state.lanes[0].episode", f"{LANE}.episode.steps"
+    page.click("#pause")
+    wait_for(page, "view.frame.paused")
+    for name in ("drop_actions", "action_noise"):
+        page.evaluate(f"send({{do: 'severity', name: '{name}', value: 1}})")
+        seen = []
+        for _ in range(3):
+            at = page.evaluate(steps)
+            page.click("#step")
+            wait_for(page, f"{steps} === {at} + 1")
+            seen.append(page.evaluate(f"{run}.inRange({run}.executed[0])"))
+            told = page.evaluate(f"{LANE}.episode.executed")
+            assert told in (None, seen[-1])
+        assert all(0 <= number <= 1 for action in seen for number in action)
+        # A lost action repeats the one before; noise is another in each step.
+        lost = name == "drop_actions"
+        assert len({tuple(action) for action in seen}) == (1 if lost else 3)
+        assert lost or page.evaluate(f"{LANE}.parted") is not None
+        assert page.evaluate(f"{LANE}.twin.executed") is None
+        page.click("#clear")
+        page.click("#restart")
+        wait_for(page, f"{LANE}.parted === null")
+    page.click("#pause")
 
 
 def test_ctrl_c_ends_the_command_cleanly(tmp_path):

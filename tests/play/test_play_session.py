@@ -98,6 +98,53 @@ def test_several_perturbations_at_once_show_where_tokens_come_from():
     assert len(entities) == 32
 
 
+@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
+def test_perturbed_actions_are_told_and_leave_the_twin_alone(name, continuous):
+    target = token_target({**CENTROID, "continuous_actions": continuous})
+    with torch.no_grad():
+        # Small logits, so that sampled actions differ from step to step.
+        for parameter in target.policies["agent"].action_head.parameters():
+            parameter.mul_(0.05)
+    session = Session({"a": target}, explore=True)
+    lane = session.lanes[0]
+    steps(session, 3)
+    tell(session, do="severity", name=name, value=1.0)
+    told = []
+    while not session.over:
+        before = lane.episode.executed["agent"].clone()
+        session.step()
+        told.append(session.frame()["lanes"][0]["episode"]["executed"])
+        chosen, executed = lane.episode.actions["agent"], lane.episode.executed["agent"]
+        # A lost action repeats the one before, also at once in mid-episode.
+        if name == "drop_actions":
+            assert executed.equal(before)
+        assert told[-1] in (None, executed[0].tolist())
+        assert (told[-1] is None) == chosen[0].equal(executed[0])
+    assert any(each is not None for each in told)
+    assert lane.parted is not None
+    assert lane.parted > 3
+    # What was executed moved the agent; the twin plays the episode of an evaluation.
+    assert not lane.episode.env.state.equal(lane.twin.env.state)
+    expected = play(target.policies, target.make_env(1), explore=True).returns["agent"]
+    assert float(lane.twin.returns["agent"].mean()) == expected[0]
+    assert session.frame()["lanes"][0]["twin"]["executed"] is None
+
+
+@pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
+def test_a_moved_slider_keeps_the_random_numbers_of_the_actions(name):
+    def executed(*severities):
+        session = Session({"a": token_target(CENTROID)})
+        for severity in severities:
+            tell(session, do="severity", name=name, value=severity)
+            steps(session, 12 // len(severities))
+        assert session.over
+        return session.lanes[0].episode.returns["agent"]
+
+    assert executed(0.5, 0.5, 0.5).equal(executed(0.5))
+    assert not executed(0.5, 0.0, 0.0).equal(executed(0.5))
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_moving_an_entity_moves_it_in_the_twin_too(at):
     session = Session({"a": token_target(CENTROID)})
