@@ -39,10 +39,7 @@ class Play(Reader):
         if arguments.export is None:
             reader.serve(targets, port)
             return 0
-        from marl_pool.play.export import export
-
-        path = Path(arguments.export)
-        print_paths([export(targets, path, reader.settings.seed)])
+        print_paths([reader.export(targets, Path(arguments.export))])
         return 0
 
     def load(self) -> "dict[str, EvaluationTarget]":
@@ -76,14 +73,18 @@ class Play(Reader):
         return targets
 
     def serve(self, targets: "Mapping[str, EvaluationTarget]", port: int) -> None:
-        """Serve the page until Ctrl-C, which is the way to end it."""
+        """Serve the page until Ctrl-C, which is the way to end it.
+
+        Raises:
+            StoppedError: an environment exceeded ``env_timeout``.
+        """
         from marl_pool.evaluation.loading import computing
         from marl_pool.play.server import play
         from marl_pool.play.session import Session
 
         settings, browser = self.settings, not self.arguments.no_browser
         with (
-            computing(settings.threads, settings.kernels),
+            computing(settings.threads, settings.kernels, settings.env_timeout),
             suppress(KeyboardInterrupt),
         ):
             play(
@@ -91,6 +92,19 @@ class Play(Reader):
                 port=port,
                 browser=browser,
             )
+
+    def export(self, targets: "Mapping[str, EvaluationTarget]", path: Path) -> Path:
+        """Write a page that needs no server; return its path.
+
+        Raises:
+            StoppedError: an environment exceeded ``env_timeout``.
+        """
+        from marl_pool.evaluation.loading import computing
+        from marl_pool.play.export import export
+
+        settings = self.settings
+        with computing(settings.threads, env_timeout=settings.env_timeout):
+            return export(targets, path, settings.seed)
 
 
 def _port(text: str | None) -> int:

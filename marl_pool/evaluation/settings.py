@@ -154,7 +154,7 @@ class RenderSettings(EpisodeSettings):
 
 
 @dataclass(frozen=True)
-class PlaySettings(TargetSettings):
+class PlaySettings(EpisodeSettings):
     """Live page of trained policies."""
 
     stochastic: bool = False

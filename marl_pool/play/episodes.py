@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.perturbations.actions import in_range
 from marl_pool.play.live import LivePerturbation
@@ -90,8 +91,13 @@ class LiveEpisode:
         # The rollout has perturbed the first observation already.
         return self.rollout.tokens if self.steps == 0 else self._perturbed()
 
+    def observe(self) -> dict[str, Tokens]:
+        """Return what there is to see now, unperturbed."""
+        with env_call(self.env, "an observation"):
+            return self.env.observe()
+
     def _perturbed(self) -> dict[str, Tokens]:
-        observed, states = self.env.observe(), self.rollout.perturbation_states
+        observed, states = self.observe(), self.rollout.perturbation_states
         if self.perturbation is None:
             return observed
         return {

@@ -16,8 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
+from marl_pool.envs.timeout import EnvTimeoutError
 from marl_pool.play.export import page
 from marl_pool.play.messages import MAX_BYTES, parse_message
 from marl_pool.play.session import Session
@@ -30,6 +32,8 @@ VIEWERS = 4
 """Most pages at a time; each has a session of its own."""
 HOLD = 1.5
 """Seconds that the end of an episode stays on the page."""
+MAX_REASON = 123
+"""Most bytes of the reason for which a websocket is closed, by its protocol."""
 SLOW = 15
 """Steps per second below which a page says that the environment is slow."""
 POLICY = (
@@ -76,6 +80,7 @@ class LiveServer:
 
         Raises:
             InputError: a port that is not free, or an environment that cannot be shown.
+            EnvTimeoutError: a call of an environment exceeded its limit.
         """
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A stranger's malformed request is nothing that the user has to read.
@@ -144,12 +149,20 @@ class LiveServer:
             await viewer.run()
         except ConnectionClosed:
             pass
+        except EnvTimeoutError as error:
+            reason = str(error).encode()[:MAX_REASON].decode(errors="ignore")
+            await connection.close(CloseCode.INTERNAL_ERROR, reason)
+            self._fail(error)
         except Exception as error:
             # The library would only log it.
-            if not self.failure.done():
-                self.failure.set_exception(error)
+            self._fail(error)
         finally:
             self.viewers -= 1
+
+    def _fail(self, error: Exception) -> None:
+        """End the server, unless another page has done so."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
 
 
 class Viewer:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
 from marl_pool.perturbations.inject import Inject
@@ -124,8 +125,10 @@ class Session:
         env, agent, group = episode.env, self.agent, self.group
         action = episode.actions.get(group)
         changed = action is not None and bool(episode.changed(group)[agent])
+        with env_call(env, "a picture"):
+            scene = self.scene.state(env)
         result: dict[str, Any] = {
-            "scene": self.scene.state(env),
+            "scene": scene,
             "observer": self.scene.entities(env, group)[agent, 0].item(),
             "steps": episode.steps,
             "return": float(episode.returns[group].mean()),
@@ -285,7 +288,7 @@ class Session:
             lane.live.put(name, part)
             if not episode.over:
                 states = episode.rollout.perturbation_states
-                for group, tokens in episode.env.observe().items():
+                for group, tokens in episode.observe().items():
                     states[group] = lane.live.restart(tokens, states[group], name)
                 episode.check()
 
@@ -300,7 +303,7 @@ class Session:
             if episode.over:
                 continue
             states = episode.rollout.perturbation_states
-            for group, tokens in episode.env.observe().items():
+            for group, tokens in episode.observe().items():
                 shown = self.scene.entities(episode.env, group)[None]
                 spec = episode.env.groups[group].tokens
                 free = ~own_tokens(tokens, has_self=spec.has_self)

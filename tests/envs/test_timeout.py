@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -124,6 +125,38 @@ def test_other_readers_of_policies_end_in_one_line(verb, tmp_path, capsys, monke
     pytest.importorskip("cv2")
     assert read(verb, tmp_path, monkeypatch) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("fault", ["hangs", "spins"])
+def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
+    client = pytest.importorskip("websockets.sync.client")
+    closed = pytest.importorskip("websockets.exceptions").ConnectionClosed
+    reasons = []
+
+    def watch(url: str) -> None:
+        origin = url.partition("/?")[0]
+        live = url.replace("http", "ws").replace("/?", "/live?")
+        with client.connect(live, origin=origin, proxy=None) as connection:
+            with suppress(closed):
+                for _ in connection:
+                    pass
+            reasons.append(connection.close_reason)
+
+    def announce(server, *, browser: bool) -> None:
+        threads.append(threading.Thread(target=watch, args=[server.url]))
+        threads[0].start()
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr("marl_pool.play.server.announce", announce)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FaultyPole, "taken", 0)
+    policy = "pretrained=cartpole_attention_neuron_reshuffled"
+    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    assert cli.main(["play", policy, *env, "env_timeout=1"]) == 1
+    threads[0].join()
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"marl-pool: {LATE_POLE}"
+    assert reasons == [LATE_POLE]
 
 
 @pytest.mark.slow
