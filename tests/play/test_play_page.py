@@ -18,12 +18,13 @@ from marl_pool.play.session import Session
 pytestmark = pytest.mark.slow
 
 CENTROID = {"name": "simple_centroid"}
+LONG = "a_run_whose_name_is_longer_than_its_half_of_a_window_of_800_pixels"
 LANE = "view.frame.lanes[0]"
 
 
 def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
     session = Session(
-        {"ada": token_target(CENTROID), "max": token_target(CENTROID, name="max")}
+        {"ada": token_target(CENTROID), LONG: token_target(CENTROID, name="max")}
     )
     with served(session) as server, browser_page(width=800) as page:
         page.goto(server.url)
@@ -64,6 +65,28 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         x, y, _ = page.evaluate("view.lanes[0].tools.episode.centre(3)")
         page.click(".episode canvas >> nth=0", position={"x": x, "y": y})
         wait_for(page, "view.frame.chosen.hidden.length === 1")
+        # Each policy alone, then both; a hidden one plays on.
+        shown = ".lane:visible h2"
+        ada, other = titles = ["ada · Ada", f"{LONG} · Max"]
+        for expected in ([ada], [other], titles):
+            page.keyboard.press("v")
+            assert page.locator(shown).all_inner_texts() == expected
+        page.click("#policies button >> nth=0")
+        assert page.locator(shown).all_inner_texts() == [other]
+        page.click("#policies button >> nth=1")  # the last one stays
+        assert page.locator(shown).all_inner_texts() == [other]
+        page.evaluate("document.activeElement.blur()")
+        at = page.evaluate(f"{LANE}.episode.steps")
+        page.keyboard.press(".")
+        wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {at} + 1")
+        # The keyboard's hand acts in the policy that is seen.
+        x, y = page.evaluate("view.lanes[1].tools.episode.at(view.chosen).slice(0, 2)")
+        page.keyboard.press("ArrowRight")
+        place = f"{LANE}.episode.scene.state[view.chosen]"
+        wait_for(page, f"Math.abs({place}[0] - ({x} + .15)) < 1e-3")
+        assert page.evaluate(f"{place}[1]") == pytest.approx(y, abs=1e-3)
+        page.click("#policies button >> nth=0")
+        assert page.locator(shown).all_inner_texts() == titles
         # Nothing is wider than a window of 800 pixels.
         assert page.evaluate("document.documentElement.scrollWidth") <= 800
 
