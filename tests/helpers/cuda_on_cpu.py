@@ -19,13 +19,13 @@ COMPILER = shutil.which("g++")
 """None where the kernel cannot be compiled."""
 
 LAUNCHES = """
-extern "C" void forward(int blocks, int threads, void **a) {
-  launch(blocks, threads, [&] {
+extern "C" bool forward(int blocks, int threads, int shared, void **a) {
+  return launch(blocks, threads, shared, [&] {
     marl_pool_forward(*(const Real **)a[0], *(Batch *)a[1], *(Real **)a[2]);
   });
 }
-extern "C" void backward(int blocks, int threads, void **a) {
-  launch(blocks, threads, [&] {
+extern "C" bool backward(int blocks, int threads, int shared, void **a) {
+  return launch(blocks, threads, shared, [&] {
     marl_pool_backward(*(const Real **)a[0], *(Batch *)a[1], *(const Real **)a[2],
                        *(Long *)a[3], *(Real **)a[4], *(Real **)a[5]);
   });
@@ -44,13 +44,14 @@ def launcher(
     """Take the place of `marl_pool.kernels.cuda.call._launcher`."""
     assert device.type == "cpu"
     entry = getattr(_library(sizes, threads, dtype), name)
+    entry.restype = ctypes.c_bool
 
     def launch(
         blocks: int, threads: int, shared: int, arguments: Sequence[Any]
     ) -> None:
         assert shared <= 8 << 16
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        entry(blocks, threads, pointers)
+        assert entry(blocks, threads, shared, pointers), "shared memory out of bounds"
 
     return launch
 
