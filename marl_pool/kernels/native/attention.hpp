@@ -301,31 +301,40 @@ void wide_forward(WideHead<Real> head, const Vector<Real> *present, int tokens,
   }
 }
 
-// `scratch` is 2 x tokens x tokens.
+// Queries of a tile, few enough for their weights to stay in the cache.
+constexpr int kQueries = 16;
+
+// `scratch` is 2 x kQueries x tokens.
 template <class Real, bool Padded>
 void wide_backward(WideHead<Real> head, const Vector<Real> *present,
                    View<Real> gradient, WideHead<Real> result, int tokens, int width,
                    Vector<Real> *scratch) {
   using V = Vector<Real>;
   const View<Real> weights{scratch, tokens, 1};
-  const View<Real> for_scores{scratch + long(tokens) * tokens, tokens, 1};
-  block_product(head.query, head.key.transposed(), weights, tokens, width, tokens);
-  block_product(gradient, head.value.transposed(), for_scores, tokens, width, tokens);
-  for (int i = 0; i < tokens; i++) {
-    V along{};
-    for (int d = 0; d < width; d++) along += gradient(i, d) * head.out(i, d);
-    for (int j = 0; j < tokens; j++) {
-      // Scores of absent tokens may be above the peak.
-      const V score = smaller(V{}, weights(i, j) - head.peak[i]);
-      V weight = exp2<Real>(score) * head.inverse[i];
-      if constexpr (Padded) weight *= present[j];
-      weights(i, j) = weight;
-      for_scores(i, j) = weight * (for_scores(i, j) - along) * ln_2<Real>;
+  const View<Real> for_scores{scratch + long(kQueries) * tokens, tokens, 1};
+  for (int i = 0; i < tokens; i += kQueries) {
+    const int rows = tokens - i < kQueries ? tokens - i : kQueries;
+    const View<Real> query = head.query.from_token(i), by_out = gradient.from_token(i);
+    block_product(query, head.key.transposed(), weights, rows, width, tokens);
+    block_product(by_out, head.value.transposed(), for_scores, rows, width, tokens);
+    for (int r = 0; r < rows; r++) {
+      V along{};
+      for (int d = 0; d < width; d++) along += by_out(r, d) * head.out(i + r, d);
+      for (int j = 0; j < tokens; j++) {
+        // Scores of absent tokens may be above the peak.
+        const V score = smaller(V{}, weights(r, j) - head.peak[i + r]);
+        V weight = exp2<Real>(score) * head.inverse[i + r];
+        if constexpr (Padded) weight *= present[j];
+        weights(r, j) = weight;
+        for_scores(r, j) = weight * (for_scores(r, j) - along) * ln_2<Real>;
+      }
     }
+    block_product(for_scores, head.key, result.query.from_token(i), rows, tokens, width);
+    // The tiles are added in the order of the queries.
+    const auto add = i ? block_product<Real, true> : block_product<Real, false>;
+    add(for_scores.transposed(), query, result.key, tokens, rows, width);
+    add(weights.transposed(), by_out, result.value, tokens, rows, width);
   }
-  block_product(for_scores, head.key, result.query, tokens, tokens, width);
-  block_product(for_scores.transposed(), head.query, result.key, tokens, tokens, width);
-  block_product(weights.transposed(), gradient, result.value, tokens, tokens, width);
 }
 
 }  // namespace marl_pool

@@ -207,7 +207,7 @@ template <class Real, bool Train> struct Block {
     own = arena.take(N);
     weights = arena.take(N);
     result = arena.take(D);
-    const long attention = s.heads == D ? 3L * N : 2L * N * N;
+    const long attention = (s.heads == D ? 3L : 2L * kQueries) * N;
     const long hidden = long(kTokens) * (s.dim_ff + D);
     scratch = arena.take(attention > hidden ? attention : hidden);
     for (int l = 0; l < s.layers; l++)
