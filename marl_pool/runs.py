@@ -73,6 +73,12 @@ class Best(NamedTuple):
     iteration: int
     score: float
 
+    def __str__(self) -> str:
+        """Return score and iteration, as a command prints them."""
+        if math.isinf(self.score):
+            return f"iteration {self.iteration}, before an episode was over"
+        return f"{self.score:.4g} at iteration {self.iteration}"
+
 
 @dataclass(eq=False, repr=False)
 class Run:

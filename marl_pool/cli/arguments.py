@@ -169,6 +169,7 @@ def _parsers(
         "what makes each run: train (the default) or fit",
         dest="trained_by",
         metavar="VERB",
+        type=_studied,
         choices=STUDIED,
         default=STUDIED[0],
     )
@@ -221,6 +222,16 @@ def _parsers(
     add("ls", "folder", what, metavar="DIR", nargs="?", default=".")
     add("help", "about", "a verb", metavar="VERB", nargs="?")
     return parser, dict(verbs.choices)
+
+
+def _studied(verb: str) -> str:
+    """Return the verb of a sweep's runs; say of others that train why not."""
+    if verb in ("evolve", "clone"):
+        expected = " or ".join(STUDIED)
+        raise argparse.ArgumentTypeError(
+            f"expected {expected}, got {verb!r}, which makes single runs only"
+        )
+    return verb
 
 
 def _keys(verb: str, arguments: list[str]) -> str:

@@ -1,5 +1,6 @@
 """Verbs that tell about runs on disk: show and ls."""
 
+import math
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import datetime
@@ -78,7 +79,8 @@ def _row(path: Path, folder: Path) -> list[str]:
         evaluated = _last_evaluation(run).partition(":")[0]
         share = f"{min(done / total, 1):.0%}" if total else ""
         state = _state(run, done, total) if total else ""
-        best = f"{run.best.score:.4g}" if run.best else ""
+        score = run.best.score if run.best else math.inf
+        best = "" if math.isinf(score) else f"{score:.4g}"
         return [name, _parts(run), state, share, best, evaluated]
     except InputError as error:
         return [name, f"cannot be read: {error}"]
@@ -124,8 +126,7 @@ def _parts(run: "Run") -> str:
 
 
 def _best(run: "Run") -> str:
-    best = run.best
-    return f"{best.score:.4g} at iteration {best.iteration}" if best else ""
+    return str(run.best or "")
 
 
 def _last_evaluation(run: "Run") -> str:

@@ -401,8 +401,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     print_paths([run.path, *filter(Path.exists, written)])
     from marl_pool.utils.progress import duration
 
-    best = run.best
-    result = f"best {best.score:.4g} at iteration {best.iteration}; " if best else ""
+    result = f"best {run.best}; " if run.best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
     print_next(*following(run))
     return _mirror_status(problem)

@@ -1,6 +1,7 @@
 """What is told about runs and names: show, ls, list and help, and what comes next."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,29 @@ def test_the_last_lines_of_a_training_say_what_comes_next(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "best -1.5 at iteration 1; took 0:00"
     assert lines[1] == "next: marl-pool evaluate 'new run'"
+
+
+def test_a_run_without_a_finished_episode_has_no_infinite_return(monkeypatch, capsys):
+    def perform(run, config):
+        run.log({"iteration": 2, "env_steps": 4})
+        run.close()
+        with run.save_policy_dir(Best(2, -math.inf)) as folder:
+            (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr("marl_pool.cli.train.perform", perform)
+    assert cli.main(["train", "experiment=simple_centroid", "--run-dir", "short"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "best iteration 2, before an episode was over; took 0:00"
+    for words in (["show", "short"], ["ls"]):
+        assert cli.main(words) == 0
+        told = capsys.readouterr().out
+        assert "short" in told
+        assert "-inf" not in told
+
+
+@pytest.mark.parametrize("verb", ["evolve", "clone"])
+def test_a_sweep_says_why_it_takes_no_other_verb(verb, capsys):
+    assert cli.main(["sweep", "--verb", verb, "seed=0,1"]) == 2
+    told = capsys.readouterr().err
+    expected = f"expected train or fit, got '{verb}', which makes single runs only"
+    assert told == f"marl-pool: argument --verb: {expected}\n"
