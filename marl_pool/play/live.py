@@ -119,6 +119,7 @@ class LivePerturbation(Perturbation):
 
         Later parts go on, unless they now receive another number of tokens.
         """
+        true = tokens
         common = {key: value for key, value in state.items() if "/" not in key}
         result = {**common, "origin": identity_origin(tokens)}
         for each, part in self.parts.items():
@@ -138,7 +139,8 @@ class LivePerturbation(Perturbation):
             # The next part starts from the tokens that this one lets through.
             tokens, _ = part(tokens, own)
             result |= _prefixed(each, own)
-        return result
+        # A paused page shows these tokens before the next step counts them.
+        return {**result, "origin": self(true, result)[1]["origin"]}
 
     def choose(
         self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]

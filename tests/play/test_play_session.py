@@ -78,6 +78,15 @@ def test_occluding_and_freezing_by_hand():
     assert not lane.episode.perceived()["agent"].padding.any()
 
 
+def test_a_paused_page_shows_a_token_doubled_after_a_step():
+    session = Session({"a": token_target(CENTROID)})
+    steps(session, 3)
+    tell(session, do="duplicate", entity=4)
+    shown = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
+    assert len(shown) == 33
+    assert shown[-1] == 4
+
+
 def test_several_perturbations_at_once_show_where_tokens_come_from():
     session = Session(
         {"a": token_target(CENTROID), "b": token_target(CENTROID, seed=1)}
