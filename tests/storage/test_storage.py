@@ -1,6 +1,7 @@
 """Runs in storage: mirrored, fetched, resumed, evaluated from there."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ from marl_pool.storage.runs import (
     restore,
     restore_proposals,
     restore_sweep,
+    validate_new,
 )
-from marl_pool.sweeps import Proposal, Sweep
+from marl_pool.sweeps import PROPOSALS, Proposal, Sweep
 from marl_pool.training.jobs import JOBS
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}
@@ -365,3 +367,13 @@ def test_a_mirror_that_lacks_something_is_the_last_line(tmp_path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     assert main(["resume", "runs/a", *PLUG_IN]) == 0
     assert Path("store/a/checkpoints/iter_000004/manifest.json").is_file()
+
+
+def test_new_sweep_does_not_adopt_proposals_alone(tmp_path):
+    # The process of a search may end before its other file has arrived.
+    folder = tmp_path / "search"
+    mirror = mirror_of(folder, STORE)
+    fsspec.filesystem("memory").pipe_file(f"{mirror.url}/{PROPOSALS}", b"trials: []")
+    expected = f"storage: expected nothing at {mirror.url} yet, got a {PROPOSALS}; to "
+    with pytest.raises(InputError, match=re.escape(expected)):
+        validate_new(folder, STORE)
