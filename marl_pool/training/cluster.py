@@ -264,7 +264,7 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
         with _hidden_stderr() as shown:
             with contextlib.suppress(AttributeError):  # another version of Ray
                 getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
-            with deferred(shown):
+            with deferred(shown, "Ray's start or end"):
                 yield
     finally:
         ray_utils.set_sigterm_handler = original

@@ -13,13 +13,10 @@ from typing_extensions import override
 
 STDERR = 2
 """File descriptor of standard error, even if `sys.stderr` is replaced."""
-STOPPING = {
-    signal.SIGINT: b"\nmarl-pool: stopping after this iteration; press Ctrl-C again to "
-    b"stop at once\n",
-    signal.SIGTERM: b"\nmarl-pool: SIGTERM: stopping after this iteration\n",
-}
+STOPPING = {signal.SIGINT, signal.SIGTERM}
+"""Signals that stop a run, with a checkpoint."""
 if hasattr(signal, "SIGUSR1"):  # SLURM's warning before the end of a job
-    STOPPING[signal.SIGUSR1] = STOPPING[signal.SIGTERM].replace(b"TERM", b"USR1")
+    STOPPING.add(signal.SIGUSR1)
 
 
 class Terminated(KeyboardInterrupt):
@@ -44,7 +41,7 @@ def terminable() -> Iterator[None]:
 
     with ExitStack() as stack:
         with suppress(ValueError):  # only the main thread may handle signals
-            for number in STOPPING.keys() - {signal.SIGINT}:
+            for number in STOPPING - {signal.SIGINT}:
                 stack.callback(signal.signal, number, signal.signal(number, stop))
         yield
 
@@ -55,7 +52,7 @@ def leave() -> None:
     Signals are ignored, but for Ctrl-C while threads are awaited, and Python does not
     search a million objects of torch and ray for cycles before it frees them.
     """
-    for number in STOPPING.keys() - {signal.SIGINT}:
+    for number in STOPPING - {signal.SIGINT}:
         signal.signal(number, signal.SIG_IGN)
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
@@ -66,6 +63,7 @@ class Interruptible(ExitStack):
 
     Args:
         stderr: file descriptor that takes a line at the first signal.
+        end: what is awaited, for that line.
 
     Attributes:
         interrupt: the error that stands for the first signal; None before it.
@@ -73,9 +71,9 @@ class Interruptible(ExitStack):
 
     interrupt: KeyboardInterrupt | None = None
 
-    def __init__(self, stderr: int = STDERR) -> None:
+    def __init__(self, stderr: int = STDERR, end: str = "this iteration") -> None:
         super().__init__()
-        self.stderr = stderr
+        self.stderr, self.end = stderr, end
 
     @override
     def __enter__(self) -> Self:
@@ -108,20 +106,24 @@ class Interruptible(ExitStack):
         if self.interrupt is None:
             self.interrupt = error
             # Do not print: the interrupted code may hold the lock of the stream.
-            os.write(self.stderr, STOPPING[by])
+            name = "" if by == signal.SIGINT else f"{by.name}: "
+            again = "; press Ctrl-C again to stop at once" if not name else ""
+            line = f"\nmarl-pool: {name}stopping after {self.end}{again}\n"
+            os.write(self.stderr, line.encode())
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif by == signal.SIGINT or error.args == self.interrupt.args:
             raise error
 
 
 @contextmanager
-def deferred(stderr: int = STDERR) -> Iterator[None]:
+def deferred(stderr: int, end: str) -> Iterator[None]:
     """Hold the first Ctrl-C or SIGTERM back until the end of the block.
 
     Args:
         stderr: file descriptor that takes a line about it.
+        end: what is awaited, for that line.
     """
-    held = Interruptible(stderr)
+    held = Interruptible(stderr, end)
     try:
         with held:
             yield
