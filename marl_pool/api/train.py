@@ -117,8 +117,9 @@ def new_run(
     from marl_pool.callbacks import callback_classes
     from marl_pool.runs import Run, default_path
     from marl_pool.storage.runs import validate_new
+    from marl_pool.training.jobs import JOBS
 
-    callback_classes(config["callbacks"])
+    callback_classes(JOBS[verb].config.from_plain(config).callbacks)
     folder = Path(path or default_path(config))
     validate_new(folder, config.get("storage"))
     run = Run.create(folder, config, verb)

@@ -48,12 +48,14 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
                 "check-env: expected env=NAME, env.KEY=… or env_timeout=SECONDS, got "
                 f"{text!r}"
             )
-    config = compose_run("train", overrides, None)
+    composed = compose_run("train", overrides, None)
     from marl_pool.envs.checks import check_env
     from marl_pool.envs.timeout import limit_calls
+    from marl_pool.training.settings import TrainConfig
 
-    with limit_calls(config["env_timeout"] or CHECK_SECONDS):
-        findings = check_env(**config["env"])
+    config = TrainConfig.from_plain(composed)
+    with limit_calls(config.env_timeout or CHECK_SECONDS):
+        findings = check_env(**config.env)
     for name, problem in findings.items():
         print(printable(f"failed  {name}: {problem}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0
