@@ -289,13 +289,14 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     algo = rllib_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
     learner = algo.learner_group._learner
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
-    outputs = learner._outputs
+    update = learner._update
 
-    def count(module_id, rows):
-        seen[module_id].append(rows[Columns.ACTION_LOGP].detach())
-        return outputs(module_id, rows)
+    def count(minibatch):
+        for module_id, rows in minibatch.items():
+            seen[module_id].append(rows[Columns.ACTION_LOGP].detach())
+        return update(minibatch)
 
-    learner._outputs = count
+    learner._update = count
     result = algo.train()
     assert set(algo.env_runner.module.keys()) == set(expected)
     assert set(learner.module.keys()) == set(expected)
