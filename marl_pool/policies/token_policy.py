@@ -1,7 +1,9 @@
 """TokenPolicy: a set network with an action head and a value head."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +31,14 @@ from marl_pool.utils.types import (
 
 _OUTPUTS = ("pool", "logits", "values")
 """Methods between tokens and the loss, which a subclass may change."""
+
+_Prepared = dict[object, ActorCritic | None]
+"""What the kernel reads, by the shapes of tokens."""
+
+# Several threads may act with one policy at a time, each within its own `fixed`.
+_PREPARED: ContextVar[Mapping["TokenPolicy", _Prepared]] = ContextVar(
+    "prepared policies", default=MappingProxyType({})
+)
 
 
 class TokenPolicy(SpecifiedPolicy):
@@ -116,8 +126,6 @@ class TokenPolicy(SpecifiedPolicy):
                 "policy.log_std_range: expected two increasing numbers, "
                 f"got {log_std_range}"
             )
-        # What the kernel reads, by the shapes of tokens, within `fixed`.
-        self._prepared: dict[object, ActorCritic | None] | None = None
         self.noise_size = self.actions.noise_size
         self.activation = activation
         # Means have no limits.
@@ -298,11 +306,12 @@ class TokenPolicy(SpecifiedPolicy):
     @override
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        before, self._prepared = self._prepared, {}
+        before = _PREPARED.get()
+        _PREPARED.set({**before, self: {}})
         try:
             yield
         finally:
-            self._prepared = before
+            _PREPARED.set(before)
 
     def _prepare(self, tokens: Tokens) -> ActorCritic | None:
         """Return what the kernel reads to compute outputs; None to leave it to torch.
@@ -310,12 +319,13 @@ class TokenPolicy(SpecifiedPolicy):
         Within `fixed` the checks are those of the first tokens of a shape.
         """
         # Dropout needs other random numbers in each call.
-        if self._prepared is None or self.training:
+        prepared = _PREPARED.get().get(self)
+        if prepared is None or self.training:
             return self.actor_critic(tokens)
         key = tuple((part.shape[1:], part.dtype, part.device) for part in tokens)
-        if key not in self._prepared:
-            self._prepared[key] = self.actor_critic(tokens)
-        native = self._prepared[key]
+        if key not in prepared:
+            prepared[key] = self.actor_critic(tokens)
+        native = prepared[key]
         if native is None:
             return None
         features = self.network.embedding.read(tokens)

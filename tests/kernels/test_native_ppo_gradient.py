@@ -1,5 +1,6 @@
 """The gradient of PPO's loss in one call of the kernel, against torch's autograd."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from helpers.set_networks import HEADS, WIDTHS, make_tokens
 from marl_pool.kernels.native import call, use_kernels
+from marl_pool.kernels.native.actor_critic import ActorCritic
 from marl_pool.kernels.native.ppo_gradient import fits, ppo_gradient
 from marl_pool.kernels.native.ppo_loss import Coefficients
 from marl_pool.policies.actions import ActionSpec
@@ -351,3 +353,38 @@ def test_dropout_is_sampled_anew_within_fixed() -> None:
     with torch.no_grad(), policy.fixed():
         first, second = policy(tokens)[0], policy(tokens)[0]
     assert not torch.equal(first, second)
+
+
+def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy().eval()
+    tokens = make_tokens(policy.network, 5)
+    prepare, calls = policy.actor_critic, [0]
+    entered, prepares, left = (threading.Event() for _ in range(3))
+
+    def other() -> None:
+        with policy.fixed():
+            entered.set()
+            assert prepares.wait(60)
+        left.set()
+
+    def prepare_meanwhile(tokens: Tokens) -> ActorCritic | None:
+        # The other thread leaves `fixed` while this one prepares.
+        calls[0] += 1
+        prepares.set()
+        assert left.wait(60)
+        return prepare(tokens)
+
+    with torch.no_grad():
+        expected = policy(tokens)
+        monkeypatch.setattr(policy, "actor_critic", prepare_meanwhile)
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert entered.wait(60)
+        with policy.fixed():
+            found = [policy(tokens) for _ in range(3)]
+        thread.join()
+        assert calls == [1]
+        policy(tokens)
+        assert calls == [2]  # Nothing is left of either thread.
+    for outputs in found:
+        assert all(map(torch.equal, outputs, expected))
