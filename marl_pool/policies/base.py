@@ -77,7 +77,7 @@ class Policy(nn.Module, ABC):
         """Return a context within which modules, options and kernels do not change.
 
         A policy may then prepare once what it would prepare in every call. The numbers
-        of the weights may change.
+        of the weights may change, in place.
         """
         return nullcontext()
 

@@ -210,6 +210,8 @@ class TokenPolicy(SpecifiedPolicy):
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
         """Return the policy as the compiled kernel reads it.
 
+        Within `fixed` the checks are those of the first tokens of a shape.
+
         Args:
             tokens: tokens of batch ``(B,)``.
 
@@ -217,6 +219,24 @@ class TokenPolicy(SpecifiedPolicy):
             None where something is left to torch: a part of the network or of a head, a
             second network, a hook, or the method of a subclass.
         """
+        prepared = _PREPARED.get().get(self)
+        if prepared is None:
+            return self._actor_critic(tokens)
+        shapes = [(part.shape[1:], part.dtype, part.device) for part in tokens]
+        key = (self.training, *shapes)
+        if key not in prepared:
+            native = self._actor_critic(tokens)
+            prepared[key] = None if native is None else native.with_addresses()
+        native = prepared[key]
+        if native is None:
+            return None
+        if self.training and (native.network.dropout or self.network.token_dropout):
+            # Each call needs other random numbers.
+            return self._actor_critic(tokens)
+        features = self.network.embedding.read(tokens)
+        return native.on(features, tokens.types, tokens.padding)
+
+    def _actor_critic(self, tokens: Tokens) -> ActorCritic | None:
         kind = type(self)
         changed = [n for n in _OUTPUTS if getattr(kind, n) is not vars(TokenPolicy)[n]]
         if changed or self.value_network is not None or has_hooks(self):
@@ -297,7 +317,7 @@ class TokenPolicy(SpecifiedPolicy):
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
         """Return logits ``(rows, L)``, values ``(rows,)``, and the new memory."""
         if not torch.is_grad_enabled() and not self.recurrent:
-            native = self._prepare(tokens.flatten_batch())
+            native = self.actor_critic(tokens.flatten_batch())
             if native is not None:
                 return *run_actor_critic(native), ()
         for_action, for_value, memory = self._pool_step(tokens, state)
@@ -312,24 +332,6 @@ class TokenPolicy(SpecifiedPolicy):
             yield
         finally:
             _PREPARED.set(before)
-
-    def _prepare(self, tokens: Tokens) -> ActorCritic | None:
-        """Return what the kernel reads to compute outputs; None to leave it to torch.
-
-        Within `fixed` the checks are those of the first tokens of a shape.
-        """
-        # Dropout needs other random numbers in each call.
-        prepared = _PREPARED.get().get(self)
-        if prepared is None or self.training:
-            return self.actor_critic(tokens)
-        key = tuple((part.shape[1:], part.dtype, part.device) for part in tokens)
-        if key not in prepared:
-            prepared[key] = self.actor_critic(tokens)
-        native = prepared[key]
-        if native is None:
-            return None
-        features = self.network.embedding.read(tokens)
-        return native.on(features, tokens.types, tokens.padding)
 
     def _pool_step(
         self, tokens: Tokens, state: State

@@ -105,8 +105,9 @@ def parts_of(
         sample()
         policy.train()  # with dropout
         torch.set_num_threads(config["threads"])
-        for _ in range(updates):
-            backpropagate()
+        with policy.fixed():
+            for _ in range(updates):
+                backpropagate()
 
     return run
 

@@ -329,9 +329,9 @@ def test_a_fixed_policy_prepares_once_for_each_shape(
     sets = [make_tokens(policy.network, rows, seed=rows) for rows in (5, 9, 5)]
     sets.append(Tokens(*(part[:, :4] for part in sets[0])))
     calls: list[Tokens] = []
-    prepare = policy.actor_critic
+    prepare = policy._actor_critic
     monkeypatch.setattr(
-        policy, "actor_critic", lambda tokens: calls.append(tokens) or prepare(tokens)
+        policy, "_actor_critic", lambda tokens: calls.append(tokens) or prepare(tokens)
     )
     with torch.no_grad():
         expected = [policy(tokens) for tokens in sets]
@@ -358,7 +358,7 @@ def test_dropout_is_sampled_anew_within_fixed() -> None:
 def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy().eval()
     tokens = make_tokens(policy.network, 5)
-    prepare, calls = policy.actor_critic, [0]
+    prepare, calls = policy._actor_critic, [0]
     entered, prepares, left = (threading.Event() for _ in range(3))
 
     def other() -> None:
@@ -376,7 +376,7 @@ def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with torch.no_grad():
         expected = policy(tokens)
-        monkeypatch.setattr(policy, "actor_critic", prepare_meanwhile)
+        monkeypatch.setattr(policy, "_actor_critic", prepare_meanwhile)
         thread = threading.Thread(target=other)
         thread.start()
         assert entered.wait(60)

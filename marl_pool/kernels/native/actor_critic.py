@@ -11,11 +11,11 @@ from marl_pool.kernels.native.call import (
     KernelCall,
     MlpSizes,
     NetworkInputs,
+    Weights,
     library,
     mlp_sizes,
     num_threads,
     pointer,
-    pointers,
 )
 from marl_pool.kernels.native.plan import are_precise
 
@@ -85,6 +85,27 @@ class ActorCritic:
         inputs = self.network._replace(values=values, types=types, padding=padding)
         return ActorCritic(inputs, self.action, self.value, self.limits)
 
+    def with_addresses(self) -> "ActorCritic":
+        """Return the same policy, for many calls: its weights' addresses are read once.
+
+        The numbers of the weights may change, in place.
+        """
+        # The copy of a weight that is not contiguous would keep its numbers.
+        if not all(parameter.is_contiguous() for parameter in self.parameters):
+            return self
+        weights = [
+            Weights.of(part.parameters)
+            for part in (self.network, self.action, self.value)
+        ]
+        for each in weights:
+            each.keep()
+        return ActorCritic(
+            self.network._replace(parameters=weights[0]),
+            self.action._replace(parameters=weights[1]),
+            self.value._replace(parameters=weights[2]),
+            self.limits,
+        )
+
     def is_precise(self) -> bool:
         """Return True if all numbers are of one dtype that the kernel computes."""
         tensors = (self.network.values, *self.parameters, *(self.limits or ()))
@@ -131,11 +152,11 @@ class ActorCriticCall:
             assert tensor is None or tensor.dtype == policy.network.values.dtype
         # Keep the copies and arrays until the kernel has read them.
         self._numbers = numbers
-        self._weights = [[p.contiguous() for p in h.parameters] for h in heads]
-        self._arrays = list(map(pointers, self._weights))
-        self._heads = _Heads(
-            *sizes, *map(ctypes.addressof, self._arrays), *map(pointer, numbers)
-        )
+        self._weights = [Weights.of(head.parameters) for head in heads]
+        for weights in self._weights:
+            assert weights.dtype == policy.network.values.dtype
+        addresses = [ctypes.addressof(weights.addresses) for weights in self._weights]
+        self._heads = _Heads(*sizes, *addresses, *map(pointer, numbers))
         self.network = KernelCall(*policy.network)
         self.arguments = (*self.network.arguments, ctypes.byref(self._heads))
 

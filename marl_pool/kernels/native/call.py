@@ -260,6 +260,35 @@ def _network_sizes(sizes: NetworkSizes) -> _Sizes:
     return _Sizes(**vars(sizes))
 
 
+class Weights(tuple[Tensor, ...]):
+    """Weights as the kernel reads them: contiguous, on the CPU, of one dtype.
+
+    Attributes:
+        dtype: dtype of all.
+        addresses: addresses of their numbers.
+    """
+
+    dtype: torch.dtype
+    addresses: ctypes.Array[ctypes.c_void_p]
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor]) -> "Weights":
+        """Return the parameters, with a copy of each that is not contiguous."""
+        if isinstance(parameters, Weights):
+            return parameters
+        weights = cls([parameter.contiguous() for parameter in parameters])
+        weights.dtype = parameters[0].dtype
+        for weight in weights:
+            assert weight.is_cpu
+            assert weight.dtype == weights.dtype
+        weights.addresses = pointers(weights)
+        return weights
+
+    def keep(self) -> None:
+        """Keep the memory, even if a parameter is given another."""
+        self._memory = [weight.untyped_storage() for weight in self]
+
+
 class KernelCall:
     """The network's arguments of one call, checked before their pointers are passed.
 
@@ -289,21 +318,18 @@ class KernelCall:
             if tensor is not None:
                 assert tensor.shape == (rows, tokens)
                 self.tensors[i] = tensor.to(dtype).contiguous()
-        self.parameters = [parameter.contiguous() for parameter in parameters]
-        dtype = values.dtype
-        for parameter in self.parameters:
-            assert parameter.is_cpu
-            assert parameter.dtype == dtype
+        self.weights = Weights.of(parameters)
+        assert self.weights.dtype == values.dtype
         for tensor in self.tensors:
             assert tensor is None or tensor.is_cpu
         self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
         self.sizes.rows, self.sizes.tokens = rows, tokens
         self.sizes.dropout, self.sizes.seed = dropout, seed
-        self.double = dtype == torch.float64
+        self.double = values.dtype == torch.float64
         self.arguments = (
             ctypes.byref(self.sizes),
             *map(pointer, self.tensors),
-            pointers(self.parameters),
+            self.weights.addresses,
         )
 
     def __call__(

@@ -42,8 +42,13 @@ class PPOGradient(NamedTuple):
 
 
 def fits(policy: ActorCritic, recorded: RecordedSteps) -> bool:
-    """Return True if `ppo_gradient` can compute these rows."""
-    return policy.is_precise() and recorded.fits(policy.network.values)
+    """Return True if `ppo_gradient` can compute these rows.
+
+    Args:
+        policy: policy of which `ActorCritic.is_precise` is True.
+        recorded: what was recorded of each row.
+    """
+    return recorded.fits(policy.network.values)
 
 
 def ppo_gradient(

@@ -171,7 +171,11 @@ class BatchedPPOLearner(PPOTorchLearner):
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
         self._takes_whole = {mid: self._fits_cache(mid, r) for mid, r in batch.items()}
-        with self._threads(batch):
+        with ExitStack() as stack:
+            stack.enter_context(self._threads(batch))
+            # Modules do not change in an update.
+            for mid in batch:
+                stack.enter_context(self.module[mid].unwrapped().policy.fixed())
             for minibatch in minibatches(
                 batch,
                 num_epochs=num_epochs,
