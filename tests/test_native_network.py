@@ -155,6 +155,41 @@ def test_a_row_does_not_depend_on_the_padding_of_its_neighbours(pooling: str) ->
         assert torch.equal(network(tokens)[1::2], alone[1::2])
 
 
+def far_apart(head_width: int, scale: float) -> SetNetwork:
+    """Return a network whose scores are far below what each feature alone allows."""
+    network = make_network(head_width=head_width, num_tokens=9, layers=1).double()
+    attention = network.encoder.layers[0].attention
+    with torch.no_grad():
+        query, key = attention.to_query.weight, attention.to_key.weight
+        query[1::head_width] = query[::head_width]
+        key[1::head_width] = -0.9 * key[::head_width]
+        query *= scale
+    return network
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("head_width", [2, 3, 4])
+def test_a_loose_bound_of_the_scores_loses_nothing(
+    head_width: int, padded: bool
+) -> None:
+    network = far_apart(head_width, 2000.0)
+    tokens = make_tokens(network, 40, padded=padded)
+    expected = results(network, tokens, "torch")
+    assert max(errors(results(network, tokens, "native"), expected)) < 1e-9
+
+
+@pytest.mark.parametrize("scale", [30.0, 100.0, 300.0])
+@pytest.mark.parametrize("head_width", [2, 3, 4])
+def test_a_rows_bound_is_its_own(head_width: int, scale: float) -> None:
+    network = far_apart(head_width, scale)
+    tokens = make_tokens(network, 64)
+    with use_kernels("native"), torch.no_grad():
+        together = network(tokens)
+        for row in range(64):
+            alone = tokens.map(lambda tensor, row=row: tensor[row : row + 1])
+            assert torch.equal(network(alone)[0], together[row])
+
+
 def test_zero_rows_have_zero_gradients() -> None:
     network = make_network()
     out, *found = results(network, make_tokens(network, 0), "native")

@@ -21,7 +21,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "gated": {"name": "gated"},  # pooled by torch
     "pma": {"name": "pma"},  # pooled by torch
 }
-WIDTHS = {1: (4, 4), 2: (6, 3), 3: (6, 2), 8: (8, 1), 16: (32, 2)}
+WIDTHS = {1: (4, 4), 2: (6, 3), 3: (6, 2), 4: (8, 2), 8: (8, 1), 16: (32, 2)}
 """Width of the model and number of heads, by the width of a head."""
 
 

@@ -23,6 +23,43 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
+TESTS = [
+    ROOT / "tests" / "test_native_network.py",
+    ROOT / "tests" / "kernels" / "test_native_mlp.py",
+    ROOT / "tests" / "kernels" / "test_native_ppo_loss.py",
+    ROOT / "tests" / "kernels" / "test_native_ppo_gradient.py",
+]
+
+
+def run_tests(library: Path, *options: str, env: dict[str, str]) -> None:
+    """Run the kernel's tests in another process, with another library."""
+    arguments = [*map(str, TESTS), "-q", "-n", "0", "-p", "no:cacheprovider", *options]
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, str(library), *arguments],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "passed" in ran.stdout
+
+
+def lower_levels() -> list[Path]:
+    """Return the libraries of this machine's lower instruction sets."""
+    kernel = call.library()
+    own = "" if kernel is None else Path(kernel._name).stem
+    return [path for path in call._libraries() if "kernel-v" < path.stem < own]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", lower_levels(), ids=lambda path: path.stem)
+def test_libraries_of_lower_levels(path: Path, tmp_path: Path) -> None:
+    library = tmp_path / "kernel-base.so"
+    shutil.copy(path, library)
+    run_tests(library, "-m", "not slow", env=dict(os.environ))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,
@@ -52,23 +89,8 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    tests = [
-        str(ROOT / "tests" / "test_native_network.py"),
-        str(ROOT / "tests" / "kernels" / "test_native_mlp.py"),
-        str(ROOT / "tests" / "kernels" / "test_native_ppo_loss.py"),
-        str(ROOT / "tests" / "kernels" / "test_native_ppo_gradient.py"),
-        *("-q", "-n", "0", "-p", "no:cacheprovider"),
-        *("-k", "float64 or moments or dropout or neighbours or threads or refused"),
-    ]
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, str(library), *tests],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    assert "passed" in ran.stdout
+    names = "float64 or moments or dropout or neighbours or threads or refused"
+    run_tests(library, "-k", names, env=env)
 
 
 TOO_LARGE = """

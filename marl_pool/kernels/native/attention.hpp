@@ -1,12 +1,13 @@
 // Attention of the tokens to each other, for one head and one block of rows.
 //
-// Queries are in units of ln 2 and scaled, so the weights are 2^(q k). Three ways:
+// Queries are in units of ln 2 and scaled, so the weights are 2^(q k). Four ways:
 //
 // - Heads of width one, by moments. With e^z ≈ Σ_p c_p z^p for |z| <= R,
 //       Σ_j e^{q k_j} v_j = Σ_p c_p q^p Σ_j k_j^p v_j,
 //   so N² exponentials become 2 N P products. Keys are centered on the middle of their
 //   range: then the largest term is at least 1 and nothing cancels.
 // - Heads of width one, pair by pair, where R is too large.
+// - Heads of width two to four, pair by pair.
 // - Wider heads, by a matrix of scores.
 //
 // An absent token (padding) has the weight zero. A row without tokens gives zero.
@@ -22,6 +23,11 @@ template <class Real> struct NarrowHead {
   // Kept for the gradient: the largest score, 1 / Σ weights, the slope d out / d query
   // and the mean of the centered values.
   Vector<Real> *peak, *inverse, *slope, *mean;
+};
+
+template <class Real> struct WideHead {
+  View<Real> query, key, value, out;
+  Vector<Real> *peak, *inverse;  // kept for the gradient, for each query
 };
 
 template <class Real> struct KeyRange {
@@ -249,12 +255,168 @@ template <class Real, class F> INLINE bool with_series(int bound, F &&f) {
   return false;
 }
 
-// ---- heads of any width
+// ---- heads of width two to four, pair by pair
 
-template <class Real> struct WideHead {
-  View<Real> query, key, value, out;
-  Vector<Real> *peak, *inverse;  // kept for the gradient, for each query
+// Queries at a time, whose numbers fit in the registers.
+constexpr int kPairQueries = kTokens / 2;
+
+// Where scores may be as far apart as this, in units of ln 2, the largest one is found
+// instead of bounded: the weights of all tokens could vanish beside the bound.
+template <class Real> constexpr Real kFarApart = Real(60);
+
+template <class Real, int Width> struct KeyBox {
+  Vector<Real> low[Width], high[Width];
 };
+
+// The smallest and the largest number of the present keys, 0 for an empty row.
+template <class Real, int Width, bool Padded>
+INLINE KeyBox<Real, Width> key_box(View<Real> key, const Vector<Real> *present,
+                                   int tokens) {
+  using V = Vector<Real>;
+  KeyBox<Real, Width> box;
+  UNROLL for (int d = 0; d < Width; d++) {
+    V low = splat<Real>(kHuge<Real>), high = splat<Real>(-kHuge<Real>);
+    for (int j = 0; j < tokens; j++) {
+      const V x = key(j, d);
+      if constexpr (Padded) {
+        low = smaller(low, present[j] > 0 ? x : splat<Real>(kHuge<Real>));
+        high = larger(high, present[j] > 0 ? x : splat<Real>(-kHuge<Real>));
+      } else {
+        low = smaller(low, x);
+        high = larger(high, x);
+      }
+    }
+    box.low[d] = low > high ? V{} : low;
+    box.high[d] = low > high ? V{} : high;
+  }
+  return box;
+}
+
+template <class Real, int Width>
+INLINE Vector<Real> dot(const Vector<Real> (&a)[Width], View<Real> b, int n,
+                        Vector<Real> sum) {
+  UNROLL for (int d = 0; d < Width; d++) sum += a[d] * b(n, d);
+  return sum;
+}
+
+// A number that no score of a query exceeds, by much less than the scores can differ.
+template <class Real, int Width, bool Padded>
+INLINE Vector<Real> peak_of(const Vector<Real> (&query)[Width],
+                            const KeyBox<Real, Width> &box, View<Real> key,
+                            const Vector<Real> *present, int tokens) {
+  using V = Vector<Real>;
+  V bound{}, apart{};
+  UNROLL for (int d = 0; d < Width; d++) {
+    const V low = query[d] * box.low[d], high = query[d] * box.high[d];
+    bound += larger(low, high);
+    apart += magnitude<Real>(high - low);
+  }
+  const Bits<Real> far = !(apart <= kFarApart<Real>);
+  bool any = false;
+  for (int lane = 0; lane < lanes<Real>; lane++) any |= far[lane] != 0;
+  if (!any) return bound;
+  // A row's peak must not depend on the other rows, so the others keep their bound.
+  V largest = splat<Real>(-kHuge<Real>);
+  for (int j = 0; j < tokens; j++) {
+    V score = dot<Real, Width>(query, key, j, V{});
+    if constexpr (Padded) score = present[j] > 0 ? score : splat<Real>(-kHuge<Real>);
+    largest = larger(largest, score);
+  }
+  return far ? largest : bound;
+}
+
+template <class Real, int Width, bool Padded, bool Train>
+void small_forward(WideHead<Real> head, const Vector<Real> *present, int tokens) {
+  using V = Vector<Real>;
+  const auto box = key_box<Real, Width, Padded>(head.key, present, tokens);
+  split<kPairQueries>(0, tokens, [&](int i, auto queries) {
+    constexpr int T = queries;
+    V query[T][Width], peak[T], total[T] = {}, sum[T][Width] = {};
+    UNROLL for (int t = 0; t < T; t++) {
+      UNROLL for (int d = 0; d < Width; d++) query[t][d] = head.query(i + t, d);
+      peak[t] = peak_of<Real, Width, Padded>(query[t], box, head.key, present, tokens);
+    }
+    for (int j = 0; j < tokens; j++) {
+      UNROLL for (int t = 0; t < T; t++) {
+        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        // Scores of absent tokens may be above the peak.
+        if constexpr (Padded) score = smaller(V{}, score);
+        V weight = exp2<Real>(score);
+        if constexpr (Padded) weight *= present[j];
+        total[t] += weight;
+        UNROLL for (int d = 0; d < Width; d++) sum[t][d] += weight * head.value(j, d);
+      }
+    }
+    UNROLL for (int t = 0; t < T; t++) {
+      const V inverse = inverse_of<Real, Padded>(total[t]);
+      UNROLL for (int d = 0; d < Width; d++) head.out(i + t, d) = sum[t][d] * inverse;
+      if constexpr (Train) {
+        head.peak[i + t] = peak[t];
+        head.inverse[i + t] = inverse;
+      }
+    }
+  });
+}
+
+// Gradients by query, key and value, given that of `out`.
+template <class Real, int Width, bool Padded>
+void small_backward(WideHead<Real> head, const Vector<Real> *present,
+                    View<Real> gradient, WideHead<Real> result, int tokens) {
+  using V = Vector<Real>;
+  for (int j = 0; j < tokens; j++)
+    UNROLL for (int d = 0; d < Width; d++) result.key(j, d) = result.value(j, d) = V{};
+  split<kPairQueries>(0, tokens, [&](int i, auto queries) {
+    constexpr int T = queries;
+    // Both gradient and query with the factors that all pairs have.
+    V query[T][Width], by_out[T][Width], for_query[T][Width] = {}, along[T] = {}, peak[T];
+    UNROLL for (int t = 0; t < T; t++) {
+      UNROLL for (int d = 0; d < Width; d++) {
+        query[t][d] = head.query(i + t, d);
+        by_out[t][d] = gradient(i + t, d) * head.inverse[i + t];
+        along[t] += by_out[t][d] * head.out(i + t, d);
+      }
+      peak[t] = head.peak[i + t];
+    }
+    for (int j = 0; j < tokens; j++) {
+      V for_key[Width], for_value[Width];
+      UNROLL for (int d = 0; d < Width; d++) {
+        for_key[d] = result.key(j, d);
+        for_value[d] = result.value(j, d);
+      }
+      UNROLL for (int t = 0; t < T; t++) {
+        V score = dot<Real, Width>(query[t], head.key, j, -peak[t]);
+        if constexpr (Padded) score = smaller(V{}, score);
+        V weight = exp2<Real>(score);
+        if constexpr (Padded) weight *= present[j];
+        const V slope = weight * dot<Real, Width>(by_out[t], head.value, j, -along[t]);
+        UNROLL for (int d = 0; d < Width; d++) {
+          for_query[t][d] += slope * head.key(j, d);
+          for_key[d] += slope * query[t][d];
+          for_value[d] += weight * by_out[t][d];
+        }
+      }
+      UNROLL for (int d = 0; d < Width; d++) {
+        result.key(j, d) = for_key[d];
+        result.value(j, d) = for_value[d];
+      }
+    }
+    UNROLL for (int t = 0; t < T; t++)
+      UNROLL for (int d = 0; d < Width; d++)
+        result.query(i + t, d) = for_query[t][d] * ln_2<Real>;
+  });
+  for (int j = 0; j < tokens; j++)
+    UNROLL for (int d = 0; d < Width; d++) result.key(j, d) *= ln_2<Real>;
+}
+
+// Call f(width) with the width of a head as a constant; false if it has no code.
+template <class F> INLINE bool with_width(int width, F &&f) {
+  if (width == 2) return f(std::integral_constant<int, 2>{}), true;
+  if (width == 3) return f(std::integral_constant<int, 3>{}), true;
+  if (width == 4) return f(std::integral_constant<int, 4>{}), true;
+  return false;
+}
+
+// ---- heads of any width
 
 template <class Real> struct SoftmaxScale {
   Vector<Real> peak, inverse;  // the largest score and 1 / Σ weights

@@ -244,7 +244,12 @@ void attention_forward(const LayerState<Real> &state, const LayerSizes &s,
   const int N = s.tokens, width = s.dim / s.heads;
   for (int h = 0; h < s.heads; h++) {
     if (width > 1) {
-      wide_forward<Real, Padded, Train>(state.wide(h, s), present, N, width, scratch);
+      const WideHead<Real> head = state.wide(h, s);
+      const bool done = with_width(width, [&](auto small) {
+        small_forward<Real, small, Padded, Train>(head, present, N);
+      });
+      if (!done)
+        wide_forward<Real, Padded, Train>(head, present, N, width, scratch);
       continue;
     }
     const NarrowHead<Real> head = state.narrow(h, s);
@@ -268,8 +273,12 @@ void attention_backward(const LayerState<Real> &state, const LayerSizes &s,
       out.query = result.from_feature(h * width);
       out.key = result.from_feature(s.dim + h * width);
       out.value = result.from_feature(2 * s.dim + h * width);
-      wide_backward<Real, Padded>(head, present, gradient.from_feature(h * width), out,
-                                  s.tokens, width, scratch);
+      const View<Real> g = gradient.from_feature(h * width);
+      const bool done = with_width(width, [&](auto small) {
+        small_backward<Real, small, Padded>(head, present, g, out, s.tokens);
+      });
+      if (!done)
+        wide_backward<Real, Padded>(head, present, g, out, s.tokens, width, scratch);
       continue;
     }
     NarrowHead<Real> head = state.narrow(h, s), out = head;

@@ -19,10 +19,11 @@ template <class Real> struct View {
 };
 
 // Tiles of tokens x outputs that fit in the registers.
-#if defined(__AVX512F__)
-constexpr int kTokens = 4, kOutputs = 6;
+constexpr int kTokens = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kOutputs = 6;
 #else
-constexpr int kTokens = 2, kOutputs = 3;
+constexpr int kOutputs = 3;  // 16 registers instead of 32
 #endif
 
 template <class Real, int Tokens, int Outputs, bool Add>
@@ -80,33 +81,38 @@ void linear(View<Real> x, const Real *weight, long stride, const Real *bias, Vie
   });
 }
 
+// A gradient's tile has as many numbers as a vector.
+template <class Real> constexpr int kGradientOutputs = lanes<Real> < 4 ? lanes<Real> : 4;
+template <class Real>
+constexpr int kGradientInputs = lanes<Real> / kGradientOutputs<Real>;
+
 // gradient(o, i) += Σ over tokens and rows of dy(n, o) x(n, i); gradient is (outputs,
 // inputs) with the given stride.
 template <class Real, int Outputs, int Inputs>
 INLINE void weight_gradient_tile(View<Real> dy, View<Real> x, Real *gradient,
                                  long stride, int tokens) {
   using V = Vector<Real>;
-  constexpr int W = lanes<Real>;
-  V sums[W] = {};
+  constexpr int Columns = kGradientInputs<Real>;
+  V sums[lanes<Real>] = {};
   for (int n = 0; n < tokens; n++) {
     V value[Inputs];
     UNROLL for (int i = 0; i < Inputs; i++) value[i] = x(n, i);
     UNROLL for (int o = 0; o < Outputs; o++) {
       const V d = dy(n, o);
-      UNROLL for (int i = 0; i < Inputs; i++) sums[o * (W / 4) + i] += d * value[i];
+      UNROLL for (int i = 0; i < Inputs; i++) sums[o * Columns + i] += d * value[i];
     }
   }
   const V totals = lane_sums<Real>(sums);
   UNROLL for (int o = 0; o < Outputs; o++)
     UNROLL for (int i = 0; i < Inputs; i++)
-      gradient[o * stride + i] += totals[o * (W / 4) + i];
+      gradient[o * stride + i] += totals[o * Columns + i];
 }
 
 template <class Real>
 void weight_gradient(View<Real> dy, View<Real> x, Real *gradient, long stride, int tokens,
                      int outputs, int inputs) {
-  split<4>(0, outputs, [&](int o, auto rows) {
-    split<lanes<Real> / 4>(0, inputs, [&](int i, auto columns) {
+  split<kGradientOutputs<Real>>(0, outputs, [&](int o, auto rows) {
+    split<kGradientInputs<Real>>(0, inputs, [&](int i, auto columns) {
       Real *at = gradient + o * stride + i;
       weight_gradient_tile<Real, rows, columns>(dy.from_feature(o), x.from_feature(i), at,
                                                 stride, tokens);
