@@ -8,12 +8,12 @@ def main() -> int:
     """Run the command; Ctrl-C ends it quietly from the first import on."""
     try:
         from marl_pool.cli.main import main as run
-        from marl_pool.training.signals import leave
+        from marl_pool.training.signals import prepare_exit
     except KeyboardInterrupt:
         print("marl-pool: stopped", file=sys.stderr)
         return 130
     status = run()
-    leave()
+    prepare_exit()
     return status
 
 

@@ -377,7 +377,8 @@ class Rollout:
         favour short ones. No environment is left in the rollout afterwards.
 
         Args:
-            on_step: called after each step with the environments not yet dropped.
+            on_step: called after each step with the environments not yet dropped. It
+                must not change the policies, see `Policy.fixed`.
             idle: fraction of environments, in [0, 1], that may be over before they are
                 dropped, all at once, which saves time where a step is cheap. Above 0
                 only for an environment with `BatchedEnv.steps_past_end`.

@@ -326,12 +326,13 @@ class TokenPolicy(SpecifiedPolicy):
     @override
     @contextmanager
     def fixed(self) -> Iterator[None]:
-        before = _PREPARED.get()
-        _PREPARED.set({**before, self: {}})
+        before = _PREPARED.get().get(self)
+        _PREPARED.set({**_PREPARED.get(), self: {}})
         try:
             yield
         finally:
-            _PREPARED.set(before)
+            others = {p: own for p, own in _PREPARED.get().items() if p is not self}
+            _PREPARED.set(others if before is None else {**others, self: before})
 
     def _pool_step(
         self, tokens: Tokens, state: State

@@ -42,7 +42,7 @@ NO_TYPE = re.compile(r"node_[0-9a-f]+")
 """Type of a node in the report of a cluster without an autoscaler."""
 TAKE_SIGNALS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
 LEAVE_SIGNALS = "_ZN3ray6RayLog21UninstallSignalActionEv"
-"""Symbols of Ray's C++ code that handle SIGTERM and fatal signals, and no longer do."""
+"""Symbols of Ray's C++ code that install and remove its handlers of signals."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
 """Limits on the start of processes, and with machines that an autoscaler brings."""
 JOIN_SECONDS, JOIN_INTERVAL = 30.0, 10.0
@@ -110,7 +110,7 @@ def _short_errors() -> Iterator[None]:
     """Print each error that ray reports as one line, which is no result: on stderr."""
 
     def show(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
-        print_warning(f"ray: {one_line(RuntimeError(*batch['lines']))}")
+        print_warning(f"ray: {one_line(RuntimeError(' '.join(batch['lines'])))}")
 
     original = ray_worker.print_to_stdstream
     ray_worker.print_to_stdstream = show
@@ -220,10 +220,11 @@ def await_head(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         return
-    began, told = time.monotonic(), 0.0
+    began, waited, told = time.monotonic(), 0.0, 0.0
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), JOIN_INTERVAL):
+            limit = max(1.0, min(JOIN_INTERVAL, JOIN_SECONDS - waited))
+            with socket.create_connection((host.strip("[]"), int(port)), limit):
                 return
         except OSError as error:
             waited = time.monotonic() - began
@@ -262,8 +263,14 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
     ray_utils.set_sigterm_handler = lambda handler: None  # would exit in the midst
     try:
         with _hidden_stderr() as shown:
-            with contextlib.suppress(AttributeError):  # another version of Ray
+            try:
                 getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
+            except AttributeError:
+                warnings.warn(
+                    f"ray {ray.__version__} has no {function}: SIGTERM while it starts "
+                    "or ends may end this process with another status",
+                    stacklevel=2,
+                )
             with deferred(shown, "Ray's start or end"):
                 yield
     finally:

@@ -85,8 +85,8 @@ class FlatParameters:
         """Return True if every parameter is trained, without hooks on its gradient."""
         return all(p.requires_grad and not p._backward_hooks for p in self.parameters)
 
-    def clear_grad(self) -> None:
-        """Set all gradients to zero; the parameters' are views of that of `values`."""
+    def view_grad(self) -> None:
+        """Make the parameters' gradients views of that of `values`, all zero."""
         self.values.grad = self._gradient.zero_()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient

@@ -46,16 +46,28 @@ def terminable() -> Iterator[None]:
         yield
 
 
-def leave() -> None:
-    """Let the end of this process, which has nothing more to save, be short and whole.
+def prepare_exit() -> None:
+    """Prepare the end of this process, which has nothing more to save.
 
-    Signals are ignored, but for Ctrl-C while threads are awaited, and Python does not
-    search a million objects of torch and ray for cycles before it frees them.
+    While Python waits for threads, which may never end, a signal ends the process; then
+    signals are ignored. Python does not search a million objects of torch and ray for
+    cycles before it frees them.
     """
-    for number in STOPPING - {signal.SIGINT}:
-        signal.signal(number, signal.SIG_IGN)
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    with suppress(ValueError):  # only the main thread may handle signals
+        for number in STOPPING - {signal.SIGINT}:
+            signal.signal(number, end)
+        # Python calls it after the threads have ended.
+        atexit.register(_ignore_signals)
     gc.freeze()
+
+
+def _ignore_signals() -> None:
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Interruptible(ExitStack):
@@ -106,10 +118,10 @@ class Interruptible(ExitStack):
         if self.interrupt is None:
             self.interrupt = error
             # Do not print: the interrupted code may hold the lock of the stream.
-            name = "" if by == signal.SIGINT else f"{by.name}: "
-            again = "; press Ctrl-C again to stop at once" if not name else ""
-            line = f"\nmarl-pool: {name}stopping after {self.end}{again}\n"
-            os.write(self.stderr, line.encode())
+            line = f"{by.name}: stopping after {self.end}"
+            if by == signal.SIGINT:
+                line = f"stopping after {self.end}; press Ctrl-C again to stop at once"
+            os.write(self.stderr, f"\nmarl-pool: {line}\n".encode())
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif by == signal.SIGINT or error.args == self.interrupt.args:
             raise error

@@ -133,7 +133,7 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
     def in_one_call() -> None:
         given = policy.actor_critic(tokens)
         assert given is not None
-        flat.clear_grad()
+        flat.view_grad()
         ppo_gradient(given, terms, recorded, None)
 
     return in_one_call

@@ -1,9 +1,12 @@
 """Signals between a command's last line and the end of its process."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from helpers.training import PATIENCE
 
 COMMAND = """
 import atexit, gc, os, signal, sys
@@ -36,3 +39,28 @@ def test_a_signal_does_not_change_the_status_of_what_has_ended(name, verb, statu
     assert "Traceback" not in done.stderr
     # Python does not search all objects again for cycles.
     assert done.stdout.splitlines()[-1] == "True"
+
+
+HANGING = """
+import sys, threading
+from marl_pool.__main__ import main
+
+sys.argv[1:] = ["list"]
+status = main()
+threading.Thread(target=threading.Event().wait).start()
+print("waits", flush=True)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGUSR1", 138)])
+def test_a_signal_ends_a_process_that_waits_for_a_thread(name, status):
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert "waits\n" in iter(process.stdout.readline, "")
+        process.send_signal(signal.Signals[name])
+        try:
+            assert process.wait(PATIENCE) == status
+        finally:
+            process.kill()

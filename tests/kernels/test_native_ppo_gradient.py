@@ -98,7 +98,7 @@ def in_one_call(
     given, recorded = policy.actor_critic(tokens), recorded_steps(rows)
     assert given is not None
     assert fits(given, recorded)
-    flat.clear_grad()
+    flat.view_grad()
     found = ppo_gradient(given, c, recorded, scale)
     assert flat.values.grad is not None
     return [*found, *flat.split(flat.values.grad)]
@@ -231,7 +231,7 @@ def test_numbers_that_are_not_finite_reach_the_loss(bad: float) -> None:
     assert not all(gradient.isfinite().all() for gradient in gradients)
     # Weights outside the kernel's reach stay without a gradient afterwards.
     flat = FlatParameters(policy.parameters())
-    flat.clear_grad()
+    flat.view_grad()
     assert flat.values.grad is not None
     assert not flat.values.grad.any()
 
@@ -353,6 +353,30 @@ def test_dropout_is_sampled_anew_within_fixed() -> None:
     with torch.no_grad(), policy.fixed():
         first, second = policy(tokens)[0], policy(tokens)[0]
     assert not torch.equal(first, second)
+
+
+def test_contexts_of_two_policies_may_end_in_any_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = make_policy().eval(), make_policy().eval()
+    tokens = make_tokens(first.network, 5)
+    calls: list[TokenPolicy] = []
+    prepare = TokenPolicy._actor_critic
+    monkeypatch.setattr(
+        TokenPolicy,
+        "_actor_critic",
+        lambda self, tokens: calls.append(self) or prepare(self, tokens),
+    )
+    contexts = [first.fixed(), second.fixed()]
+    with torch.no_grad():
+        for context in contexts:
+            context.__enter__()
+        for context in contexts:
+            context.__exit__(None, None, None)
+        for policy in (first, second):
+            policy(tokens)
+            policy(tokens)
+    assert calls == [first, first, second, second]
 
 
 def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,10 +125,14 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
 
 def test_what_ray_reports_is_one_line_and_not_on_stdout(started, capsys):
     original = worker.print_to_stdstream
-    batch = {"lines": ["Raylet is\n\tterminated."], "pid": "raylet", "is_err": False}
+    lines = ["Raylet is\n\tterminated.", "See its log."]
+    batch = {"lines": lines, "pid": "raylet", "is_err": False}
     with ray_session(None, num_cpus=1):
         worker.print_to_stdstream(batch, ignore_prefix=False)
-    assert capsys.readouterr() == ("", "marl-pool: ray: Raylet is terminated.\n")
+    assert capsys.readouterr() == (
+        "",
+        "marl-pool: ray: Raylet is terminated. See its log.\n",
+    )
     assert worker.print_to_stdstream is original
     assert "print_to_stdstream" in worker.listen_error_messages.__code__.co_names
 
@@ -196,6 +200,26 @@ def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
         listening.join()
     cluster.await_head("auto")
     cluster.await_head("ray://127.0.0.1:1")
+
+
+def test_a_mute_head_is_waited_for_no_longer_than_one_that_refuses(monkeypatch):
+    now, limits = [0.0], []
+
+    def connect(address, limit):
+        limits.append(limit)
+        now[0] += limit
+        raise TimeoutError("timed out")
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(cluster, "time", clock)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(OSError, match="timed out"):
+        cluster.await_head("10.0.0.1:6379")
+    assert max(limits) == cluster.JOIN_INTERVAL
+    assert cluster.JOIN_SECONDS <= now[0] <= cluster.JOIN_SECONDS + 1
 
 
 def test_ray_tries_once_to_join_a_cluster(started, monkeypatch):

@@ -238,7 +238,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         if policy is None or not fits(policy, recorded):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
-        flat.clear_grad()
+        flat.view_grad()
         found = ppo_gradient(policy, coefficients, recorded, scale)
         outputs = Outputs(rows, found.logits, found.values)
         if self._is_first:

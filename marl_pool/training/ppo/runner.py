@@ -111,6 +111,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             self.device = "cuda" if gpus > 0 else "cpu"
         self._weights_seq_no = self._restarts = 0
         # Tensors of each module here and in a learner of this process.
+        self._learner: Learner | None = None
         self._weights: list[tuple[list[Tensor], list[Tensor]]] = []
         # The first `sample` resets the environments.
         self.rollout: Rollout | None = None
@@ -263,6 +264,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     def copy_weights(self, learner: Learner) -> None:
         """Copy the weights of the learner in this process, always the same one."""
+        assert self._learner in (None, learner)
+        self._learner = learner
         # Collecting the tensors takes longer than copying them.
         if not self._weights:
             modules = [(own, learner.module[mid]) for mid, own in self.module.items()]
