@@ -1,9 +1,11 @@
 """Benchmarks of the compiled kernel: whole networks, compared with torch."""
 
 import copy
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import ray
@@ -11,9 +13,10 @@ import torch
 
 from benchmarks.common import TASKS, Row, Size, Task, build, compare, random_actions
 from marl_pool.config import compose
-from marl_pool.kernels.native import use_kernels
+from marl_pool.kernels.native import call, use_kernels
 from marl_pool.networks import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import Kernels
 
 
@@ -30,6 +33,8 @@ class Network:
     rows: int = 1024
     dtype: torch.dtype = torch.float32
     padded: float = 0.0
+    level: str = ""
+    """Instruction set of the kernel, as "v3"; empty for the machine's own."""
 
     def build(self) -> SetNetwork:
         """Build the network, with noise where initial weights are 0 or 1."""
@@ -78,6 +83,9 @@ NETWORKS = {
     "simple_centroid/64_rows": Network(**CENTROID, rows=64),
     "simple_centroid/float64": Network(**CENTROID, dtype=torch.float64),
     "simple_centroid/padded": Network(**CENTROID, padded=0.25),
+    "simple_centroid/avx2": Network(**CENTROID, level="v3"),
+    "width_16/avx2": Network(dim=16, layers=3, heads=4, tokens=32, level="v3"),
+    "width_64/avx2": Network(dim=64, layers=3, heads=4, tokens=32, level="v3"),
 }
 
 
@@ -103,9 +111,29 @@ def kernel(name: str, *, trained: bool = False) -> Callable[[Size], Iterator[Row
             yield from passes(f"kernel/{name}/trained", module, tokens, size, about)
         else:
             module, tokens = network.build(), network.batch(rows)
-            yield from passes(f"kernel/{name}", module, tokens, size)
+            with kernel_for(network.level):
+                about = "torch keeps AVX-512" if network.level else ""
+                yield from passes(f"kernel/{name}", module, tokens, size, about)
 
     return measure
+
+
+@contextmanager
+def kernel_for(level: str) -> Iterator[None]:
+    """Use the kernel that was compiled for an instruction set; "" for the machine's."""
+    if not level:
+        yield
+        return
+    paths = {path.stem: path for path in call._libraries()}
+    if f"kernel-{level}" not in paths:
+        built = ", ".join(sorted(paths)) or "none"
+        raise InputError(f"kernel: expected kernel-{level}, got {built}")
+    kernel, own = ctypes.CDLL(str(paths[f"kernel-{level}"])), call.library
+    call.library = lambda: kernel
+    try:
+        yield
+    finally:
+        call.library = own
 
 
 def passes(

@@ -1,7 +1,8 @@
 """Calls of the compiled kernel: a whole set transformer, forward or with gradients.
 
-The kernel's lanes are rows of the batch: 16 sets in float32, 8 in float64, go through
-embedding, layers and pooling while they stay in the cache. The forward pass is computed
+The kernel's lanes are rows of the batch: as many sets as a register has numbers, 16 of
+float32 with AVX-512, go through embedding, layers and pooling while they stay in the
+cache. The forward pass is computed
 again for the gradient. ``network.hpp`` beside this file is where to start reading.
 """
 
