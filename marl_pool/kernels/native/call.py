@@ -2,8 +2,8 @@
 
 The kernel's lanes are rows of the batch: as many sets as a register has numbers, 16 of
 float32 with AVX-512, go through embedding, layers and pooling while they stay in the
-cache. The forward pass is computed
-again for the gradient. ``network.hpp`` beside this file is where to start reading.
+cache. The forward pass is computed again for the gradient. ``network.hpp`` beside this
+file is where to start reading.
 """
 
 import ctypes
