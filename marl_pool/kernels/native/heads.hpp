@@ -54,7 +54,7 @@ public:
       V x = action.result()(0, o);
       if (lowest) {
         const V low = splat<Real>(lowest[o]), high = splat<Real>(highest[o]);
-        inside[o] = (x >= low) & (x <= high) ? splat<Real>(1) : V{};
+        inside[o] = ((x >= low) & (x <= high)) ? splat<Real>(1) : V{};
         x = x < low ? low : x > high ? high : x;  // NaN stays
       }
       for (int r = 0; r < block.rows; r++) logits[long(r) * L + o] = x[r];
