@@ -47,7 +47,7 @@ ENV_CONTEXT = frozenset(
     ("num_envs", "seed", "first_env", "first_episode", "device", "dtype")
 )
 """Arguments of an environment that the program sets, not the configuration."""
-BEST = "best.json"
+BEST, POLICY = "best.json", "policy"
 CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
@@ -229,7 +229,34 @@ class Run:
                 for folder in self.path.iterdir():
                     if folder.name not in OUTPUTS:
                         atomic.discard_leftovers(folder)
+                self._recover_best()
             yield
+
+    def recover(self) -> None:
+        """Save the policy of the best checkpoint if a killed process did not."""
+        if self._unsaved_best() is not None:
+            with self.lock():
+                pass
+
+    def _recover_best(self) -> None:
+        if (best := self._unsaved_best()) is not None:
+            with self.save_policy_dir(best) as folder:
+                policy = self._checkpoint_path(best.iteration) / POLICY
+                shutil.copytree(policy, folder, dirs_exist_ok=True)
+
+    def _unsaved_best(self) -> Best | None:
+        """Return the newest checkpoint if it is the best and its policy is not saved.
+
+        A process may be killed after it has saved a checkpoint, before its policy.
+        """
+        newest = self.latest_checkpoint()
+        score = None if newest is None else self._about(newest).get("best_score")
+        if newest is None or score is None:
+            return None
+        found, best = Best(iteration_of(newest), score), None
+        with suppress(InputError):  # a damaged one counts as none
+            best = self.best
+        return found if best is None or best.iteration < found.iteration else None
 
     # Metrics
 
@@ -321,7 +348,12 @@ class Run:
     # Checkpoints
 
     @contextmanager
-    def checkpoint(self, iteration: int, parts: Iterable[str] = ()) -> Iterator[Path]:
+    def checkpoint(
+        self,
+        iteration: int,
+        parts: Iterable[str] = (),
+        best_score: float | None = None,
+    ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
         Its manifest also records the state of ``metrics.csv``.
@@ -329,6 +361,7 @@ class Run:
         Args:
             iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
+            best_score: score of the checkpoint if it is the best so far.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
@@ -340,7 +373,8 @@ class Run:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            manifest.write_manifest(folder, **self.metrics.fix(iteration))
+            about = {"best_score": best_score, **self.metrics.fix(iteration)}
+            manifest.write_manifest(folder, **about)
         self._damage[final] = ""
 
     def checkpoints(self) -> list[Path]:
@@ -453,7 +487,7 @@ class Run:
     @property
     def policy_dir(self) -> Path:
         """Folder of the best policy, which exists after the first save."""
-        return self.path / "policy"
+        return self.path / POLICY
 
     def policy_damage(self) -> str:
         """Describe the damage of the best policy; empty if it is intact."""
@@ -495,12 +529,12 @@ class Run:
                 raise InputError(
                     f"checkpoint: expected the last to be intact, {newest}: {damage}"
                 )
-            found = newest / "policy"
+            found = newest / POLICY
         else:
-            found = self._checkpoint_path(which) / "policy"
+            found = self._checkpoint_path(which) / POLICY
         # Name the checkpoints that have a policy.
         if not found.is_dir():
-            whole = (iteration_of(each) for each in saved if (each / "policy").is_dir())
+            whole = (iteration_of(each) for each in saved if (each / POLICY).is_dir())
             known = ", ".join(map(str, whole)) or "none yet"
             raise InputError(
                 f"{self.path} has no policy {which!r}; checkpoints: {known}"

@@ -285,6 +285,7 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
 
     # A raised limit adds training; otherwise the run may be complete.
     if _is_finished(run, config):
+        run.recover()
         job = JOBS[run.verb]
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")

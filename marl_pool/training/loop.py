@@ -277,13 +277,15 @@ class TrainingLoop:
             return
         score = method.score(self.iteration)
         is_best = score is not None and method.accept(score)
+        best_score = score if is_best else None
         with self._writing("the checkpoint"):
-            with self.run.checkpoint(self.iteration, method.parts) as folder:
+            parts = method.parts
+            with self.run.checkpoint(self.iteration, parts, best_score) as folder:
                 method.save(folder)
-            if score is not None and is_best:
-                best = Best(self.iteration, score)
-                with self.run.save_policy_dir(best) as folder:
-                    method.save_policy(folder)
+            # A process that is killed here is followed by one that does the rest.
+            if best_score is not None:
+                with self.run.save_policy_dir(Best(self.iteration, best_score)) as to:
+                    method.save_policy(to)
             self.run.prune(self.config.checkpoint.keep)
         self.run.on_saved()
 

@@ -195,6 +195,8 @@ def _report_damage(
             # Without an intact checkpoint only this trial fails, later.
             with contextlib.suppress(StoppedError):
                 checkpoint_to_resume(run)
+        else:
+            run.recover()
         if problem := run.metrics_problem():
             print_warning(f"{run.path}: {problem}")
 

@@ -1,5 +1,7 @@
 """A run without remote runners and learners, which needs no process of Ray."""
 
+from contextlib import contextmanager
+
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -10,6 +12,7 @@ from helpers.ppo import assert_same, resumed, rllib_config, run_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
+from marl_pool.runs import Run
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.learner import LOCAL_DEVICE
 
@@ -43,6 +46,47 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
     few = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
     assert cli.main(["evaluate", str(run.path), *few]) == 0, capsys.readouterr()
     assert not ray.is_initialized()
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
+    tmp_path, monkeypatch, capsys, count
+):
+    config = compose("train", [*SMALL, f"total_steps={2 * BATCH}"])
+    whole = run_of(tmp_path / "whole", config)
+    assert whole.best.iteration == 2  # of two modules the newest is the best
+    save, saved = Run.save_policy_dir, []
+
+    @contextmanager
+    def killed(run, best=None):
+        saved.append(best)
+        if len(saved) == count:
+            raise Killed
+        with save(run, best) as folder:
+            yield folder
+
+    monkeypatch.setattr(Run, "save_policy_dir", killed)
+    with pytest.raises(Killed):
+        run_of(tmp_path / "killed", config)
+    monkeypatch.undo()
+    run = Run.open(tmp_path / "killed")
+    assert run.iterations_saved == count
+    assert run.best is None or run.best.iteration < count
+    assert (
+        cli.main(["resume", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]) == 0
+    )
+    run = Run.open(run.path)
+    assert run.best == whole.best
+    files = sorted(path.name for path in whole.policy_dir.iterdir())
+    assert sorted(path.name for path in run.policy_dir.iterdir()) == files
+    for name in files:
+        ours, theirs = run.policy_dir / name, whole.policy_dir / name
+        assert ours.read_bytes() == theirs.read_bytes(), name
+    assert ("nothing to do" in capsys.readouterr().out) == (count == 2)
 
 
 @pytest.mark.parametrize(
