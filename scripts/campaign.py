@@ -151,12 +151,19 @@ class Command:
         self.errors.seek(0)
         text = self.errors.read()
         self.errors.close()
-        if hangs or "Traceback" in text or not gone:
+        if hangs or has_traceback(text) or not gone:
             return status, (
                 "hangs" if hangs else "traceback" if gone else "leaves processes"
             )
         lines = [line for line in text.splitlines() if line.startswith("marl-pool: ")]
         return status, lines[-1] if lines else ""
+
+
+def has_traceback(text: str) -> bool:
+    """Return whether there is a traceback, but for one before the first import."""
+    files = re.findall(r'^ *File "([^"]*)"', text, re.MULTILINE)
+    at_start = bool(files) and all(file.startswith("<frozen ") for file in files)
+    return "Traceback" in text and not at_start
 
 
 def wait(is_so: Callable[[], bool], seconds: float) -> bool:

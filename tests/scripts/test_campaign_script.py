@@ -58,3 +58,25 @@ def test_only_the_policy_of_an_added_checkpoint_may_differ(
     assert campaign["equal_but_added"](run.path, found, expected)
     expected[0]["weights"][other] = 2
     assert campaign["equal_but_added"](run.path, found, expected) == allowed
+
+
+START = """Traceback (most recent call last):
+  File "<frozen runpy>", line 189, in _run_module_as_main
+  File "<frozen importlib._bootstrap>", line 241, in _call_with_frames_removed
+KeyboardInterrupt
+"""
+OURS = """Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "marl_pool/__main__.py", line 12, in main
+KeyboardInterrupt
+"""
+
+
+def test_a_traceback_of_pythons_start_is_not_ours():
+    campaign = runpy.run_path(str(SCRIPT), run_name="campaign")
+    has_traceback = campaign["has_traceback"]
+    assert not has_traceback("")
+    assert not has_traceback(START)
+    assert has_traceback(OURS)
+    assert has_traceback(START + OURS)
+    assert has_traceback("Traceback of something else")
