@@ -227,11 +227,12 @@ class TokenPolicy(SpecifiedPolicy):
         if key not in prepared:
             native = self._actor_critic(tokens)
             prepared[key] = None if native is None else native.with_addresses()
+            return native
         native = prepared[key]
         if native is None:
             return None
         if self.training and (native.network.dropout or self.network.token_dropout):
-            # Each call needs other random numbers.
+            # Each call samples random numbers, once.
             return self._actor_critic(tokens)
         features = self.network.embedding.read(tokens)
         return native.on(features, tokens.types, tokens.padding)
