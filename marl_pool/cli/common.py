@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,8 +140,12 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
 
 
 def _plugin_flags(*configs: Mapping[str, Any]) -> str:
-    plugins = sorted(set().union(*map(names.plug_ins_in, configs)))
-    return "".join(f" --plugin {quoted(name)}" for name in plugins)
+    return plugin_flags(set().union(*map(names.plug_ins_in, configs)))
+
+
+def plugin_flags(plugins: Iterable[str]) -> str:
+    """Return the flags that allow plug-ins, each after a space."""
+    return "".join(f" --plugin {quoted(name)}" for name in sorted(set(plugins)))
 
 
 def print_next(*commands: str) -> None:

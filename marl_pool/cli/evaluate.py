@@ -15,6 +15,7 @@ from marl_pool.cli.common import (
     flags_as_keys,
     naming_file,
     open_run,
+    plugin_flags,
     print_next,
     print_paths,
 )
@@ -78,7 +79,8 @@ class Reader:
             run = open_run(self.verb, path)
             if out is not None:
                 raise InputError(
-                    f"--out: the results of {path} are written to that run"
+                    "--out: expected none for a run, whose results are written to "
+                    f"its folder {path}, got {out}"
                 )
             with naming_file(run.path / CONFIG):
                 trained = _env(run.env, None, run.path, run.config)
@@ -111,7 +113,9 @@ class ResultsReader(Reader, ABC):
             path = next(iter(arguments.run), None)
             written = reader.on_one(path, arguments.out)
             print_paths(written)
-            print_next(*cls.next_commands(written[0].parent.parent))
+            flags = plugin_flags(arguments.plugin)
+            commands = cls.next_commands(written[0].parent.parent)
+            print_next(*(f"{command}{flags}" for command in commands))
         else:
             reader.on_several()
         return 0

@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with explain_missing_modules(), terminable():
             status = _main(sys.argv[1:] if arguments is None else list(arguments))
-        sys.stdout.flush()  # here, where a closed pipe can be told from a fault
+        if sys.stdout is not None:  # None where it was closed
+            sys.stdout.flush()  # here, where a closed pipe can be told from a fault
         return status
     except InputError as error:
         # Paths in the message may contain control characters.
@@ -76,9 +77,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("marl-pool: stopped", file=sys.stderr)
         return exit_status(error)
     except BrokenPipeError:
-        # The reader has closed the pipe; Python must not try to flush more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # its reader has gone
         return 1
+    except OSError as error:
+        # A file has a name; this is of a stream.
+        if error.filename is not None or not _stdout_fails():
+            raise
+        _give_up_stdout()
+        print(f"marl-pool: the output cannot be written: {error}", file=sys.stderr)
+        return 1
+
+
+def _stdout_fails() -> bool:
+    try:
+        # What could not be written before is no longer in the buffer.
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def _give_up_stdout() -> None:
+    """Let Python flush at its end without a fault what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(arguments: list[str]) -> int:

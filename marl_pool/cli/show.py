@@ -40,7 +40,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
     for name, text in lines.items():
         print(f"{name + ':':<12}{printable(text)}")
     commands = following(run)
-    if total and done < total:
+    if total and done < total and state != "training":
         commands.insert(0, resume_command(run.path, run.config).partition(": ")[2])
     for place, command in enumerate(commands):
         print(f"{'' if place else 'next:':<12}{command}")

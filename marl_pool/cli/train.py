@@ -135,11 +135,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
-    trials = Path(path) / "trials"
-    if trials.is_dir() and (found := sorted(item.name for item in trials.iterdir())):
-        raise InputError(
-            f"{trials}: expected an empty folder for a new sweep, got {found[0]}"
-        )
+    _validate_new_sweep(Path(path))
     space = plan.search and plan.search.space
     new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb, space)
     if not arguments.dry_run:
@@ -147,6 +143,21 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
         validate_new(new.path, first.get("storage"))
     return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
+
+
+def _validate_new_sweep(folder: Path) -> None:
+    """Reject a folder that has files, such as that of a run."""
+    from marl_pool.runs import LOCK
+    from marl_pool.utils.atomic import LEFTOVER
+
+    trials = folder / "trials"
+    for part, own in ((trials, {LOCK}), (folder, {LOCK, trials.name})):
+        names = {item.name for item in part.iterdir()} if part.is_dir() else set()
+        if found := sorted(n for n in names - own if not LEFTOVER.fullmatch(n)):
+            raise InputError(
+                f"{part}: expected a new or empty folder for a sweep, got one with "
+                f"{found[0]}"
+            )
 
 
 def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":

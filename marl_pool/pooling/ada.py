@@ -147,7 +147,10 @@ class AdaPooling(Pooling):
         if self.query == "mean":
             return _mean(x, present)
         if types is None:
-            raise InputError("AdaPool: query 'self' needs types; got None")
+            raise InputError(
+                "AdaPooling: types: expected the tokens' types for query='self', got "
+                "None; query='mean' needs none"
+            )
         # Where no self token is left, all tokens present take its place.
         own = present & (types == SELF_TYPE)
         return _mean(x, own | (present & ~own.any(1, keepdim=True)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import ray
 import torch
 from ray import _raylet
 from ray._private import ray_constants
+from ray._private import services as ray_services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 
@@ -239,7 +241,7 @@ def await_head(address: str) -> None:
 
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
-    with _undisturbed(TAKE_SIGNALS, None, False):
+    with _undisturbed(TAKE_SIGNALS, None, False), _own_group():
         ray.init(
             address=address,
             runtime_env=dict(runtime_env),
@@ -247,6 +249,23 @@ def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
             logging_level=logging.ERROR,
             **options,
         )
+
+
+@contextlib.contextmanager
+def _own_group() -> Iterator[None]:
+    """Start ray's processes in groups of their own.
+
+    A signal to the group of this process, as `timeout` and shells send it, would end
+    them before the trials have saved their checkpoints.
+    """
+    original = ray_services.ConsolePopen
+    # Elsewhere a process of Ray ends the others by their common group.
+    if ray_utils.detect_fate_sharing_support_linux():
+        ray_services.ConsolePopen = functools.partial(original, process_group=0)
+    try:
+        yield
+    finally:
+        ray_services.ConsolePopen = original
 
 
 @contextlib.contextmanager

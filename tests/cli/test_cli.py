@@ -413,8 +413,11 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
-    printed = capsys.readouterr().out.split()
-    assert printed == [str(run_folder / name) for name in "abc"]
+    printed, told = capsys.readouterr()
+    assert printed.split() == [str(run_folder / name) for name in "abc"]
+    # What may follow allows the same plug-ins.
+    assert told.count("marl-pool render") == 1
+    assert told.count(" --plugin a.b:C --plugin d:E\n") == 2
 
 
 def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):

@@ -1,8 +1,10 @@
 """Signals between a command's last line and the end of its process."""
 
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,25 @@ def test_a_signal_ends_a_process_that_waits_for_a_thread(name, status):
             assert process.wait(PATIENCE) == status
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "marl_pool", "list", "pooling"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "output" in line
+    assert "No space left" in line
+
+
+def test_a_closed_output_is_no_fault():
+    command = f"{shlex.quote(sys.executable)} -m marl_pool list pooling >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -50,7 +50,9 @@ def test_show_tells_state_results_and_what_comes_next(run, printed):
 
 def test_a_run_that_is_trained_now_is_told_apart(run, printed):
     with locked(run.path / ".lock", "held"):
-        assert "training, 500 of" in printed("show", "runs/half")
+        text = printed("show", "runs/half")
+    assert "training, 500 of" in text
+    assert "marl-pool resume" not in text  # it would be refused
 
 
 def test_ls_lists_runs_and_names_broken_ones(run, printed, capsys):

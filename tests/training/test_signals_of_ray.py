@@ -98,3 +98,34 @@ def test_rays_own_handling_of_sigterm_ends_no_process(moment, used):
     )
     assert done.returncode == 143, done.stderr
     assert done.stdout == used
+
+
+GROUP = """
+import os, signal, sys
+from marl_pool.training.cluster import ray_session
+from marl_pool.training.last_words import descendants
+from marl_pool.training.signals import Interruptible
+import ray
+
+with ray_session(None, num_cpus=1), Interruptible() as stop:
+    os.killpg(0, signal.SIGTERM)
+    assert ray.get(ray.remote(lambda: "alive").remote()) == "alive"
+    assert descendants(os.getpid())
+    print(stop.requested)
+"""
+"""Program that signals its own group, as `timeout` and a shell do."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
+def test_a_signal_to_the_group_leaves_ray_running():
+    done = subprocess.run(
+        [sys.executable, "-c", GROUP],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"

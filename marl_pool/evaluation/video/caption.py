@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_pool.envs.drawing.canvas import ATTENTION, INK, PAPER, width_of, write
+from marl_pool.envs.drawing.canvas import INK, PAPER, width_of, write
 from marl_pool.envs.drawing.marks import DRAWERS, Glyphs, draw_slots
 from marl_pool.perception import Mark, Perception
 
@@ -83,7 +83,7 @@ def _write_legend(
         if left + width > image.shape[1] and left > line:
             left, baseline = line // 2, baseline + line
         at = np.array((left + 0.7 * line, baseline - 0.35 * line))
-        DRAWERS[mark](image, at, line / 4, ATTENTION)
+        DRAWERS[mark](image, at, line / 4, INK)
         at_text = (left + round(1.6 * line), baseline)
         _write_fitting(image, mark.value, at_text, line)
         left += width

@@ -261,11 +261,13 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     for name, module in modules.items():
         agents[module] += groups[name].num_agents
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    fragment, rest = divmod(settings.batch_size, num_envs * agents.total())
+    least = num_envs * agents.total()
+    fragment, rest = divmod(settings.batch_size, least)
     if rest:
         raise InputError(
-            f"ppo.batch_size: expected a multiple of {num_envs * agents.total()} "
-            f"(ppo.num_envs × runners × agents that learn), got {settings.batch_size}"
+            f"ppo.batch_size: expected a multiple of {least} (ppo.num_envs × runners × "
+            f"agents that learn), such as {(fragment + 1) * least}, got "
+            f"{settings.batch_size}"
         )
     steps = fragment * num_envs
     result = PPOConfig(algo_class=BatchedPPO)

@@ -553,7 +553,8 @@ def test_a_runs_results_are_its_own(command: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "run", sensory())
     status, said = command("evaluate", "run", *QUICK, "--out", "results")
     assert status == 2
-    assert "--out: the results of run are written to that run" in said[0]
+    assert "--out: expected none for a run" in said[0]
+    assert "folder run, got " in said[0]
 
 
 def test_several_runs_have_results_of_their_own(command: Any, tmp_path: Path) -> None:

@@ -327,7 +327,17 @@ def test_a_new_sweep_does_not_touch_an_earlier_one(refused, tmp_path):
 def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
     (tmp_path / "s" / "trials" / "seed=0").mkdir(parents=True)
     line = refused("sweep", "seed=0,1", "--sweep-dir", "s")
-    assert "s/trials: expected an empty folder for a new sweep, got seed=0" in line
+    assert "s/trials: expected a new or empty folder for a sweep, got one with " in line
+    assert line.endswith("seed=0\n")
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--or-resume"]])
+def test_a_new_sweep_does_not_hide_a_run(refused, more):
+    run = Run.create("taken", compose("train", []))
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "taken", *more)
+    assert "taken: expected a new or empty folder for a sweep, got one with " in line
+    assert line.endswith("config.yaml\n")
+    assert [item.name for item in run.path.iterdir()] == ["config.yaml"]
 
 
 @pytest.mark.parametrize(
