@@ -83,7 +83,8 @@ def _row(path: Path, folder: Path) -> list[str]:
         best = "" if math.isinf(score) else f"{score:.4g}"
         return [name, _parts(run), state, share, best, evaluated]
     except InputError as error:
-        return [name, f"cannot be read: {error}"]
+        said = "" if "cannot be read" in str(error) else "cannot be read: "
+        return [name, f"{said}{error}"]
 
 
 def _progress(run: "Run") -> tuple[int, int, str]:
@@ -147,5 +148,5 @@ def _last_evaluation(run: "Run") -> str:
             if (row["perturbation"], row["policy"]) == ("clean", "trained")
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        clean = ["the file cannot be read"]
+        return f"{date}: {files[-1].name} cannot be read"
     return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name})"

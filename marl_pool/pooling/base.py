@@ -102,8 +102,15 @@ class Pooling(nn.Module, ABC):
         return torch.cat([extra, x], dim=1), padding, types
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Validate the input, clear it under padding, and pool."""
-        return super().__call__(*self.prepare(x, *args, **kwargs))
+        """Validate the input, clear it under padding, pool, and validate the result."""
+        pooled: Tensor = super().__call__(*self.prepare(x, *args, **kwargs))
+        # The batch may be of a symbolic size, which must not be compared.
+        if pooled.dim() != 2 or pooled.shape[1] != self.dim_out:
+            raise InputError(
+                f"{type(self).__name__}: expected a result of shape "
+                f"(B, {self.dim_out}), got {tuple(pooled.shape)}"
+            )
+        return pooled
 
     def prepare(
         self, x: Tensor, padding: Mask = None, types: Types = None

@@ -48,6 +48,15 @@ def test_show_tells_state_results_and_what_comes_next(run, printed):
     assert "marl-pool evaluate runs/half\n" in text
 
 
+@pytest.mark.parametrize("content", ["null", '{"results": [{'])
+def test_a_damaged_evaluation_is_told(run, printed, content):
+    (run.evaluation_dir / "results.json").write_text(content)
+    (line,) = (
+        ln for ln in printed("show", "runs/half").splitlines() if "results" in ln
+    )
+    assert line.endswith(": results.json cannot be read")
+
+
 def test_a_run_that_is_trained_now_is_told_apart(run, printed):
     with locked(run.path / ".lock", "held"):
         text = printed("show", "runs/half")

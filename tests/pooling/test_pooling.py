@@ -312,6 +312,18 @@ def test_half_precision_and_single_precision(
     assert torch.allclose(result.double(), expected, atol=0.2, rtol=0.1)
 
 
+class Forgets(Pooling):
+    """A head that does not pool."""
+
+    def forward(self, x: Tensor, padding: Any = None, types: Any = None) -> Tensor:
+        return x
+
+
+def test_a_head_that_does_not_pool_is_told() -> None:
+    with pytest.raises(InputError, match=r"Forgets: .*\(B, 3\), got \(2, 5, 3\)"):
+        Forgets(3)(torch.ones(2, 5, 3))
+
+
 @heads
 def test_wrong_shapes_and_types_say_expected_and_got(
     name: str, options: dict[str, Any]
