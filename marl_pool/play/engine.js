@@ -323,7 +323,7 @@ class EpisodeRun {
     return String(chosen) === String(executed) ? null : executed;
   }
   moment(agent) {
-    const { env } = this, result = { scene: env.scene(), observer: env.observer(agent), steps: env.steps, return: this.total, over: this.over, action: this.actions && this.actions[agent], executed: this.change(agent) };
+    const { env } = this, result = { scene: env.scene(), observer: env.observer(agent), steps: env.steps, return: this.total, over: this.over, action: this.actions && this.inRange(this.actions[agent]), executed: this.change(agent) };
     if (this.over) return result;
     const [tokens, , attention] = this.decide(agent), places = env.places(tokens, agent);
     result.tokens = { entity: tokens.map((t) => t.entity), padding: tokens.map((t) => +t.pad), types: tokens.map((t) => t.type), places };

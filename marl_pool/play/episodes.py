@@ -80,10 +80,14 @@ class LiveEpisode:
         """
         return actions.to(self.env.dtype) if actions.is_floating_point() else actions
 
+    def chosen(self, group: str) -> Tensor:
+        """Return the latest actions as the environment would clip them."""
+        spec = ActionSpec.of(self.env.groups[group].action_space)
+        return in_range(self.actions[group], spec)
+
     def changed(self, group: str) -> Tensor:
         """Return whose latest action was not executed as chosen, ``(agents,)`` bool."""
-        spec = ActionSpec.of(self.env.groups[group].action_space)
-        chosen, executed = in_range(self.actions[group], spec), self.executed[group]
+        chosen, executed = self.chosen(group), self.executed[group]
         return (chosen != executed).view(len(chosen), -1).any(1)
 
     def perceived(self) -> dict[str, Tokens]:

@@ -123,7 +123,7 @@ class Session:
     def _moment(self, episode: LiveEpisode) -> dict[str, Any]:
         """Return one episode: its scene, and the perception of the chosen agent."""
         env, agent, group = episode.env, self.agent, self.group
-        action = episode.actions.get(group)
+        action = episode.chosen(group) if group in episode.actions else None
         changed = action is not None and bool(episode.changed(group)[agent])
         with env_call(env, "a picture"):
             scene = self.scene.state(env)

@@ -107,6 +107,24 @@ def test_several_perturbations_at_once_show_where_tokens_come_from():
     assert len(entities) == 32
 
 
+def test_an_action_out_of_range_is_told_as_the_environment_clips_it():
+    target = token_target({**CENTROID, "continuous_actions": True})
+    with torch.no_grad():
+        for parameter in target.policies["agent"].action_head.parameters():
+            parameter.mul_(20.0)
+    session = Session({"a": target})
+    tell(session, do="severity", name="action_noise", value=0.1)
+    lane, outside = session.lanes[0], False
+    low, high = 0.0, 1.0
+    while not session.over:
+        session.step()
+        told = session.frame()["lanes"][0]["episode"]
+        own = lane.episode.actions["agent"][0]
+        outside |= bool(((own < low) | (own > high)).any())
+        assert told["action"] == own.clamp(low, high).tolist()
+    assert outside
+
+
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
 def test_perturbed_actions_are_told_and_leave_the_twin_alone(name, continuous):
