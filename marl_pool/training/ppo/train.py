@@ -275,9 +275,13 @@ class PPOMethod(TrainingMethod):
         # A runner catches its own errors and reports them with its next sample.
         if failure := first_failure(self.algo.env_runner_group):
             file = self.run.write_error(failure.traceback)
+            name = self.config.env["name"]
+            test = (
+                f"; test it by `marl-pool check-env env={name}`" if ":" in name else ""
+            )
             raise StepError(
                 f"{failure.error}, raised while sampling from {failure.env}; "
-                f"traceback in {file}"
+                f"traceback in {file}{test}"
             )
         # Runners may die: warn, and continue with their successors.
         if self.algo.losses > self.deaths:
