@@ -64,6 +64,7 @@ NAMES |= {
         *("simple_centroid", "simple_tag", "boxworld", "boxworld_50"),
         *("width_16", "width_32", "width_64"),
         *(f"simple_centroid/{kind}" for kind in ("64_rows", "float64", "padded")),
+        *(f"{name}/avx2" for name in ("simple_centroid", "width_16", "width_64")),
         *("simple_centroid/trained", "simple_tag/trained", "boxworld_50/trained"),
     )
     for what in ("forward", "both")
