@@ -387,7 +387,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts():
     with pytest.raises(InputError, match=r"query positions \[99\] need more than"):
         rllib_config(config_of("pooling.query=[99]"))
     with pytest.raises(
-        InputError, match=r"RuntimeError on tokens of shape \(2, 8, 4\)"
+        InputError, match=r"Unfit: expected a result of shape \(B, 8\), got \(2, 1\)"
     ):
         rllib_config(config_of("pooling=helpers.plug_in:Unfit"))
     with pytest.raises(InputError, match=r"each package.module:Class\), got \['nope'"):
