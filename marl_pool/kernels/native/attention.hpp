@@ -41,6 +41,19 @@ template <class Real, bool Padded> INLINE Vector<Real> inverse_of(Vector<Real> t
   return total < kTiny<Real> ? Vector<Real>{} : inverse;
 }
 
+// Extend the range [low, high] by x where its token is present.
+template <class Real, bool Padded>
+INLINE void extend(Vector<Real> &low, Vector<Real> &high, Vector<Real> x,
+                   const Vector<Real> *present, int token) {
+  if constexpr (Padded) {
+    low = smaller(low, present[token] > 0 ? x : splat<Real>(kHuge<Real>));
+    high = larger(high, present[token] > 0 ? x : splat<Real>(-kHuge<Real>));
+  } else {
+    low = smaller(low, x);
+    high = larger(high, x);
+  }
+}
+
 // Center the keys on the middle of their range and the values on their mean, in place.
 template <class Real, bool Padded>
 INLINE KeyRange<Real> center(NarrowHead<Real> head, const Vector<Real> *present,
@@ -48,15 +61,11 @@ INLINE KeyRange<Real> center(NarrowHead<Real> head, const Vector<Real> *present,
   using V = Vector<Real>;
   V low = splat<Real>(kHuge<Real>), high = splat<Real>(-kHuge<Real>), sum{}, count{};
   for (int j = 0; j < tokens; j++) {
-    const V key = head.key[j];
+    extend<Real, Padded>(low, high, head.key[j], present, j);
     if constexpr (Padded) {
-      low = smaller(low, present[j] > 0 ? key : splat<Real>(kHuge<Real>));
-      high = larger(high, present[j] > 0 ? key : splat<Real>(-kHuge<Real>));
       sum += present[j] * head.value[j];
       count += present[j];
     } else {
-      low = smaller(low, key);
-      high = larger(high, key);
       sum += head.value[j];
     }
   }
@@ -260,8 +269,8 @@ template <class Real, class F> INLINE bool with_series(int bound, F &&f) {
 // Queries at a time, whose numbers fit in the registers.
 constexpr int kPairQueries = kTokens / 2;
 
-// Where scores may be as far apart as this, in units of ln 2, the largest one is found
-// instead of bounded: the weights of all tokens could vanish beside the bound.
+// Scores that may be further apart than this, in units of ln 2, need their exact maximum:
+// beside the bound all weights could vanish.
 template <class Real> constexpr Real kFarApart = Real(60);
 
 template <class Real, int Width> struct KeyBox {
@@ -276,16 +285,8 @@ INLINE KeyBox<Real, Width> key_box(View<Real> key, const Vector<Real> *present,
   KeyBox<Real, Width> box;
   UNROLL for (int d = 0; d < Width; d++) {
     V low = splat<Real>(kHuge<Real>), high = splat<Real>(-kHuge<Real>);
-    for (int j = 0; j < tokens; j++) {
-      const V x = key(j, d);
-      if constexpr (Padded) {
-        low = smaller(low, present[j] > 0 ? x : splat<Real>(kHuge<Real>));
-        high = larger(high, present[j] > 0 ? x : splat<Real>(-kHuge<Real>));
-      } else {
-        low = smaller(low, x);
-        high = larger(high, x);
-      }
-    }
+    for (int j = 0; j < tokens; j++)
+      extend<Real, Padded>(low, high, key(j, d), present, j);
     box.low[d] = low > high ? V{} : low;
     box.high[d] = low > high ? V{} : high;
   }
@@ -299,7 +300,8 @@ INLINE Vector<Real> dot(const Vector<Real> (&a)[Width], View<Real> b, int n,
   return sum;
 }
 
-// A number that no score of a query exceeds, by much less than the scores can differ.
+// An upper bound of a query's scores: from the box of the keys where that is close enough
+// for the weights not to vanish, else the largest score.
 template <class Real, int Width, bool Padded>
 INLINE Vector<Real> peak_of(const Vector<Real> (&query)[Width],
                             const KeyBox<Real, Width> &box, View<Real> key,
@@ -311,7 +313,7 @@ INLINE Vector<Real> peak_of(const Vector<Real> (&query)[Width],
     bound += larger(low, high);
     apart += magnitude<Real>(high - low);
   }
-  const Bits<Real> far = !(apart <= kFarApart<Real>);
+  const Bits<Real> far = !(apart <= kFarApart<Real>);  // also if NaN
   bool any = false;
   for (int lane = 0; lane < lanes<Real>; lane++) any |= far[lane] != 0;
   if (!any) return bound;

@@ -17,8 +17,8 @@
 
 namespace marl_pool {
 
-// A vector is as wide as the registers: GCC computes wider ones in memory, number by
-// number where it chooses or shifts, ten times as slowly as torch.
+// A vector is as wide as the registers: GCC splits wider ones into scalar code that goes
+// through memory.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 #elif defined(__AVX2__)
