@@ -596,8 +596,13 @@ class _TolerantFile:
 
 def is_unused(folder: Path) -> bool:
     """Return True for a folder whose files precede a run's configuration."""
-    names = {item.name for item in folder.iterdir()}
-    return all(name == LOCK or atomic.LEFTOVER.fullmatch(name) for name in names)
+    return not files_in(folder)
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names in a folder, but for locks and what killed processes left."""
+    names = sorted(item.name for item in folder.iterdir())
+    return [n for n in names if n != LOCK and not atomic.LEFTOVER.fullmatch(n)]
 
 
 def default_path(config: Mapping[str, Any]) -> Path:

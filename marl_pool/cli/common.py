@@ -135,12 +135,8 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
 
     The plug-ins that ``configs`` name must be allowed by the command.
     """
-    flags = _plugin_flags(*configs)
+    flags = plugin_flags(set().union(*map(names.plug_ins_in, configs)))
     return f"resume with: marl-pool resume {quoted(path)}{flags}"
-
-
-def _plugin_flags(*configs: Mapping[str, Any]) -> str:
-    return plugin_flags(set().union(*map(names.plug_ins_in, configs)))
 
 
 def plugin_flags(plugins: Iterable[str]) -> str:
@@ -156,7 +152,8 @@ def print_next(*commands: str) -> None:
 
 def following(run: "Run") -> list[str]:
     """Return commands that may follow a training."""
-    path, flags = quoted(run.path), _plugin_flags(run.config)
+    path = quoted(run.path)
+    flags = plugin_flags(names.plug_ins_in(run.config))
     reads = [f"marl-pool evaluate {path}{flags}"] if run.policy_dir.is_dir() else []
     logged = any(run.path.glob("events.out.tfevents*"))
     return [*reads, *([f"tensorboard --logdir {path}"] if logged else [])]

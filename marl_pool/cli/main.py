@@ -90,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _stdout_fails() -> bool:
     try:
-        # What could not be written before is no longer in the buffer.
-        print(flush=True)
+        print(flush=True)  # the text that failed has left the buffer
     except OSError:
         return True
     return False

@@ -83,8 +83,7 @@ def _row(path: Path, folder: Path) -> list[str]:
         best = "" if math.isinf(score) else f"{score:.4g}"
         return [name, _parts(run), state, share, best, evaluated]
     except InputError as error:
-        said = "" if "cannot be read" in str(error) else "cannot be read: "
-        return [name, f"{said}{error}"]
+        return [name, str(error)]
 
 
 def _progress(run: "Run") -> tuple[int, int, str]:

@@ -147,16 +147,15 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
 def _validate_new_sweep(folder: Path) -> None:
     """Reject a folder that has files, such as that of a run."""
-    from marl_pool.runs import LOCK
-    from marl_pool.utils.atomic import LEFTOVER
+    from marl_pool.runs import files_in
+    from marl_pool.sweeps import TRIALS
 
-    trials = folder / "trials"
-    for part, own in ((trials, {LOCK}), (folder, {LOCK, trials.name})):
-        names = {item.name for item in part.iterdir()} if part.is_dir() else set()
-        if found := sorted(n for n in names - own if not LEFTOVER.fullmatch(n)):
+    for part in (folder / TRIALS, folder):
+        found = files_in(part) if part.is_dir() else []
+        if others := [name for name in found if name != TRIALS]:
             raise InputError(
                 f"{part}: expected a new or empty folder for a sweep, got one with "
-                f"{found[0]}"
+                f"{others[0]}"
             )
 
 
