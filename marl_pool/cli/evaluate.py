@@ -268,6 +268,11 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
         print_paths(Evaluate(arguments, **how).on_one(str(run.path)))
     plugins = arguments.plugin
     print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
+    if lacking and not settings.evaluate:
+        from marl_pool.training.errors import print_warning
+
+        paths = ", ".join(str(run.path) for run in lacking)
+        print_warning(f"no comparable evaluation of {paths}: evaluate=true makes one")
     return 0
 
 
