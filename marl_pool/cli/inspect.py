@@ -35,8 +35,10 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
     for kind in [arguments.kind] if arguments.kind else KINDS:
         if not arguments.kind:
             print(f"{kind}:")
-        for name, text in _summaries(kind):
-            print(f"  {name:<16} {text}")
+        found = _summaries(kind)
+        width = max(16, *(len(name) for name, _ in found))
+        for name, text in found:
+            print(f"  {name:<{width}} {text}")
     return 0
 
 
