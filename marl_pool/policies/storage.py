@@ -200,7 +200,9 @@ def _read_config(folder: Path) -> _PolicyFile:
         given = {key: config[key] for key in known if key in config}
         return _PolicyFile(**check_options("", given, known))
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"no policy in {folder}: {CONFIG} is missing") from None
+        inside = folder / "policy"  # of a run
+        hint = f"; try {inside}" if (inside / CONFIG).is_file() else ""
+        raise InputError(f"no policy in {folder}: {CONFIG} is missing{hint}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # InputError is a ValueError
