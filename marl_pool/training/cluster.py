@@ -285,10 +285,9 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
             try:
                 getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
             except AttributeError:
-                warnings.warn(
-                    f"ray {ray.__version__} has no {function}: SIGTERM while it starts "
-                    "or ends may end this process with another status",
-                    stacklevel=2,
+                print_warning(
+                    f"ray {ray.__version__} has no {function}: a signal while ray "
+                    "starts or ends may end this process with another status"
                 )
             with deferred(shown, "Ray's start or end"):
                 yield

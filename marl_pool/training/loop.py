@@ -282,7 +282,7 @@ class TrainingLoop:
             parts = method.parts
             with self.run.checkpoint(self.iteration, parts, best_score) as folder:
                 method.save(folder)
-            # A process that is killed here is followed by one that does the rest.
+            # If the process is killed here, `Run.lock` saves the policy later.
             if best_score is not None:
                 with self.run.save_policy_dir(Best(self.iteration, best_score)) as to:
                     method.save_policy(to)

@@ -264,7 +264,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
 
     def copy_weights(self, learner: Learner) -> None:
         """Copy the weights of the learner in this process, always the same one."""
-        assert self._learner in (None, learner)
+        assert self._learner is None or self._learner is learner
         self._learner = learner
         # Collecting the tensors takes longer than copying them.
         if not self._weights:

@@ -276,12 +276,10 @@ class PPOMethod(TrainingMethod):
         if failure := first_failure(self.algo.env_runner_group):
             file = self.run.write_error(failure.traceback)
             name = self.config.env["name"]
-            test = (
-                f"; test it by `marl-pool check-env env={name}`" if ":" in name else ""
-            )
+            hint = f"; try `marl-pool check-env env={name}`" if ":" in name else ""
             raise StepError(
                 f"{failure.error}, raised while sampling from {failure.env}; "
-                f"traceback in {file}{test}"
+                f"traceback in {file}{hint}"
             )
         # Runners may die: warn, and continue with their successors.
         if self.algo.losses > self.deaths:

@@ -92,7 +92,7 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     kept = path / "checkpoints" / "iter_000001"
     assert line == (
         "marl-pool: iteration 2: EscapedError: the hens escaped, raised while sampling "
-        f"from Faulty; traceback in {path / 'error.txt'}; test it by "
+        f"from Faulty; traceback in {path / 'error.txt'}; try "
         f"`marl-pool check-env env=helpers.faulty:Faulty`; kept {kept}"
     )
     text = (path / "error.txt").read_text()
