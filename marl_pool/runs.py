@@ -142,7 +142,9 @@ class Run:
         """
         path = Path(path)
         if not path.is_dir():
-            raise InputError(f"{path}: no such run folder")
+            function = ":" in path.name or path.suffix == ".py"
+            hint = "; marl_pool.evaluate(policy=…) measures a function" * function
+            raise InputError(f"{path}: no such run folder{hint}")
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
         # The version is the last key.

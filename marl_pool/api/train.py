@@ -64,7 +64,8 @@ def train(
     """
     from marl_pool.utils.signatures import check_argument  # loads pydantic
 
-    check_argument("overrides", overrides, tuple[str, ...])
+    for text in overrides:
+        check_argument("overrides", text, str)
     check_argument("run_dir", run_dir, str | Path | None)
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("on_iteration", on_iteration, Callable[..., Any] | None)
@@ -91,7 +92,7 @@ def compose_run(
     Raises:
         InputError: the configuration is wrong, or a grid of many runs.
     """
-    from marl_pool.config import STUDIES, check, compose_only
+    from marl_pool.config import STUDIES, check_composed, compose_only
     from marl_pool.config.sections import typed
 
     # A preset may turn out to be a grid.
@@ -99,7 +100,7 @@ def compose_run(
     if verb in STUDIES and "grid" in composed:
         command = f"marl-pool {typed(STUDIES[verb])}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
-    return check(verb, composed)
+    return check_composed(verb, composed, overrides, config_dir)
 
 
 @contextmanager

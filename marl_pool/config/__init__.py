@@ -1,7 +1,13 @@
 """Configurations: composed by Hydra, checked against constructors' signatures."""
 
 from marl_pool.config.checks import check
-from marl_pool.config.compose import assign, compose, compose_only, parse
+from marl_pool.config.compose import (
+    assign,
+    check_composed,
+    compose,
+    compose_only,
+    parse,
+)
 from marl_pool.config.describe import commented
 from marl_pool.config.grid import (
     STUDIES,
@@ -17,6 +23,7 @@ __all__ = [
     "VERBS",
     "assign",
     "check",
+    "check_composed",
     "commented",
     "compose",
     "compose_only",

@@ -67,7 +67,28 @@ def compose(
     Raises:
         InputError: bad syntax, an unknown option or key, a wrong type or range.
     """
-    return check(verb, compose_only(verb, overrides, config_dir))
+    composed = compose_only(verb, overrides, config_dir)
+    return check_composed(verb, composed, overrides, config_dir)
+
+
+def check_composed(
+    verb: str,
+    composed: Mapping[str, Any],
+    overrides: Sequence[str],
+    config_dir: str | Path | None,
+) -> dict[str, Any]:
+    """Check what `compose_only` returned; a message names the user's own files."""
+    try:
+        return check(verb, composed)
+    except names.UntrustedError:
+        raise
+    except InputError as error:
+        used = _mentioned(_files(config_dir), overrides) if config_dir else []
+        if not used:
+            raise
+        raise InputError(
+            f"{error}; composed with {', '.join(map(str, used))}"
+        ) from error
 
 
 def compose_only(
@@ -253,7 +274,7 @@ def _folder(config_dir: str | Path | None, overrides: Sequence[str]) -> Path | N
         raise InputError(
             f"--config-dir: expected a path without ', $ and backslash, got {folder}"
         )
-    files = sorted(folder.rglob("*.yaml"))
+    files = _files(folder)
     for file in files:
         # Hydra would silently use the package's own.
         own = file.relative_to(folder)
@@ -264,6 +285,10 @@ def _folder(config_dir: str | Path | None, overrides: Sequence[str]) -> Path | N
     for file in _mentioned(files, overrides):
         _validate_file(file, file.relative_to(folder).parent.as_posix())
     return folder
+
+
+def _files(folder: str | Path) -> list[Path]:
+    return sorted(Path(folder).rglob("*.yaml"))
 
 
 def _mentioned(files: Sequence[Path], overrides: Sequence[str]) -> list[Path]:

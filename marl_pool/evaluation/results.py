@@ -44,7 +44,7 @@ class Result:
 
     group: str
     policy: str
-    """``"trained"``, ``"random"`` or ``"heuristic"``."""
+    """``"trained"`` for the policy that is measured; ``"random"``, ``"heuristic"``."""
     stochastic: bool
     """Actions were sampled."""
     perturbation: str

@@ -115,6 +115,11 @@ def test_list_shows_every_name_with_a_word_on_it(capsys):
     everything = capsys.readouterr().out
     for kind in ("pooling:", "envs:", "encoders:", "perturbations:"):
         assert kind in everything
+    # Names are a column, however long they are.
+    assert cli.main(["list", "pretrained"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    width = max(len(line.split()[0]) for line in lines)
+    assert all(line[2 + width] == " " != line[3 + width] for line in lines)
 
 
 def test_cfg_prints_the_composed_config(capsys):
@@ -154,6 +159,8 @@ def test_cfg_prints_the_composed_config(capsys):
         (["evaluate", "episodes=3"], "evaluate: expected the folder of a run"),
         (["evaluate", "episodes=3", "nowhere"], "nowhere: no such run folder"),
         (["evaluate", "a", "b"], "a: no such run folder"),
+        (["evaluate", "mine.py"], "marl_pool.evaluate(policy=…)"),
+        (["evaluate", "mine:policy"], "marl_pool.evaluate(policy=…)"),
         (["evaluate", "a", "b={", "c}"], "'c}': expected a flag or key=value; quote"),
         (["evaluate", "pretrained=nothing"], "unknown pretrained policy 'nothing'"),
         (["evaluate", "a", "pretrained=b"], "pretrained: expected null where a folder"),

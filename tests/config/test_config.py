@@ -605,6 +605,24 @@ def test_config_dir_adds_options(tmp_path):
         compose("train", ["pooling=corn"], tmp_path)
 
 
+def test_a_wrong_value_is_refused_with_the_files_of_the_user(tmp_path):
+    suite = tmp_path / "suite" / "mine.yaml"
+    suite.parent.mkdir()
+    suite.write_text(
+        "# @package _global_\n"
+        "perturbations:\n"
+        "  - {name: occlude, severities: [0.5, 3.0]}\n"
+    )
+    with pytest.raises(InputError) as caught:
+        compose("evaluate", ["suite=mine"], tmp_path)
+    for part in ("perturbations[0].severity", "[0, 1]", "3.0", str(suite)):
+        assert part in str(caught.value)
+    # Files that were not used are not named.
+    with pytest.raises(InputError) as caught:
+        compose("evaluate", ["episodes=0"], tmp_path)
+    assert str(suite) not in str(caught.value)
+
+
 def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
     with pytest.raises(InputError, match="--config-dir: no such folder"):
         compose("train", [], tmp_path / "none")

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,10 @@ def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
     assert f"{CONFIG} is missing" in refused(tmp_path / "nowhere")
     (folder / WEIGHTS).rename(folder / "kept")
     assert f"{WEIGHTS} is missing" in refused(folder)
+    # A run's folder has its policy inside.
+    run = tmp_path / "run"
+    shutil.copytree(folder, run / "policy")
+    assert str(run / "policy") in refused(run)
     (folder / "kept").rename(folder / WEIGHTS)
     (folder / CONFIG).unlink()
     assert f"no policy in {folder}: {CONFIG} is missing" in refused(folder)

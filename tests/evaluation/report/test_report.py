@@ -582,6 +582,11 @@ def test_the_command_evaluates_what_is_missing(
     out = tmp_path / "page.html"
     words = ["report", *(str(run.path) for run in runs), "--out", str(out)]
     keys = ["suite=quick", "episodes=4", "threads=1", "videos=false"]
+    first = ["report", str(runs[0].path), "--out", str(tmp_path / "first.html")]
+    assert cli.main([*first, "videos=false"]) == 0
+    told = capsys.readouterr().err
+    assert str(runs[0].path) in told
+    assert "evaluate=true" in told
     assert cli.main([*words, "evaluate=true", *keys]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     assert not not_evaluated(runs)
