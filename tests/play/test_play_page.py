@@ -95,8 +95,10 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         assert page.evaluate(f"{place}[1]") == pytest.approx(y, abs=1e-3)
         page.click("#policies button >> nth=0")
         assert page.locator(shown).all_inner_texts() == titles
-        # Nothing is wider than a window of 800 pixels.
-        assert page.evaluate("document.documentElement.scrollWidth") <= 800
+        # Nothing is wider than a window, down to a telephone's.
+        for width in (800, 420):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("env", ["simple_centroid", "cartpole"])
