@@ -279,7 +279,7 @@ def _whole_grid(
             raise InputError(f"{key}: expected distinct values, got {values}")
     # A sweep without a grid would be a single run.
     if not whole:
-        preset = "figure4" if verb == "fit" else "figure5"
+        preset = "adapool/figure4" if verb == "fit" else "adapool/figure5"
         raise InputError(
             f"sweep: expected a grid, such as seed=0,1,2 or experiment={preset}; "
             f"for a single run use `marl-pool {verb}`"

@@ -118,14 +118,16 @@ def test_what_holds_no_study(run: Run, tmp_path: Path) -> None:
     assert f"{tmp_path}: expected finished runs of fit, got none" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["figure4", "figure4_paper", "table2", "table8"])
-def test_presets_compose(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "trials"),
+    [("figure4", 16), ("figure4_paper", 32), ("table2", 15), ("table8", 20)],
+)
+def test_presets_compose(name: str, trials: int) -> None:
     from marl_pool.config import plan_sweep
 
-    plan = plan_sweep([f"experiment={name}"], verb="fit")
+    plan = plan_sweep([f"experiment=adapool/{name}"], verb="fit")
     for trial in plan.trials:
         task = trial.config["task"]
         assert task["name"] == "knn_centroid"
         assert task["k"] <= task["num_vectors"]
-    sizes = {"figure4": 16, "figure4_paper": 32, "table2": 15, "table8": 20}
-    assert len(plan.trials) == sizes[name]
+    assert len(plan.trials) == trials

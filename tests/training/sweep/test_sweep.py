@@ -119,21 +119,21 @@ def test_what_refers_to_a_swept_key_follows_it():
     ("name", "env", "axis", "values", "steps"),
     [
         (
-            "figure5",
+            "adapool/figure5",
             "simple_centroid",
             "env.counts",
             ["1-31-0", "1-15-16", "1-3-28", "1-1-30"],
             500 * 8192,
         ),
         (
-            "figure7",
+            "adapool/figure7",
             "simple_tag",
             "env.counts",
             ["1-3-0", "1-3-4", "1-3-12", "1-3-28"],
             500 * 8192,
         ),
         (
-            "figure8",
+            "adapool/figure8",
             "boxworld",
             "env.observation",
             ["entities", "pixels"],
@@ -144,7 +144,7 @@ def test_what_refers_to_a_swept_key_follows_it():
 def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
     plan = plan_sweep([f"experiment={name}"])
     assert plan.grid == {"pooling": HEADS, axis: values, "seed": [0, 1, 2, 3, 4]}
-    ppo = ["ppo=paper"] if name == "figure5" else []
+    ppo = ["ppo=paper"] if name == "adapool/figure5" else []
     base = compose("train", [f"experiment={env}", *ppo])
     for trial in plan.trials:
         for part in ("encoder", "policy", "ppo"):
@@ -155,16 +155,22 @@ def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
 
 def test_a_preset_is_reduced_by_the_command():
     given = ["env.counts=1-3-28", "seed=7,8", "total_steps=300_000", "ppo=fast"]
-    plan = plan_sweep(["experiment=figure5", *given])
+    plan = plan_sweep(["experiment=adapool/figure5", *given])
     assert plan.grid == {"pooling": HEADS, "env.counts": ["1-3-28"], "seed": [7, 8]}
-    assert plan.overrides == ["experiment=figure5", "total_steps=300_000", "ppo=fast"]
+    assert plan.overrides == [
+        "experiment=adapool/figure5",
+        "total_steps=300_000",
+        "ppo=fast",
+    ]
     assert plan.trials[0].name == "pooling=ada,env.counts=1-3-28,seed=7"
     assert plan.trials[0].config["ppo"] == compose("train", ["ppo=fast"])["ppo"]
     again = plan_grid(plan.grid, plan.overrides)
     assert again == plan
 
 
-@pytest.mark.parametrize("name", ["figure5", "figure7", "figure8"])
+@pytest.mark.parametrize(
+    "name", ["adapool/figure5", "adapool/figure7", "adapool/figure8"]
+)
 def test_the_reduced_form_in_a_presets_comment_works(name):
     text = files_of("experiment")[name].read_text()
     lines = text.partition("marl-pool sweep ")[2].partition("\n\n")[0]
@@ -212,7 +218,9 @@ def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
 
 
 def test_a_grid_is_nothing_for_train(refused):
-    assert "figure5 is made for sweep; for" in refused("train", "experiment=figure5")
+    assert "figure5 is made for sweep; for" in refused(
+        "train", "experiment=adapool/figure5"
+    )
     assert "use `marl-pool sweep`" in refused("train", "grid.seed=[0,1]")
     assert "use `marl-pool sweep --verb fit`" in refused("fit", "grid.seed=[0,1]")
 
@@ -222,7 +230,7 @@ def test_refusals_do_not_load_ray(tmp_path):
         ["sweep", "env.num_nois=1,2"],
         ["sweep", "seed=0,0"],
         ["sweep", "seed=0,1", "--cfg"],
-        ["sweep", "experiment=figure5", "pooling=ada,adda"],
+        ["sweep", "experiment=adapool/figure5", "pooling=ada,adda"],
         ["resume", "sweeps", "pooling=max"],
     ]
     Sweep("sweeps", {"seed": [0, 1]}, []).path.mkdir()
