@@ -25,9 +25,10 @@ examples:
 """
 SWEEP = """\
 key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
-preset such as experiment=adapool/figure5 may have a grid, whose keys can be overridden. All
-trials are checked before the first one starts, and `--cfg` needs a grid too. Each trial
-is an ordinary run in DIR/trials. A stopped sweep continues with `marl-pool resume DIR`.
+preset such as experiment=adapool/figure5 may have a grid, whose keys can be overridden.
+All trials are checked before the first one starts, and `--cfg` needs a grid too. Each
+trial is an ordinary run in DIR/trials. A stopped sweep continues with
+`marl-pool resume DIR`.
 With --address, DIR must be on a file system that all machines of the cluster share, or
 --storage must be given.
 
@@ -38,7 +39,7 @@ that do worse than others.
 {keys}
 examples:
   marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
-  marl-pool sweep experiment=adapool/figure5 seed=0,1,2 total_steps=300_000 ppo=fast --dry-run
+  marl-pool sweep experiment=adapool/figure5 seed=0,1,2 ppo=fast --dry-run
   marl-pool sweep experiment=adapool/figure5 --concurrency 8 --cpus-per-trial 2
   marl-pool sweep --search --trials 30 'ppo.lr=log_uniform(1e-4,1e-2)'
   marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16

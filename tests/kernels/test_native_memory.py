@@ -11,7 +11,7 @@ import pytest
 from helpers.paths import ROOT
 from marl_pool.kernels.native import call
 
-SOURCES = ROOT / "marl_pool" / "kernels" / "native"
+SOURCES = ROOT / "marl_pool" / "kernels" / "native" / "src"
 RUN = """
 import sys
 from pathlib import Path

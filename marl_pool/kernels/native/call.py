@@ -2,8 +2,8 @@
 
 The kernel's lanes are rows of the batch: as many sets as a register has numbers, 16 of
 float32 with AVX-512, go through embedding, layers and pooling while they stay in the
-cache. The forward pass is computed again for the gradient. ``network.hpp`` beside this
-file is where to start reading.
+cache. The forward pass is computed again for the gradient. Start reading in
+``src/network.hpp``.
 """
 
 import ctypes
@@ -191,7 +191,7 @@ def _libraries() -> list[Path]:
 
 def _hash_sources() -> bytes:
     """Hash the sources as CMakeLists.txt does."""
-    sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
+    sources = sorted(Path(__file__).parent.glob("src/*.[ch]pp"))
     each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
     return hashlib.sha256("".join(each).encode()).hexdigest().encode()
 

@@ -1,7 +1,8 @@
 """AdaPool (Brothers, 2025, https://arxiv.org/abs/2506.09215): supervised studies.
 
 - `KnnCentroid`, Tables 2 to 8 and Figure 4: ``marl-pool sweep --verb fit
-  experiment=adapool/figure4``, then ``python scripts/knn_study.py SWEEP --out FILE.png``.
+  experiment=adapool/figure4``, then ``python scripts/knn_study.py SWEEP --out
+  FILE.png``.
 - `ImageClassification`, section 4.5: ``marl-pool fit task=images data_dir=DIR``, and
   ``python scripts/fit_table.py SWEEP`` for a sweep of it.
 """
