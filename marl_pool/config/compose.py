@@ -8,6 +8,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,10 @@ def compose_unresolved(
     lines = [line for text in overrides for line in _translate(verb, text, folder)]
     own = [f"'file://{folder}'"] if folder else []
     lines.append(f"hydra.searchpath=[{','.join([SOURCE, *own])}]")
-    composed, chosen = _compose(verb, lines)
+    # Files and classes of the user's own may change while the process runs.
+    fixed = folder is None and not any(":" in text for text in overrides)
+    composing = _compose if fixed else _compose.__wrapped__
+    composed, chosen = composing(verb, *lines)
     # Choose the sizes that belong to task and scale.
     if SIZES not in VERBS[verb].presets:
         return composed
@@ -117,7 +121,7 @@ def compose_unresolved(
         option = f"{task}_{chosen['scale']}"
         # Follow task and scale if there is a file for them.
         if option in files_of(SIZES, folder):
-            composed, _ = _compose(verb, [*lines, f"{SIZES}={option}"])
+            composed, _ = composing(verb, *lines, f"{SIZES}={option}")
     elif task and sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
         raise InputError(
             f"{SIZES}: expected those of task={task}, got {sizes}; "
@@ -126,13 +130,15 @@ def compose_unresolved(
     return composed
 
 
-def _compose(verb: str, lines: list[str]) -> tuple[DictConfig, dict[str, Any]]:
+@lru_cache(maxsize=64)
+def _compose(verb: str, *lines: str) -> tuple[DictConfig, dict[str, Any]]:
+    """Compose by Hydra, which takes a tenth of a second; nobody changes the result."""
     Plugins.instance().register(SignatureSource)
     with (
         _one_line_errors(verb),
         initialize_config_dir(str(CONFIGS), version_base="1.3"),
     ):
-        composed = hydra_compose(verb, lines, return_hydra_config=True)
+        composed = hydra_compose(verb, [*lines], return_hydra_config=True)
     chosen: Any = OmegaConf.to_container(composed.hydra.runtime.choices)
     del composed._content["hydra"]  # type: ignore[union-attr]
     return composed, dict(chosen)
