@@ -78,7 +78,7 @@ class ActorCritic:
     @property
     def num_logits(self) -> int:
         """L."""
-        return len(self.action.parameters[-1])
+        return self.action.parameters[-1].shape[0]
 
     def on(self, values: Tensor, types: Tensor, padding: Tensor) -> "ActorCritic":
         """Return the same policy on other observations, of the same shape but B."""
@@ -134,15 +134,16 @@ class ActorCriticCall:
         values: Tensor,
         value_scale: Tensor | None = None,
     ) -> None:
-        rows, dim = len(policy.network.values), policy.network.sizes.dim
+        rows, dim = policy.network.values.shape[0], policy.network.sizes.dim
         heads = (policy.action, policy.value)
         sizes = [mlp_sizes(h.activation, rows, dim, h.parameters) for h in heads]
-        assert logits.shape == (rows, policy.num_logits)
+        width = policy.num_logits
+        assert logits.shape == (rows, width)
         assert values.shape == (rows,)
-        assert len(policy.value.parameters[-1]) == 1
+        assert policy.value.parameters[-1].shape == (1,)
         lowest, highest = policy.limits or (None, None)
         for limit in policy.limits or ():
-            assert limit.shape == (policy.num_logits,)
+            assert limit.shape == (width,)
         if value_scale is not None:
             assert value_scale.shape == values.shape
             value_scale = value_scale.contiguous()
@@ -171,7 +172,7 @@ def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
         IndexError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
-    rows = len(policy.network.values)
+    rows = policy.network.values.shape[0]
     logits = policy.network.values.new_empty((rows, policy.num_logits))
     values = policy.network.values.new_empty((rows,))
     call, kernel = ActorCriticCall(policy, logits, values), library()

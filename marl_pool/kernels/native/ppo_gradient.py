@@ -74,7 +74,7 @@ def ppo_gradient(
     assert fits(policy, recorded)
     # Memory of the results: logits and values with their gradients, and the losses of
     # the rows with their mean.
-    rows, width = len(policy.network.values), policy.num_logits
+    rows, width = policy.network.values.shape[0], policy.num_logits
     memory = policy.network.values.new_empty(rows * (2 * width + 3) + 1)
     logits, for_logits, values, for_values, losses, loss = memory.split(
         [rows * width, rows * width, rows, rows, rows, 1]

@@ -96,7 +96,7 @@ class RecordedSteps:
             may_run()
             and are_precise(numbers)
             and self.actions.is_cpu
-            and all(len(output) > 0 for output in outputs)
+            and all(output.shape[0] > 0 for output in outputs)
         )
 
     def contiguous(self) -> "RecordedSteps":

@@ -222,7 +222,7 @@ def minibatches(
             yield {
                 name: part[i]
                 for name, part in parts.items()
-                if len(part[i][Columns.ACTIONS])
+                if part[i][Columns.ACTIONS].shape[0]
             }
 
 
