@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from marl_pool.api.train import as_overrides
 from marl_pool.cli.common import (
     composed,
     flags_as_keys,
@@ -25,7 +26,7 @@ from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
-    from marl_pool.evaluation.settings import RenderSettings
+    from marl_pool.evaluation.settings import RenderSettings, ReportSettings
     from marl_pool.runs import Run
 
 
@@ -235,7 +236,7 @@ class Render(ResultsReader):
 
 def report(arguments: Namespace, overrides: list[str]) -> int:
     """Write a report page of runs."""
-    from marl_pool.config import compose, parse
+    from marl_pool.config import parse
     from marl_pool.evaluation.settings import ReportSettings
 
     # Other keys are those of `evaluate`, which runs with evaluate=true.
@@ -252,28 +253,61 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
             f"{parse(others[0]).key_or_group}: expected one of {', '.join(keys)}, or "
             "evaluate=true and a key of `marl-pool evaluate`"
         )
-    # Compose the settings of the evaluations before any of them starts.
-    limit = settings.env_timeout
-    others.append(f"threads={settings.threads}")
-    others.append(f"env_timeout={'null' if limit is None else limit}")
-    how = compose("evaluate", others, arguments.config_dir)
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
-    from marl_pool.evaluation.report.runs import not_evaluated
+    from marl_pool.evaluation.report.runs import read_runs
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
-    # Evaluate the runs that lack an evaluation, if asked.
-    lacking = not_evaluated(runs)
-    for run in lacking if settings.evaluate else []:
-        print_paths(Evaluate(arguments, **how).on_one(str(run.path)))
+    if settings.evaluate:
+        _evaluate_missing(arguments, runs, others, settings)
     plugins = arguments.plugin
     print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
-    if lacking and not settings.evaluate:
+    if lacking := [one for one in read_runs(runs) if one.evaluation is None]:
         from marl_pool.training.errors import print_warning
 
-        paths = ", ".join(str(run.path) for run in lacking)
-        print_warning(f"no comparable evaluation of {paths}: evaluate=true makes one")
+        for one in lacking:
+            print_warning(f"{one.run.path}: {one.evaluation_missing}")
+        if not settings.evaluate:
+            paths = " ".join(quoted(run.path) for run in runs)
+            flags = plugin_flags(arguments.plugin)
+            print_next(f"marl-pool report {paths} evaluate=true{flags}")
     return 0
+
+
+def _evaluate_missing(
+    arguments: Namespace,
+    runs: "list[Run]",
+    overrides: list[str],
+    page: "ReportSettings",
+) -> None:
+    """Evaluate the runs that lack an evaluation as the others were evaluated.
+
+    Raises:
+        InputError: ``overrides`` ask for evaluations that cannot be compared.
+    """
+    from marl_pool.config import compose, parse
+    from marl_pool.evaluation.report.runs import read_runs, usual_settings
+
+    found = read_runs(runs)
+    usual = usual_settings(found)
+    # What is typed decides which rows there are.
+    if any(parse(text).key_or_group == "suite" for text in overrides):
+        for key in ("stochastic", "worst_of", "perturbations", "transfer"):
+            usual.pop(key, None)
+    limit = page.env_timeout
+    own = {"threads": page.threads, "env_timeout": limit}
+    texts = [*as_overrides(usual), *overrides, *as_overrides(own)]
+    # Compose the settings of the evaluations before any of them starts.
+    how = compose("evaluate", texts, arguments.config_dir)
+    lacking = [one.run for one in found if one.evaluation is None]
+    for key in ("episodes", "seed", "checkpoint") if lacking else ():
+        if key in usual and how[key] != usual[key]:
+            raise InputError(
+                f"{key}: expected {usual[key]}, by which the other runs were "
+                f"evaluated, got {how[key]}"
+            )
+    for run in lacking:
+        print_paths(Evaluate(arguments, **how).on_one(str(run.path)))
 
 
 def _env(

@@ -150,8 +150,9 @@ examples:
 REPORT = """\
 FILE becomes a self-contained page: learning curves, robustness, comparisons, videos,
 and the origin of each number. Runs that differ only in their seed are one method. Each
-run's newest evaluation counts; evaluate=true makes those that are missing, and accepts
-the keys of `marl-pool evaluate`. Without --out the page is written to reports/.
+run's newest evaluation counts; evaluate=true makes those that are missing, by the keys
+of the others' evaluations, and accepts keys of `marl-pool evaluate`. Without --out the
+page is written to reports/.
 `marl-pool report --cfg` prints every key with its meaning.
 
 examples:

@@ -31,6 +31,7 @@ class TransferEnv:
         policies: policies by group, rescaled if the row asks for it.
         baselines: other policies by name, which play in it too.
         missing: reason why it cannot be played; empty if it can.
+        options: other settings of the row, if they differ from the defaults.
     """
 
     label: str
@@ -39,6 +40,7 @@ class TransferEnv:
     policies: Mapping[str, Policy]
     baselines: Mapping[str, Mapping[str, Policy]] = field(default_factory=dict)
     missing: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Case:
             perturbation=self.name,
             label=transfer.label if transfer else label(self.name, self.options),
             severity=self.severity,
-            options=dict(self.options),
+            options=dict(transfer.options if transfer else self.options),
             transfer_env=dict(transfer.env) if transfer else {},
             **numbers,
         )

@@ -129,7 +129,7 @@ class EvaluationTarget:
                     "training_seed": run.config.get("seed"),
                 },
             )
-            target.validate_fit(str(run.path))
+            target.validate_fit(str(run.config.get("policy_from", run.path)))
         return target
 
     @classmethod
@@ -267,6 +267,7 @@ class EvaluationTarget:
             rescaled(policies) if settings.rescale_codes else policies,
             baselines,
             missing,
+            {"rescale_codes": True} if settings.rescale_codes else {},
         )
 
     def baselines(self, **changes: Any) -> dict[str, Policies]:

@@ -1,7 +1,7 @@
 """Policies without a run: folders written by `save_policy`, and pretrained ones."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -60,6 +60,7 @@ class StandalonePolicy:
 
         # The run states where its policy comes from, and holds a copy of it.
         path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")
+        above = path.parent.exists()
         run = Run.create(path, {"env": dict(env), "policy_from": self.source}, verb)
         try:
             with run.save_policy_dir() as folder:
@@ -68,6 +69,9 @@ class StandalonePolicy:
         finally:
             if not any(any((path / name).glob("*")) for name in RESULTS):
                 discard(path)
+                if not above:
+                    with suppress(OSError):  # of another process by now
+                        path.parent.rmdir()
 
 
 def find_standalone(

@@ -84,8 +84,8 @@ def evaluation_of(run: Run) -> Evaluation | str:
     if intact := [one for one in read if isinstance(one, Evaluation)]:
         return reduce(Evaluation.join, intact)
     if read:
-        return f"no evaluation with each episode's return ({read[0]}); make one"
-    return "not evaluated yet; do so by"
+        return f"no evaluation with each episode's return ({read[0]})"
+    return "not evaluated yet"
 
 
 def _read(path: Path) -> Evaluation | str:

@@ -17,11 +17,11 @@ from marl_pool.evaluation.report.evaluations import (
     Evaluation,
     evaluation_of,
 )
+from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
 
-BEST = "best"
 Protocol = Mapping[str, Any]
 
 
@@ -89,19 +89,44 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     usual = _majority_protocol(evaluations)
     found = []
     for run, name, evaluation in zip(runs, _names(runs), evaluations, strict=True):
-        problem = _incomparable_reason(name, evaluation, usual)
+        problem = _incomparable_reason(evaluation, usual)
         own = evaluation if isinstance(evaluation, Evaluation) and not problem else None
         found.append(ReportedRun(run, name, *_metrics(run), own, problem))
     return found
 
 
-def not_evaluated(runs: Sequence[Run]) -> list[Run]:
-    """The runs without a comparable evaluation.
+def usual_settings(found: Sequence[ReportedRun]) -> dict[str, Any]:
+    """The keys of `evaluate` that measure what the evaluated runs were measured by.
 
-    Raises:
-        InputError: as `read_runs`.
+    Returns:
+        Empty if none was evaluated.
     """
-    return [one.run for one in read_runs(runs) if one.evaluation is None]
+    evaluations = [one.evaluation for one in found if one.evaluation]
+    if not evaluations:
+        return {}
+    protocol = dict(evaluations[0].protocol)
+    env = protocol.pop("env")
+    # Collect the severities of each perturbation, and the other environments.
+    rows = pd.concat([each.rows for each in evaluations])
+    perturbations: dict[str, dict[str, Any]] = {}
+    transfer: dict[str, dict[str, Any]] = {}
+    for row in rows[rows["policy"] == TRAINED].to_dict("records"):
+        label, options = row["label"], row["options"]
+        if row["perturbation"] == TRANSFER:
+            transfer[label] = {"label": label, "env": row["transfer_env"], **options}
+        elif row["perturbation"] != CLEAN:
+            levels = {"name": row["perturbation"], **options, "severities": []}
+            severities = perturbations.setdefault(label, levels)["severities"]
+            if row["severity"] not in severities:
+                severities.append(row["severity"])
+    return {
+        **protocol,
+        **({} if env == AS_TRAINED else {"env": env}),
+        "stochastic": bool(rows["stochastic"].any()),
+        "worst_of": max(each.about.get("worst_of", 1) for each in evaluations),
+        "perturbations": list(perturbations.values()),
+        "transfer": list(transfer.values()),
+    }
 
 
 def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
@@ -144,10 +169,10 @@ def _majority_protocol(found: Sequence[Evaluation | str]) -> Protocol:
     return max(protocols, key=protocols.count, default={})
 
 
-def _incomparable_reason(name: str, own: Evaluation | str, usual: Protocol) -> str:
+def _incomparable_reason(own: Evaluation | str, usual: Protocol) -> str:
     """The reason to leave out an evaluation; empty if it is comparable."""
     if isinstance(own, str):
-        return f"{own}: {_command(name, usual)}"
+        return own
     differs = [
         f"{key} {value} where the others have {usual[key]}"
         for key, value in own.protocol.items()
@@ -155,16 +180,6 @@ def _incomparable_reason(name: str, own: Evaluation | str, usual: Protocol) -> s
     ]
     reason = "its evaluation cannot be compared with the others: "
     return f"{reason}{', '.join(differs)}" if differs else ""
-
-
-def _command(name: str, usual: Protocol) -> str:
-    """The command that makes what is missing, by the usual protocol."""
-    words = [f"{key}={usual[key]}" for key in ("episodes", "seed") if key in usual]
-    if (checkpoint := usual.get("checkpoint", BEST)) != BEST:
-        words.append(f"checkpoint={checkpoint}")
-    if (env := usual.get("env", AS_TRAINED)) != AS_TRAINED:
-        words += [f"env.{key}={value}" for key, value in env.items()]
-    return " ".join(["marl-pool evaluate", name, *words])
 
 
 def short_folders(configs: Sequence[Mapping[str, Any]]) -> dict[str, str]:

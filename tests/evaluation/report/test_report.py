@@ -44,7 +44,7 @@ from marl_pool.evaluation.report.html import (
     span,
 )
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import not_evaluated
+from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -413,12 +413,12 @@ def test_provenance_names_commit_configuration_seeds_episodes_and_file(
     assert str(run.path.parent) not in html
 
 
-def test_what_is_missing_is_listed_with_the_command(tmp_path: Path) -> None:
+def test_what_is_missing_is_listed_with_its_reason(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), lost=[1.0])
     bare = trained(tmp_path / "b", "pooling=max")
     html = written([run, bare], tmp_path)
     missing = texts(html[html.index('id="missing"') :])
-    assert "marl-pool evaluate b episodes=16 seed=0" in missing
+    assert "b: not evaluated yet" in missing
     assert "occlude: a reason" in missing
     assert "1 without an evaluation" in html
 
@@ -589,9 +589,45 @@ def test_the_command_evaluates_what_is_missing(
     assert "evaluate=true" in told
     assert cli.main([*words, "evaluate=true", *keys]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
-    assert not not_evaluated(runs)
+    assert all(one.evaluation for one in read_runs(runs))
     assert "tested in 4 episodes a condition" in out.read_text()
     assert not list((runs[0].evaluation_dir).glob("results-2*"))
+
+
+def test_the_command_evaluates_a_run_as_the_others_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [with_policy(trained(tmp_path / f"{s}", seed=s)) for s in (0, 1)]
+    first, second = (str(run.path) for run in runs)
+    how = ["episodes=4", "seed=3", "env.num_noise=2", "stochastic=true"]
+    how += ["perturbations=[{name: jitter, scale: 0.2, severities: [0.5, 1]}]"]
+    how += ["transfer=[{label: more, env: {num_noise: 5}, rescale_codes: true}]"]
+    assert cli.main(["evaluate", first, *how]) == 0
+    words = ["report", first, second, "evaluate=true", "videos=false"]
+    # Another protocol could not be compared: it is refused before hours are spent.
+    assert cli.main([*words, "episodes=8"]) == 2
+    told = capsys.readouterr().err
+    assert "episodes: expected 4, " in told
+    assert "got 8" in told
+    assert cli.main([*words, "--out", str(tmp_path / "page.html")]) == 0
+    one, two = (each.evaluation for each in read_runs(runs))
+    assert one
+    assert two
+    assert sorted(one.rows["key"]) == sorted(two.rows["key"])
+    assert "without an evaluation" not in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("damage", ["", "{}"])
+def test_the_command_says_why_an_evaluation_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    run = evaluated(trained(tmp_path / "a"))
+    (run.evaluation_dir / "results.json").write_text(damage)
+    words = ["report", str(run.path), "videos=false", "--out", str(tmp_path / "p.html")]
+    assert cli.main(words) == 0
+    told = capsys.readouterr().err
+    assert f"{run.path}: no evaluation with each episode's return" in told
+    assert "results.json" in told
 
 
 @pytest.mark.parametrize(

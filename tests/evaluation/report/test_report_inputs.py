@@ -21,7 +21,7 @@ from helpers.reported import (
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.evaluation.report.methods import methods_of
-from marl_pool.evaluation.report.runs import not_evaluated, read_runs
+from marl_pool.evaluation.report.runs import read_runs, usual_settings
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
@@ -79,25 +79,29 @@ def test_evaluations_of_another_kind_are_not_read_as_one(
     assert len(source.evaluation.rows) == 8
 
 
-def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_run_without_an_evaluation_has_a_reason(tmp_path: Path) -> None:
     first = evaluated(trained(tmp_path / "a"))
-    second = trained(tmp_path / "b", seed=1)
-    _, source = read_runs([first, second])
-    command = f"marl-pool evaluate b episodes={EPISODES} seed=0"
-    assert source.evaluation_missing == f"not evaluated yet; do so by: {command}"
-    assert not_evaluated([first, second]) == [second]
+    one, two = read_runs([first, trained(tmp_path / "b", seed=1)])
+    assert one.evaluation
+    assert not two.evaluation
+    assert two.evaluation_missing == "not evaluated yet"
 
 
-def test_the_command_for_what_is_missing_asks_for_what_the_others_have(
-    tmp_path: Path,
-) -> None:
+def test_the_settings_of_the_evaluated_runs_are_known(tmp_path: Path) -> None:
     told = {"checkpoint": "last", "changed": {"num_noise": 9}}
-    _, source = read_runs(
-        [evaluated(trained(tmp_path / "a"), **told), trained(tmp_path / "b", seed=1)]
-    )
-    assert source.evaluation_missing.endswith(
-        "marl-pool evaluate b episodes=16 seed=0 checkpoint=last env.num_noise=9"
-    )
+    first = evaluated(trained(tmp_path / "a"), severities=[0.5, 1], **told)
+    found = read_runs([first, trained(tmp_path / "b", seed=1)])
+    settings = usual_settings(found)
+    assert settings == {
+        **{"episodes": EPISODES, "seed": 0, "checkpoint": "last"},
+        **{"env": {"num_noise": 9}, "stochastic": False, "worst_of": 1},
+        "perturbations": [
+            {"name": "occlude", "severities": [0.5, 1]},
+            {"name": "jitter", "severities": [0.2], "features": None},
+        ],
+        "transfer": [{"label": "more noise", "env": {"num_noise": 9}}],
+    }
+    assert usual_settings(found[1:]) == {}
 
 
 def test_runs_of_the_same_name_are_told_apart_by_the_folders_above(
@@ -296,9 +300,6 @@ def test_a_broken_evaluation_is_left_out_with_the_reason(
     assert first.evaluation is not None
     assert second.evaluation is None
     assert f"(results.json: {told}" in second.evaluation_missing
-    assert (
-        "make one: marl-pool evaluate b episodes=16 seed=0" in second.evaluation_missing
-    )
 
 
 @pytest.mark.parametrize(
