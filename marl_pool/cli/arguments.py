@@ -239,7 +239,7 @@ def _keys(verb: str, arguments: list[str]) -> str:
 
     # Help is printed before the flags are parsed.
     fits = verb == "sweep" and "--verb fit" in " ".join(arguments).replace("=", " ")
-    made_by = "fit" if fits else verb
+    made_by = "sweep_fit" if fits else verb
     # List the groups, and the sections that take a class by name.
     kind = VERBS[made_by]
     options = {

@@ -83,9 +83,15 @@ def search_working_directory() -> None:
 def open_run(verb: str, path: str | None) -> "Run":
     """Open a run; all verbs but ``resume`` and ``show`` need a policy."""
     from marl_pool.runs import Run
+    from marl_pool.sweeps import TRIALS, Sweep
 
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
+    if verb != "resume" and Sweep.is_at(path):
+        raise InputError(
+            f"{verb}: expected runs, got the sweep {path}: its runs are "
+            f"{quoted(Path(path, TRIALS))}/*"
+        )
     run = Run.open(path)
     # A fit has no policy that the other verbs could read.
     if run.verb == "fit" and verb not in ("resume", "show"):
@@ -151,10 +157,13 @@ def print_next(*commands: str) -> None:
 
 
 def following(run: "Run") -> list[str]:
-    """Return commands that may follow a training."""
+    """Return commands that may follow a training, or its evaluation."""
     path = quoted(run.path)
     flags = plugin_flags(names.plug_ins_in(run.config))
-    reads = [f"marl-pool evaluate {path}{flags}"] if run.policy_dir.is_dir() else []
+    evaluated = any(run.evaluation_dir.glob("results*.json"))
+    verbs = ("render", "report") if evaluated else ("evaluate",)
+    reads = [f"marl-pool {verb} {path}{flags}" for verb in verbs]
+    reads = reads if run.policy_dir.is_dir() else []
     logged = any(run.path.glob("events.out.tfevents*"))
     return [*reads, *([f"tensorboard --logdir {path}"] if logged else [])]
 

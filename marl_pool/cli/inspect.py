@@ -73,7 +73,12 @@ def _summaries(kind: str) -> list[tuple[str, str]]:
         return [(name, pretrained_summary(name)) for name in pretrained_names()]
     if kind in PRESETS:
         files = sorted(files_of(kind.removesuffix("s")).items())
-        return [(name, _first_sentence(file)) for name, file in files]
+        verbs = {name: _verbs_of(kind.removesuffix("s"), name) for name, _ in files}
+        width = max(map(len, verbs.values()))
+        return [
+            (name, f"{verbs[name]:<{width}} {_first_sentence(file)}".strip())
+            for name, file in files
+        ]
     return [(name, summary(target)) for name, target in sorted(registry(kind).items())]
 
 
@@ -92,6 +97,18 @@ def _options(kind: str, name: str) -> str:
     if name not in registry(kind):
         raise names.unknown(kind, name, registry(kind))
     return commented_options(kind, name)
+
+
+def _verbs_of(group: str, option: str) -> str:
+    """Return the verbs that a preset is made for, as they are typed."""
+    from marl_pool.config.sections import VERBS, options_for, typed
+
+    suited = (
+        typed(verb)
+        for verb, kind in VERBS.items()
+        if group in kind.presets and option in options_for(verb, group)
+    )
+    return ", ".join(suited)
 
 
 def _first_sentence(file: Path) -> str:

@@ -34,9 +34,12 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         "run": f"{run.path}, made by {run.verb} of marl_pool {run.version}",
         "parts": _parts(run),
         "state": f"{state}, {done:,} of {total:,} {unit}" if total else "no training",
-        "best": _best(run) or "none yet",
-        "evaluation": _last_evaluation(run) or "none yet",
     }
+    if run.verb == "fit":
+        lines["results"] = _fit_results(run) or "none yet"
+    else:
+        lines["best"] = _best(run) or "none yet"
+        lines["evaluation"] = _last_evaluation(run) or "none yet"
     for name, text in lines.items():
         print(f"{name + ':':<12}{printable(text)}")
     commands = following(run)
@@ -125,8 +128,25 @@ def _parts(run: "Run") -> str:
     return ", ".join([*map(str, named), *([] if seed is None else [f"seed {seed}"])])
 
 
+def _fit_results(run: "Run") -> str:
+    """Return the mean metrics on the test set, and the file that has them."""
+    from marl_pool.training.supervised.results import FILE, read_results
+
+    if not (run.path / FILE).is_file():
+        return ""
+    try:
+        means = read_results(run.path)["mean"]
+    except InputError as error:
+        return str(error)
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
+    return f"{metrics} on the test set ({FILE})"
+
+
 def _best(run: "Run") -> str:
-    return str(run.best or "")
+    try:
+        return str(run.best or "")
+    except InputError as error:
+        return str(error)
 
 
 def _last_evaluation(run: "Run") -> str:

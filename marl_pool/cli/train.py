@@ -26,7 +26,7 @@ from marl_pool.cli.common import (
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.extras import validate_module, validate_ray, validate_ray_for
 from marl_pool.utils.names import allowed, trust
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
@@ -224,6 +224,8 @@ def _run_sweep(
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
+    if not dry_run:
+        print_next(*_following_sweep(sweep))
     # A trial that its time limit ended needs another try.
     ended = {
         proposal_name(number)
@@ -234,6 +236,13 @@ def _run_sweep(
     runs = [sweep.run(trial) for trial in tried] if again and not dry_run else []
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
+
+
+def _following_sweep(sweep: "Sweep") -> list[str]:
+    """Return commands that may follow a sweep; a fit has no policy to evaluate."""
+    path, trials = quoted(sweep.path), f"{quoted(sweep.path)}/trials/*"
+    reads = [f"marl-pool evaluate {trials}", f"marl-pool report {trials}"]
+    return [f"marl-pool ls {path}", *(reads if sweep.verb == "train" else [])]
 
 
 def _with(own: Mapping[str, Any], make: "MakeTrial") -> "MakeTrial":

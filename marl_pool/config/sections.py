@@ -296,6 +296,15 @@ def unsuited(
     if not suited and group in VERBS[verb].presets and option in files:
         reason = _preset_misfit(verb, option, files, config_dir)
         return InputError(f"{group}={option}: {files[option]}: {reason}")
+    # A paper's presets are in a folder of its name.
+    inside = [name for name in files if name.endswith(f"/{option}")]
+    if not suited and inside:
+        here = [name for name in inside if name in choices]
+        if not here:
+            return unsuited(verb, group, inside[0], config_dir)
+        return InputError(
+            f"unknown {group} {option!r}: did you mean {' or '.join(here)}?"
+        )
     if not suited:
         return names.unknown(group, option, choices)
     # Suggest what suits this verb.

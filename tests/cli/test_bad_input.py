@@ -95,6 +95,15 @@ def test_an_environment_of_other_groups_is_refused_before_any_episode(
     assert "expected a policy of 'predator', got agent" in message
 
 
+def test_a_shipped_policy_that_does_not_fit_is_named(refused):
+    message = refused(
+        "evaluate", "pretrained=cartpole_feed_forward", "env=simple_centroid"
+    )
+    assert "pretrained=cartpole_feed_forward does not fit the env simple_c" in message
+    assert "expected num_features = 4, got 1" in message
+    assert not Path("evaluations").exists()
+
+
 @pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "resume"])
 def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb):
     file = run_folder / "config.yaml"

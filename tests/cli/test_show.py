@@ -11,6 +11,7 @@ from marl_pool.config import compose, files_of
 from marl_pool.runs import Best, Run
 from marl_pool.sweeps import Sweep
 from marl_pool.utils.atomic import locked
+from marl_pool.utils.manifest import sealed_json
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -45,7 +46,11 @@ def test_show_tells_state_results_and_what_comes_next(run, printed):
     assert "-1.5 at iteration 1" in text
     assert "agent -1.25, unperturbed (results.json)" in text
     assert "next:       marl-pool resume runs/half\n" in text
-    assert "marl-pool evaluate runs/half\n" in text
+    # The next of an evaluated run is not another evaluation.
+    assert "marl-pool evaluate" not in text
+    assert "marl-pool report runs/half\n" in text
+    (run.evaluation_dir / "results.json").unlink()
+    assert "marl-pool evaluate runs/half\n" in printed("show", "runs/half")
 
 
 @pytest.mark.parametrize("content", ["null", '{"results": [{'])
@@ -55,6 +60,39 @@ def test_a_damaged_evaluation_is_told(run, printed, content):
         ln for ln in printed("show", "runs/half").splitlines() if "results" in ln
     )
     assert line.endswith(": results.json cannot be read")
+
+
+def test_a_damaged_score_is_told(run, printed):
+    (run.policy_dir / "best.json").write_text('{"iteration"')
+    text = printed("show", "runs/half")
+    assert "best.json cannot be read" in text
+    assert "500 of 1,000 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "none yet"), ({"mse": 0.25}, "mse 0.25"), ("cut", "cannot be read")],
+)
+def test_show_of_a_fit_has_its_results(printed, content, told):
+    made = Run.create("runs/fit", compose("fit"), "fit")
+    if content is not None:
+        document = sealed_json({"task": {}, "mean": content})
+        text = content if content == "cut" else json.dumps(document)
+        (made.path / "results.json").write_text(text)
+    (line,) = (
+        ln for ln in printed("show", "runs/fit").splitlines() if "results:" in ln
+    )
+    assert told in line
+    assert content is None or "results.json" in line
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "report", "render", "diagnose"])
+def test_a_sweep_in_place_of_a_run_is_told_where_its_runs_are(verb, capsys):
+    sweep = Sweep("sweeps/one", {"seed": [0]}, [])
+    sweep.path.mkdir(parents=True)
+    sweep.write()
+    assert cli.main([verb, "sweeps/one"]) == 2
+    assert "its runs are sweeps/one/trials/*" in capsys.readouterr().err
 
 
 def test_a_run_that_is_trained_now_is_told_apart(run, printed):
@@ -93,6 +131,42 @@ def test_presets_are_listed_with_a_sentence(printed):
         assert [line.split()[0] for line in lines] == sorted(files_of(group))
         assert all(len(line.split()) > 3 for line in lines)
     assert "perturbations:" in printed("list", "suites", "quick")
+
+
+def test_presets_are_listed_with_their_verbs(printed):
+    lines = {ln.split()[0]: ln for ln in printed("list", "experiments").splitlines()}
+    for name, verbs in {
+        "adapool/table4": "sweep --verb fit",
+        "boxworld": "train, sweep",
+        "cartpole_clone": "clone",
+    }.items():
+        assert f" {verbs} " in lines[name]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("train experiment=figure5", "adapool/figure5 is made for sweep; for train"),
+        ("sweep experiment=table4", "adapool/table4 is made for sweep --verb fit;"),
+        ("fit experiment=table4", "adapool/table4 is made for sweep --verb fit;"),
+        ("sweep experiment=figure7", "did you mean adapool/figure7?"),
+        (
+            "sweep --verb fit experiment=table2",
+            "did you mean adapool/table2 or swarm/table2?",
+        ),
+    ],
+)
+def test_a_preset_is_found_without_its_folder(capsys, command, told):
+    assert cli.main(command.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_lists_the_presets_of_a_grid_of_fits(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "--verb", "fit", "--help"])
+    text = capsys.readouterr().out
+    assert "experiment=adapool/figure4|" in text
+    assert "|boxworld" not in text
 
 
 def test_the_options_of_one_name_are_listed_with_defaults_and_meanings(printed, capsys):

@@ -246,7 +246,10 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
     assert main([*command, "--sweep-dir", "s"]) == 0
-    assert capsys.readouterr().out.endswith("\ns\ns/table.csv\n")
+    out, err = capsys.readouterr()
+    assert out.endswith("\ns\ns/table.csv\n")
+    for later in ("ls s", "evaluate s/trials/*", "report s/trials/*"):
+        assert f" marl-pool {later}\n" in err
     table = read_table("s")
     assert [(row["seed"], row["env_steps"]) for row in table] == [
         *((0, 32), (0, 64), (1, 32), (1, 64))
