@@ -183,7 +183,10 @@ def _name_of(where: str, given: Any, group: Group, kind: str) -> str:
             f"package.module:Class, got {show(given)}"
         )
     name: str = given["name"]
-    names.target(name, registry, kind)
+    try:
+        names.target(name, registry, kind)
+    except InputError as error:
+        raise InputError(f"{where}: {error}" if where != kind else error) from error
     return name
 
 
@@ -204,7 +207,7 @@ def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     # Check the perturbation with each of the severities.
     each = []
     for severity in severities:
-        check_value(f"{where}.severity", severity, UnitInterval)
+        check_value(f"{where}.severities", severity, UnitInterval)
         given = {**rest, "severity": severity}
         each.append(check_group(where, given, group, "perturbation"))
     if each[0].get("ramp") is not None:

@@ -88,7 +88,7 @@ def check_composed(
         if not used:
             raise
         raise InputError(
-            f"{error}; composed with {', '.join(map(str, used))}"
+            f"{error} (composed with {', '.join(map(str, used))})"
         ) from error
 
 
@@ -289,7 +289,7 @@ def _folder(config_dir: str | Path | None, overrides: Sequence[str]) -> Path | N
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
     # Check the files that may be used, before Hydra reads them.
     for file in _mentioned(files, overrides):
-        _validate_file(file, file.relative_to(folder).parent.as_posix())
+        _validate_file(file, folder)
     return folder
 
 
@@ -309,9 +309,14 @@ def _mentioned(files: Sequence[Path], overrides: Sequence[str]) -> list[Path]:
     return found
 
 
-def _validate_file(file: Path, group: str) -> None:
+def _validate_file(file: Path, folder: Path) -> None:
     """Check what Hydra's reader would not, or explain without the file's name."""
-    content_of(file)
+    group = file.relative_to(folder).parts[0]
+    known = {*built_in(group), *files_of(group, folder)}
+    for base in content_of(file).get("defaults", ()):
+        # Hydra's own words, and paths, are left to Hydra.
+        if isinstance(base, str) and base[0] not in "_/" and base not in known:
+            raise InputError(f"{file}: defaults: {names.unknown(group, base, known)}")
     # Without this line Hydra would put the keys into a section of the group's name.
     presets = {each for kind in VERBS.values() for each in kind.presets}
     if group in presets and PACKAGE not in file.read_text(encoding="utf-8"):

@@ -429,17 +429,17 @@ def test_options_left_over_from_another_head_are_refused():
         ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
         ("{severities: [1]}", "perturbations[0]: expected one of action_noise, bias"),
         ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
-        ("{name: occlud}", "Did you mean 'occlude'?"),
+        ("{name: occlud}", "perturbations[0]: unknown perturbation 'occlud'"),
         ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
         ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
         ("{name: occlude, severities: []}", "perturbations[0].severities: expected a"),
         (
             "{name: occlude, severities: [0, 2]}",
-            "perturbations[0].severity: expected a number in [0, 1], got 2",
+            "perturbations[0].severities: expected a number in [0, 1], got 2",
         ),
         (
             "{name: occlude, severities: [[0, 0.5]]}",
-            "perturbations[0].severity: expected a number in [0, 1], got [0, 0.5]",
+            "perturbations[0].severities: expected a number in [0, 1], got [0, 0.5]",
         ),
         (
             "{name: occlude, severities: [1], severity: 0.3}",
@@ -615,7 +615,7 @@ def test_a_wrong_value_is_refused_with_the_files_of_the_user(tmp_path):
     )
     with pytest.raises(InputError) as caught:
         compose("evaluate", ["suite=mine"], tmp_path)
-    for part in ("perturbations[0].severity", "[0, 1]", "3.0", str(suite)):
+    for part in ("perturbations[0].severities", "[0, 1]", "3.0", str(suite)):
         assert part in str(caught.value)
     # Files that were not used are not named.
     with pytest.raises(InputError) as caught:
@@ -653,6 +653,10 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
             "mine.yaml: env: expected one of ant, ",
         ),
         ("# @package _global_\nthreds: 3\n", "threds: unknown key 'threds'"),
+        (
+            "# @package _global_\ndefaults: [quik]\n",
+            "mine.yaml: defaults: unknown suite 'quik': choose from ",
+        ),
     ],
 )
 def test_a_wrong_file_of_ones_own_is_named(tmp_path, content, message):
