@@ -40,6 +40,7 @@ def test_every_example_is_short_and_says_how_to_run_it() -> None:
         assert len(text.splitlines()) <= 70, file.name
 
 
+@pytest.mark.slow
 def test_evaluate_measures_the_shipped_policy(tmp_path: Path) -> None:
     rows = [
         line.split()

@@ -80,6 +80,7 @@ def test_float64_is_torchs(kernel: OnlyForGpus, options: dict[str, Any]) -> None
     assert kernel.calls == 8
 
 
+@pytest.mark.slow
 def test_float32_is_as_precise_as_torchs(kernel: OnlyForGpus) -> None:
     network = make_network("ada", num_tokens=20)
     tokens = make_tokens(network, 40, padded=True)
@@ -94,6 +95,7 @@ def test_float32_is_as_precise_as_torchs(kernel: OnlyForGpus) -> None:
     assert kernel.calls == 2
 
 
+@pytest.mark.slow
 def test_gradients_do_not_depend_on_other_blocks(
     kernel: OnlyForGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

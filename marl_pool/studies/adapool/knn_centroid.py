@@ -111,7 +111,7 @@ class KnnCentroid(Task):
     num_test: PositiveInt = 100_000
     """Sets of the test set."""
     data_seed: Seed = 0
-    """Seed of the sets."""
+    """Seed of the sets; the paper's 42 (C.1) draws other sets, by another generator."""
 
     def __post_init__(self) -> None:
         self.parts = {

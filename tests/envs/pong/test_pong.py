@@ -559,6 +559,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         make_batched_env("pong", 1, **options)
 
 
+@pytest.mark.slow
 def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) -> None:
     path = tmp_path / "run"
     program = (

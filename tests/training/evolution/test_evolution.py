@@ -840,6 +840,7 @@ def test_a_run_names_itself_after_the_policy():
     )
 
 
+@pytest.mark.slow
 def test_without_workers_ray_is_not_imported(tmp_path):
     source = f"""
 import json, sys

@@ -68,6 +68,7 @@ def test_a_kernel_for_the_gpu_needs_none_for_the_cpu(
         assert chosen_kernels() == "native"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
 def test_workers_inherit_the_choice() -> None:
     with use_kernels("torch"), quiet(), ray_session(None, num_cpus=1):

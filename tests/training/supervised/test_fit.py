@@ -205,8 +205,19 @@ def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
     assert one == two != other
 
 
-@pytest.mark.parametrize("epochs", [1, 9, 16, 24])
-@pytest.mark.parametrize("back_tracking", [False, True])
+@pytest.mark.parametrize(
+    ("epochs", "back_tracking"),
+    [
+        *[(9, False), (16, True)],
+        *(
+            pytest.param(epochs, back_tracking, marks=pytest.mark.slow)
+            for epochs, back_tracking in (
+                *[(1, False), (16, False), (24, False)],
+                *[(1, True), (9, True), (24, True)],
+            )
+        ),
+    ],
+)
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tracking):
     options = (f"fit.back_tracking={back_tracking}", "fit.lr=2.0", "fit.epochs=8")
     whole = fitted(tmp_path / "whole", *options)

@@ -225,6 +225,7 @@ def test_a_grid_is_nothing_for_train(refused):
     assert "use `marl-pool sweep --verb fit`" in refused("fit", "grid.seed=[0,1]")
 
 
+@pytest.mark.slow
 def test_refusals_do_not_load_ray(tmp_path):
     commands = [
         ["sweep", "env.num_nois=1,2"],
