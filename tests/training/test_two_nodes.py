@@ -150,7 +150,7 @@ def test_a_sweep_of_four_trials_and_its_storage(nodes, tmp_path):
 
 def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")
-    process = nodes.start(*words, "--num-env-runners=2", "time_limit=60")
+    process = nodes.start(*words, "--num-env-runners=2", "time_limit=600")
     wait_for_rows(tmp_path / "run", process, 3)
     before = len(Run.open(tmp_path / "run").rows())
     nodes.kill_one()
