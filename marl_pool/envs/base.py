@@ -15,7 +15,7 @@ from marl_pool.envs.drawing.marks import (
     draw_perceived,
     draw_perceived_patches,
 )
-from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.envs.patches import PatchGrid
 from marl_pool.perception import Mark, Perception
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import may_read

@@ -15,8 +15,7 @@ from helpers.toy_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.simulation.env import SimulatedEnv
-from marl_pool.envs.simulation.simulator import LoggedSimulator, extra
+from marl_pool.envs.simulation import LoggedSimulator, SimulatedEnv, extra
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec

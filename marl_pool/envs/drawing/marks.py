@@ -19,7 +19,7 @@ from marl_pool.envs.drawing.canvas import (
     opencv,
     write,
 )
-from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.envs.patches import PatchGrid
 from marl_pool.perception import Mark, Perception
 
 IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)

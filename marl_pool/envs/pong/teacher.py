@@ -6,10 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.envs.pong.console import PUSH, Console
+from marl_pool.envs.pong.console import (
+    PUSH,
+    TARGET_NAMES,
+    Console,
+    approaches,
+    privileged_targets,
+)
 from marl_pool.envs.pong.emulator import NOOP, UNKNOWN
 from marl_pool.envs.pong.env import Pong
-from marl_pool.envs.pong.features import TARGET_NAMES, approaches, privileged_targets
 from marl_pool.envs.pong.value_tables import DIRECTIONS, DOWN, SIGNS, UP, action_values
 from marl_pool.utils.errors import InputError
 
@@ -121,9 +126,13 @@ class ValueTableTeacher:
         """
         if bool((env.noops == UNKNOWN).any()):
             raise InputError("pong: expected games that have begun, got none: reset it")
-        # Find or make the controller of each game.
-        numbers = env.env_ids.tolist()
-        asked = {number: self._controller(number, env) for number in numbers}
+        # Find the controller of each game, or make one.
+        numbers, options = env.env_ids.tolist(), (env.frame_skip, env.sticky_actions)
+        asked = {}
+        for number in numbers:
+            known = self._controllers.get(number)
+            fits = known is not None and known.options == options
+            asked[number] = known if fits else ValueController(*options)
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}
         self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
@@ -138,17 +147,8 @@ class ValueTableTeacher:
             actions.append([order.index(controller.action)])
             values.append([[controller.values[DIRECTIONS[native]] for native in order]])
             targets.append(privileged_targets(controller.state))
-        # Return actions, action values and privileged targets of one agent.
         return ValueTableAnswer(
             torch.tensor(actions, device=env.device),
             torch.tensor(values, dtype=torch.float32, device=env.device),
             torch.from_numpy(np.stack(targets))[:, None].to(env.device),
         )
-
-    def _controller(self, number: int, env: Pong) -> ValueController:
-        """Return the controller of an environment's number, or a new one."""
-        options = env.frame_skip, env.sticky_actions
-        known = self._controllers.get(number)
-        if known is not None and known.options == options:
-            return known
-        return ValueController(*options)

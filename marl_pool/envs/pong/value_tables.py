@@ -2,12 +2,10 @@
 
 from functools import cache
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
-from marl_pool.envs.pong.console import PUSH, GameState
-from marl_pool.envs.pong.features import PADDLE_COLUMN, crossing
+from marl_pool.envs.pong.console import PADDLE_COLUMN, PUSH, GameState, crossing
 
 UP, DOWN = 2, 3
 """Native actions."""
@@ -38,23 +36,14 @@ DOWNWARD_WINS = ((0, 127),)
 """Crossings from which a steep downward shot wins."""
 UPWARD_WINS = ((0, 69), (127, 165))
 """Crossings from which a steep upward shot wins."""
+SHOTS = tuple(product((False, True), repeat=2))
+"""Kinds of crossings: does a steep shot win downwards, and upwards?"""
 
 # Values in points, where a winning shot has 1.
 RETURN_VALUE, MISS_VALUE = 0.75, -1.0
 PRESS_COST = 0.004
 OFFSET_STD = 2.0
 """Standard deviation of the offset when the ball arrives, in pixels."""
-
-
-class ValueTables(NamedTuple):
-    """Action values of the last frames before the ball arrives."""
-
-    shots: tuple[tuple[bool, bool], ...]
-    """Kinds of crossings: does a steep shot win downwards, and upwards?"""
-    values: np.ndarray
-    """``(FRAMES + 1, shots, 3, 3, G, G)`` float32 by the frames left, the kind of
-    crossing, the previous and the present move, and the grid points of the resting
-    place and of the paddle."""
 
 
 def winning_shots(row: float) -> tuple[bool, bool]:
@@ -74,14 +63,13 @@ def action_values(
     ``last`` is the previous native action.
     """
     # Offsets are relative to the row where the ball arrives.
-    tables = solve(frame_skip, sticky)
     row = crossing(state)
     # Earlier than the tables begin, take their first entry of the same phase.
     left = max((PADDLE_COLUMN - state.ball_x) // state.velocity_x, 1)
     if left > FRAMES:
         left -= -(-(left - FRAMES) // frame_skip) * frame_skip
-    shot = tables.shots.index(winning_shots(row))
-    table = tables.values[left, shot, DIRECTIONS[last] % 3]
+    shot = SHOTS.index(winning_shots(row))
+    table = solve(frame_skip, sticky)[left, shot, DIRECTIONS[last] % 3]
     rest, paddle = state.rest - row, state.paddle_y - row
     if abs(rest) > OFFSETS[-1]:  # beyond the grid: towards the ball
         return np.array([0.0, -rest, rest]) / 100
@@ -98,7 +86,7 @@ def _interpolate(table: np.ndarray, rest: float, paddle: float) -> np.ndarray:
 
 
 @cache
-def solve(frame_skip: int, sticky: float) -> ValueTables:
+def solve(frame_skip: int, sticky: float) -> np.ndarray:
     r"""Solve for the action values by backward induction.
 
     With n frames left, the previous move b, the resting place r and the paddle p
@@ -111,12 +99,16 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
     :math:`P(k) = s^k (1 - s)`, or :math:`s^m` for k = m; s is ``sticky``, c the cost of
     a press, and :math:`V_n(r, p) = \max_a Q_n(b', a, r, p)` with the move b' that was
     executed last. V at the ball's arrival is `_arrival_values`.
+
+    Returns:
+        ``(FRAMES + 1, shots, 3, 3, G, G)`` float32 by the frames left, the kind of
+        crossing, the previous and the present move, and the grid points of the resting
+        place and of the paddle.
     """
     # Solve from the arrival backwards, for each previous and present move.
-    shots = tuple((down, up) for down in (False, True) for up in (False, True))
-    ends = np.stack([_arrival_values(*shot) for shot in shots]).astype(np.float32)
+    ends = np.stack([_arrival_values(*shot) for shot in SHOTS]).astype(np.float32)
     size = len(OFFSETS)
-    values = np.zeros((FRAMES + 1, len(shots), 3, 3, size, size), np.float32)
+    values = np.zeros((FRAMES + 1, len(SHOTS), 3, 3, size, size), np.float32)
     # Coordinates of the grid: indices of the rest position, offsets of the paddle.
     rest, paddle = np.arange(size)[:, None], OFFSETS[None]
     for left, last, now in product(range(1, FRAMES + 1), range(3), range(3)):
@@ -140,7 +132,7 @@ def solve(frame_skip: int, sticky: float) -> ValueTables:
             # Interpolate between the two nearest offsets.
             total += chance * ((1 - x) * low + x * high)
         total -= PRESS_COST * (now > 0)
-    return ValueTables(shots, values)
+    return values
 
 
 def _arrival_values(down: bool, up: bool) -> np.ndarray:

@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl_pool.envs.pong.console import FIRST_REST, PUSH, Console, GameState
+from marl_pool.envs.pong.console import (
+    FIRST_REST,
+    PADDLE_COLUMN,
+    PUSH,
+    Console,
+    GameState,
+    approaches,
+    crossing,
+)
 from marl_pool.envs.pong.emulator import NOOP
 from marl_pool.envs.pong.env import Pong
-from marl_pool.envs.pong.features import PADDLE_COLUMN, approaches, crossing
 from marl_pool.envs.pong.teacher import (
     SPARE,
     GameStart,
