@@ -11,8 +11,7 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.actions import DIRECTIONS
-from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
 from marl_pool.utils.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
 
 TYPE_NAMES = ("self", "obstacle", "predator", "prey")
@@ -114,7 +113,35 @@ class SimpleTag(ParticleEnv):
         self.obstacle_spread = obstacle_spread
         super().__init__(
             num_envs,
-            entities=_entities(*numbers, obstacles_collide=obstacles_collide),
+            entities=(
+                Entities(
+                    "predator",
+                    self.num_predators,
+                    PURPLE,
+                    PREDATOR_SIZE,
+                    collide=True,
+                    max_speed=1.0,
+                    acceleration=ACCELERATIONS["predator"],
+                ),
+                Entities(
+                    "prey",
+                    self.num_prey,
+                    GREEN,
+                    PREY_SIZE,
+                    collide=True,
+                    max_speed=1.3,
+                    acceleration=ACCELERATIONS["prey"],
+                ),
+                Entities(
+                    "obstacle",
+                    self.num_obstacles,
+                    (70, 70, 70),
+                    OBSTACLE_SIZE,
+                    movable=False,
+                    collide=obstacles_collide,
+                    signal=obstacles_collide,
+                ),
+            ),
             learners=("predator", "prey") if prey == "learned" else ("predator",),
             continuous_actions=continuous_actions,
             extent=max(obstacle_spread, 2.0) + 0.25,
@@ -206,37 +233,3 @@ def boundary_penalty(positions: Tensor) -> Tensor:
     near = (beyond - 0.9).clamp(min=0) * 10
     far = torch.exp(2 * beyond - 2).clamp(max=10)
     return torch.where(beyond < 1, near, far).sum(-1)
-
-
-def _entities(
-    predators: int, prey: int, obstacles: int, *, obstacles_collide: bool
-) -> tuple[Entities, ...]:
-    return (
-        Entities(
-            "predator",
-            predators,
-            PURPLE,
-            PREDATOR_SIZE,
-            collide=True,
-            max_speed=1.0,
-            acceleration=ACCELERATIONS["predator"],
-        ),
-        Entities(
-            "prey",
-            prey,
-            GREEN,
-            PREY_SIZE,
-            collide=True,
-            max_speed=1.3,
-            acceleration=ACCELERATIONS["prey"],
-        ),
-        Entities(
-            "obstacle",
-            obstacles,
-            (70, 70, 70),
-            OBSTACLE_SIZE,
-            movable=False,
-            collide=obstacles_collide,
-            signal=obstacles_collide,
-        ),
-    )
