@@ -99,20 +99,15 @@ def draw(
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)
     if weights is not None:
-        opacity = _opacities(weights, grid)
+        # The opacity of the tint at each pixel.
+        opacity = np.zeros((grid.screen, grid.screen, 1))
+        tints = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
+        for token, tint in enumerate(tints):
+            left, top = grid.corner(token)
+            covered = opacity[top : top + grid.patch, left : left + grid.patch]
+            np.maximum(covered, tint, out=covered)
         image = np.rint(opacity * ATTENTION + (1 - opacity) * image).astype(np.uint8)
     larger: np.ndarray = cv2.resize(
         image, (size, size), interpolation=cv2.INTER_NEAREST
     )
     return larger
-
-
-def _opacities(weights: np.ndarray, grid: PatchGrid) -> np.ndarray:
-    """Compute the opacity of the tint at each pixel, ``(height, height, 1)``."""
-    opacities = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
-    image = np.zeros((grid.screen, grid.screen, 1))
-    for token, opacity in enumerate(opacities):
-        left, top = grid.corner(token)
-        covered = image[top : top + grid.patch, left : left + grid.patch]
-        np.maximum(covered, opacity, out=covered)
-    return image

@@ -114,9 +114,8 @@ class CartPole(BatchedEnv):
         super().__init__(
             num_envs, max_steps=max_steps, dynamics_size=noise_channels, **common
         )
-        self.duplicates, self.noise_channels = duplicates, noise_channels
+        self.noise_channels = noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
-        self.channel_ids = channel_ids
         self.start_speed, self.start_angle = start_speed, start_angle
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
         # Tokens are the channels, their duplicates, then the noise.
@@ -127,7 +126,18 @@ class CartPole(BatchedEnv):
         # Initial states are sampled within this scale.
         scale = (TRACK, start_speed, start_angle, start_speed)
         self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
-        self.groups = {"agent": self._describe()}
+        shown = self.channel_names()
+        spec = TokenSpec(
+            len(shown),
+            num_frames,
+            tuple(dict.fromkeys(shown)) if channel_ids else ("channel",),
+            has_self=False,
+            signal_types=CHANNELS if channel_ids else (),
+            positions=(),
+            num_frames=num_frames,
+        )
+        action = spaces.Box(-1, 1, (1,), np.float32)
+        self.groups = {"agent": AgentGroup(1, spec, action)}
         # Allocate the state and the earlier frames of each channel.
         empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
@@ -224,20 +234,6 @@ class CartPole(BatchedEnv):
     def _channels(self) -> Tensor:
         """Return the newest readings, ``(num_envs, 5 + noise_channels)``, as a view."""
         return self.state[:, :-1]
-
-    def _describe(self) -> AgentGroup:
-        shown = self.channel_names()
-        kinds = tuple(dict.fromkeys(shown)) if self.channel_ids else ("channel",)
-        spec = TokenSpec(
-            len(shown),
-            self.num_frames,
-            kinds,
-            has_self=False,
-            signal_types=CHANNELS if self.channel_ids else (),
-            positions=(),
-            num_frames=self.num_frames,
-        )
-        return AgentGroup(1, spec, spaces.Box(-1, 1, (1,), np.float32))
 
     def _bind(self, state: Tensor, past: Tensor) -> None:
         # Each channel is contiguous, which makes a step several times faster.

@@ -171,7 +171,9 @@ class SimpleTag(ParticleEnv):
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         # Predators gain by each touch, and learning prey lose by it.
-        touching = self._touching()
+        away = self._predators[:, :, None] - self._prey[:, None]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        touching = distance <= PREDATOR_SIZE + PREY_SIZE
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:
             caught = caught.sum(1, keepdim=True).expand_as(caught)
@@ -191,11 +193,6 @@ class SimpleTag(ParticleEnv):
         predators = self._predators[:, None] - self._prey[:, :, None]
         force = flight(predators, home=-self._prey) * steering.acceleration
         return steering.forces(steering.toward(force))
-
-    def _touching(self) -> Tensor:
-        """Return pairs that touch, ``(num_envs, predators, prey)`` bool."""
-        away = self._predators[:, :, None] - self._prey[:, None]
-        return torch.hypot(away[..., 0], away[..., 1]) <= PREDATOR_SIZE + PREY_SIZE
 
     @override
     def _bind(self, state: Tensor) -> None:

@@ -28,15 +28,23 @@ class PettingZooTeam:
     action: spaces.Box | spaces.Discrete
 
     @property
-    def action_size(self) -> int:
-        """Number of entries of one agent's action."""
-        return 1 if isinstance(self.action, spaces.Discrete) else self.action.shape[0]
+    def width(self) -> int:
+        """Number of entries of a row of `encode`."""
+        size = 1 if isinstance(self.action, spaces.Discrete) else self.action.shape[0]
+        return size * len(self.agents)
 
-    def decode(self, actions: np.ndarray) -> list[Any]:
-        """Convert actions ``(agents, action_size)`` float64 to members of the space."""
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """Convert actions ``(num_envs, agents, …)`` to rows, clipped to the space."""
+        if isinstance(self.action, spaces.Box):
+            actions = actions.clip(self.action.low, self.action.high)
+        return actions.reshape(len(actions), -1)
+
+    def decode(self, row: np.ndarray) -> dict[Any, Any]:
+        """Convert a row of `encode` to the action of each agent."""
         if isinstance(self.action, spaces.Discrete):
-            return [int(action) for action in actions[:, 0]]
-        return list(actions.astype(self.action.dtype))
+            return dict(zip(self.agents, map(int, row), strict=True))
+        actions = row.reshape(len(self.agents), -1).astype(self.action.dtype)
+        return dict(zip(self.agents, actions, strict=True))
 
 
 def make_teams(

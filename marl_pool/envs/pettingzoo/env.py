@@ -169,8 +169,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
-        for row, encoded in enumerate(self._encode(actions)):
-            arrays.write(row, self._step_one(row, encoded))
+        encoded = [
+            team.encode(actions[name].detach().double().cpu().numpy())
+            for name, team in self._teams.items()
+        ]
+        for row, numbers in enumerate(np.concatenate(encoded, axis=1)):
+            arrays.write(row, self._step_one(row, numbers))
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
@@ -184,25 +188,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         env = build_env(self.module, {**self.options, **rendering})
         return ParallelSimulator(env, self._decode)
 
-    def _encode(self, actions: Mapping[str, Tensor]) -> np.ndarray:
-        """Return each environment's actions in one row, clipped to their spaces."""
-        parts = []
-        for name, team in self._teams.items():
-            part = actions[name].detach().double().cpu().numpy()
-            if isinstance(team.action, spaces.Box):
-                part = part.clip(team.action.low, team.action.high)
-            parts.append(part.reshape(self.num_envs, -1))
-        return np.concatenate(parts, axis=1)
-
     def _decode(self, row: np.ndarray) -> dict[Any, Any]:
-        """Convert a row of `_encode` to the action of each agent."""
+        """Convert the rows of all teams, one after the other, to agents' actions."""
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
-            size = len(team.agents) * team.action_size
-            # The row has the actions of one team after the other.
-            own, row = row[:size], row[size:]
-            shaped = own.reshape(len(team.agents), -1)
-            by_agent |= zip(team.agents, team.decode(shaped), strict=True)
+            own, row = row[: team.width], row[team.width :]
+            by_agent |= team.decode(own)
         return by_agent
 
     def _make_adapter(

@@ -146,7 +146,17 @@ class FrameRenderer:
     def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:
-            self._seek(cursor)
+            # Bring the copy to the state, onwards from its present one where possible.
+            if self._copy is None:
+                simulator = self.build()
+                self._copy, self._env = LoggedSimulator(simulator), simulator.env
+            copy = self._copy
+            own = copy.log.actions if copy.log else []
+            if cursor.log is not self._source or cursor.length < len(own):
+                copy.replay(ActionLog(cursor.log.seed))
+                self._source, own = cursor.log, []
+            for actions in cursor.log.actions[len(own) : cursor.length]:
+                copy.step(actions)
             image: Any = self._env.render()
         except Exception as error:  # third-party code may raise any exception
             raise InputError(
@@ -158,19 +168,6 @@ class FrameRenderer:
                 f"shape (height, width, 3), got {getattr(image, 'shape', image)}"
             )
         return image.astype(np.uint8, copy=False)
-
-    def _seek(self, cursor: ReplayCursor[ParallelStep]) -> None:
-        """Bring the copy to a state, onwards from its present one where possible."""
-        if self._copy is None:
-            simulator = self.build()
-            self._copy, self._env = LoggedSimulator(simulator), simulator.env
-        copy = self._copy
-        own = copy.log.actions if copy.log else []
-        if cursor.log is not self._source or cursor.length < len(own):
-            copy.replay(ActionLog(cursor.log.seed))
-            self._source, own = cursor.log, []
-        for actions in cursor.log.actions[len(own) : cursor.length]:
-            copy.step(actions)
 
 
 def fit_square(image: np.ndarray, size: int) -> np.ndarray:

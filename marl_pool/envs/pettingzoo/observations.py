@@ -15,7 +15,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 Arrays = dict[str, np.ndarray]
-"""Parts of a team's observations, each ``(num_envs, agents, …)``."""
+"""Arrays ``(num_envs, agents, …)`` by name."""
 
 
 class ObservationAdapter:
@@ -36,17 +36,10 @@ class ObservationAdapter:
             "padding": ((spec.num_tokens,), np.bool_),
         }
 
-    def zeros(self, num_envs: int, agents: int) -> Arrays:
-        """Return arrays of zeros, which absent agents keep."""
-        return {
-            name: np.zeros((num_envs, agents, *shape), dtype)
-            for name, (shape, dtype) in self.parts.items()
-        }
-
     def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
         """Write the observation of one agent."""
-        for name, array in arrays.items():
-            array[row, agent] = observation[name]
+        for name in self.parts:
+            arrays[name][row, agent] = observation[name]
 
     def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
         """Convert all observations to tokens ``(num_envs, agents, N)``."""
@@ -96,13 +89,11 @@ class FlatAdapter(ObservationAdapter):
             raise InputError(f"{where}: {first}") from error
         # Compare shapes and types with the spec.
         shape = (2, spec.num_tokens)
-        expected = {
-            "features": ((*shape, spec.num_features), None),
-            "types": (shape, torch.int64),
-            "padding": (shape, torch.bool),
-        }
-        for part, tensor in tokens._asdict().items():
-            wanted, dtype = expected[part]
+        for part, tensor, wanted, dtype in (
+            ("features", tokens.features, (*shape, spec.num_features), None),
+            ("types", tokens.types, shape, torch.int64),
+            ("padding", tokens.padding, shape, torch.bool),
+        ):
             if tensor.shape != wanted or dtype not in (None, tensor.dtype):
                 raise InputError(
                     f"{where}: expected {part} of shape {wanted}"
@@ -127,20 +118,19 @@ class StepArrays:
         dtype: Any,
     ) -> None:
         self.adapters = adapters
-        sizes = {name: len(team.agents) for name, team in teams.items()}
-        self.active = {n: np.zeros((num_envs, a), np.bool_) for n, a in sizes.items()}
-        self.rewards = {n: np.zeros((num_envs, a), dtype) for n, a in sizes.items()}
-        self.observations = {
-            n: adapters[n].zeros(num_envs, a) for n, a in sizes.items()
-        }
+        self.rewards: Arrays = {}
+        self.parts: dict[str, Arrays] = {}
+        """By group: active agents, and the parts of their observations."""
+        self._columns: dict[Any, tuple[str, int]] = {}
+        for name, team in teams.items():
+            count = (num_envs, len(team.agents))
+            self.rewards[name] = np.zeros(count, dtype)
+            self.parts[name] = {"active": np.zeros(count, np.bool_)}
+            for part, (shape, kind) in adapters[name].parts.items():
+                self.parts[name][part] = np.zeros((*count, *shape), kind)
+            self._columns |= {agent: (name, i) for i, agent in enumerate(team.agents)}
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
-        # The group and column of each agent.
-        self._columns = {
-            agent: (name, i)
-            for name, team in teams.items()
-            for i, agent in enumerate(team.agents)
-        }
 
     def write(self, row: int, step: ParallelStep) -> None:
         """Write the step of one environment."""
@@ -159,9 +149,9 @@ class StepArrays:
                 raise InputError(
                     f"env.module: expected an observation of agent {agent!r}, got none"
                 )
-            self.active[name][row, column] = True
-            observation = step.observations[agent]
-            self.adapters[name].write(self.observations[name], row, column, observation)
+            arrays, observation = self.parts[name], step.observations[agent]
+            arrays["active"][row, column] = True
+            self.adapters[name].write(arrays, row, column, observation)
         for agent in step.acted:
             name, column = self._column(agent)
             self.rewards[name][row, column] = step.rewards.get(agent, 0.0)
@@ -169,9 +159,8 @@ class StepArrays:
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return active agents and observations, by ``group/part``."""
         tensors = {}
-        for name, active in self.active.items():
-            tensors[f"{name}/active"] = torch.from_numpy(active).to(device)
-            for part, array in self.observations[name].items():
+        for name, arrays in self.parts.items():
+            for part, array in arrays.items():
                 tensor = torch.from_numpy(array).to(device)
                 real = tensor.is_floating_point()
                 tensors[f"{name}/{part}"] = tensor.to(dtype) if real else tensor
