@@ -6,15 +6,12 @@ and the actions, which are replayed when needed.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, Unpack
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import torch
-from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,25 +22,6 @@ from marl_pool.utils.types import PositiveInt
 
 Result = TypeVar("Result")
 """Result of a simulator's reset, and of its step."""
-
-
-@contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Import the modules of the optional dependencies ``name`` in this context.
-
-    Warnings are suppressed: SWIG modules warn when imported, and crash the process if
-    warnings are errors.
-
-    Raises:
-        InputError: Gymnasium cannot import a dependency of its environment.
-    """
-    with catch_warnings():
-        simplefilter("ignore")
-        try:
-            yield
-        except DependencyNotInstalled as error:
-            message = " ".join(str(error).split())
-            raise InputError(f'{message}: pip install "marl-pool[{name}]"') from error
 
 
 class Simulator(ABC, Generic[Result]):

@@ -2,12 +2,13 @@
 
 from functools import partial
 from typing import Unpack
+from warnings import catch_warnings
 
 import numpy as np
 from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
-from marl_pool.envs.simulation import Simulator, SimulatorStep, extra
+from marl_pool.envs.simulation import Simulator, SimulatorStep
 from marl_pool.utils.types import PositiveInt
 
 AXES = "xyz"
@@ -77,7 +78,7 @@ class Ant(AntEnv):
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],
     ) -> None:
-        with extra("mujoco"):
+        with catch_warnings(action="ignore"):
             import imageio  # noqa: F401  Gymnasium would not name the missing one
             import mujoco  # noqa: F401
             from gymnasium.envs.mujoco import ant_v5  # noqa: F401

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Literal, Unpack
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
-from marl_pool.envs.simulation import SimulatedEnv, extra, push_frames
+from marl_pool.envs.simulation import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -118,7 +119,8 @@ class CarRacing(SimulatedEnv):
         # Render off screen, and suppress pygame's greeting.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        with extra("box2d"):
+        # SWIG modules warn, and crash the process if warnings are errors.
+        with catch_warnings(action="ignore"):
             import Box2D  # noqa: F401  so that the error names the missing module
             import pygame  # noqa: F401
 
