@@ -12,7 +12,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
-from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
 from marl_pool.envs.pettingzoo.env_copy import (
     FrameRenderer,
     ParallelSimulator,
@@ -20,10 +19,12 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
     fit_square,
 )
-from marl_pool.envs.pettingzoo.observations import (
+from marl_pool.envs.pettingzoo.teams import (
     FlatAdapter,
     ObservationAdapter,
     StepArrays,
+    make_teams,
+    token_spec,
 )
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
