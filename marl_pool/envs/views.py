@@ -154,23 +154,20 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             for name, group in self.env.groups.items()
         }
         for agent, group_name, i in self._where(self.agents):
-            batch[group_name][0, i] = self._checked(agent, actions)
+            space = self.action_spaces[agent]
+            if agent not in actions:
+                raise InputError(f"action of {agent!r}: expected {space}, got none")
+            action = np.asarray(actions[agent])
+            if isinstance(space, spaces.Discrete):
+                fits = bool(space.contains(action))
+            else:
+                numbers = action.shape == space.shape and action.dtype.kind in "biuf"
+                fits = numbers and bool(np.isfinite(action).all())
+            if not fits:
+                raise InputError(f"action of {agent!r}: expected {space}, got {action}")
+            batch[group_name][0, i] = action
         device = self.env.device
         return {name: torch.from_numpy(a).to(device) for name, a in batch.items()}
-
-    def _checked(self, agent: str, actions: dict[str, Any]) -> np.ndarray:
-        space = self.action_spaces[agent]
-        if agent not in actions:
-            raise InputError(f"action of {agent!r}: expected {space}, got none")
-        action = np.asarray(actions[agent])
-        if isinstance(space, spaces.Discrete):
-            fits = bool(space.contains(action))
-        else:
-            numbers = action.shape == space.shape and action.dtype.kind in "biuf"
-            fits = numbers and bool(np.isfinite(action).all())
-        if not fits:
-            raise InputError(f"action of {agent!r}: expected {space}, got {action}")
-        return action
 
 
 class OneAgentView(gymnasium.Env[Observation, Any]):

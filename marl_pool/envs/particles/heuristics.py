@@ -57,6 +57,7 @@ class CentroidHeuristic(ForceHeuristic):
     """
 
     acceleration = simple_centroid.AGENT_ACCELERATION
+    lead = LEAD
 
     @override
     def force(self, tokens: Tokens) -> Tensor:
@@ -64,7 +65,7 @@ class CentroidHeuristic(ForceHeuristic):
         signal, missing = _of_type(tokens, index)
         count = (~missing).sum(-1, keepdim=True).clamp(min=1)
         mean = signal.sum(-2) * (simple_centroid.FEATURE_SCALE / count)
-        return (mean[..., :2] + LEAD * mean[..., 2:]) / DT**2
+        return (mean[..., :2] + self.lead * mean[..., 2:]) / DT**2
 
 
 class ChaseHeuristic(ForceHeuristic):

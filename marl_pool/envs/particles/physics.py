@@ -169,6 +169,10 @@ class ParticleEnv(BatchedEnv):
         # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
+        self._slices, start = {}, 0
+        for kind in entities:
+            self._slices[kind.kind] = slice(start, start + kind.count)
+            start += kind.count
         self.num_movable = sum(kind.movable for kind in kinds)
         if not all(kind.movable for kind in kinds[: self.num_movable]):
             raise InputError("entities: expected the movable kinds before the others")
@@ -186,18 +190,16 @@ class ParticleEnv(BatchedEnv):
         }
         # The entities that the tokens show do not change, so find them once.
         self._order, self._types, self.groups = {}, {}, {}
-        self._learners: dict[str, Places] = {}
         still = range(self.num_movable, len(kinds))
         for name in learners:
-            agents = [i for i, kind in enumerate(kinds) if kind.kind == name]
+            places = self._slices[name]
             order = [
                 [i, *still, *(j for j in range(self.num_movable) if j != i)]
-                for i in agents
+                for i in range(places.start, places.stop)
             ]
             types = [0, *(self.type_names.index(kinds[i].kind) for i in order[0][1:])]
             self._order[name] = torch.tensor(order, device=self.device)
             self._types[name] = torch.tensor(types, device=self.device)
-            self._learners[name] = self._places(agents)
             signal = {"self", *(kind.kind for kind in entities if kind.signal)}
             spec = TokenSpec(
                 len(kinds),
@@ -207,7 +209,7 @@ class ParticleEnv(BatchedEnv):
                 positions=POSITION,
             )
             space = self._steering[name].space
-            self.groups[name] = AgentGroup(len(agents), spec, space)
+            self.groups[name] = AgentGroup(len(order), spec, space)
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
 
     @override
@@ -318,9 +320,9 @@ class ParticleEnv(BatchedEnv):
             return None
         sizes = self._constant([kind.size for kind in self.entities])
         reach = sizes[pushed][:, None] + sizes[pushing]
-        return self._places(pushed), self._places(pushing), reach
+        return self._index(pushed), self._index(pushing), reach
 
-    def _places(self, entities: list[int]) -> Places:
+    def _index(self, entities: list[int]) -> Places:
         """Return an index of these entities; a slice if they are contiguous."""
         first, last = entities[0], entities[-1]
         if len(entities) == last - first + 1:
@@ -335,11 +337,13 @@ class ParticleEnv(BatchedEnv):
         self.state = state
         self._position = state[:, : self.num_movable, :2]
         self._velocity = state[:, : self.num_movable, 2:]
+        # Positions of the entities of each kind.
+        self._positions = {k: state[:, rows, :2] for k, rows in self._slices.items()}
         self._never = torch.zeros(len(state), dtype=torch.bool, device=self.device)
         self._views = {}
         for kind, order in self._order.items():
             types = self._types[kind].expand(len(state), len(order), -1).contiguous()
-            own = state[:, self._learners[kind], None]
+            own = state[:, self._slices[kind], None]
             self._views[kind] = own, types, torch.zeros_like(types, dtype=torch.bool)
 
     @override

@@ -127,7 +127,7 @@ class SimpleCentroid(ParticleEnv):
 
     def centroid(self) -> Tensor:
         """Return the mean position of the signal entities, ``(num_envs, 2)``."""
-        return self._signal_position.mean(1)
+        return self._positions["signal"].mean(1)
 
     @override
     def goals(self) -> Tensor:
@@ -157,12 +157,6 @@ class SimpleCentroid(ParticleEnv):
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
         wandering = angles.sin_().mul_(SIGNAL_ACCELERATION)
         self.integrate(torch.cat((pushes, wandering), 1))
-        away = self._agent_position - self.centroid()[:, None]
+        away = self._positions["agent"] - self.centroid()[:, None]
         distance = torch.linalg.vector_norm(away, dim=-1)
         return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never
-
-    @override
-    def _bind(self, state: Tensor) -> None:
-        super()._bind(state)
-        self._agent_position = state[:, : self.num_agents, :2]
-        self._signal_position = state[:, self.num_agents : self.num_movable, :2]

@@ -171,7 +171,8 @@ class SimpleTag(ParticleEnv):
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         # Predators gain by each touch, and learning prey lose by it.
-        away = self._predators[:, :, None] - self._prey[:, None]
+        hunters, hunted = self._positions["predator"], self._positions["prey"]
+        away = hunters[:, :, None] - hunted[:, None]
         distance = torch.hypot(away[..., 0], away[..., 1])
         touching = distance <= PREDATOR_SIZE + PREY_SIZE
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
@@ -180,7 +181,7 @@ class SimpleTag(ParticleEnv):
         rewards = {"predator": caught}
         if "prey" in self.groups:
             lost = touching.sum(1, dtype=self.dtype).mul_(-TOUCH_REWARD)
-            rewards["prey"] = lost.sub_(boundary_penalty(self._prey))
+            rewards["prey"] = lost.sub_(boundary_penalty(hunted))
         return rewards, self._never
 
     def _prey_forces(self, actions: Mapping[str, Tensor]) -> Tensor:
@@ -190,15 +191,10 @@ class SimpleTag(ParticleEnv):
             return steering.forces(actions["prey"])
         if self.prey == "random":
             return steering.push(self.dynamics.next().mul(len(DIRECTIONS)).long())
-        predators = self._predators[:, None] - self._prey[:, :, None]
-        force = flight(predators, home=-self._prey) * steering.acceleration
+        places = self._positions["prey"]
+        predators = self._positions["predator"][:, None] - places[:, :, None]
+        force = flight(predators, home=-places) * steering.acceleration
         return steering.forces(steering.toward(force))
-
-    @override
-    def _bind(self, state: Tensor) -> None:
-        super()._bind(state)
-        self._predators = state[:, : self.num_predators, :2]
-        self._prey = state[:, self.num_predators : self.num_movable, :2]
 
 
 def flight(predators: Tensor, home: Tensor, missing: Tensor | None = None) -> Tensor:
