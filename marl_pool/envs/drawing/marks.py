@@ -219,7 +219,7 @@ def draw_slots(
     else:  # from dark to light
         levels = np.linspace(0, 255, perception.true.num_tokens).astype(np.uint8)
         cv2 = opencv()
-        colors = cv2.applyColorMap(levels, cv2.COLORMAP_VIRIDIS)[:, 0, ::-1]
+        colors = cv2.applyColorMap(levels[:, None], cv2.COLORMAP_VIRIDIS)[:, 0, ::-1]
     first = round(0.5 * height) + write(
         image, "tokens", (height // 2, top + height - 2), height
     )

@@ -20,12 +20,11 @@ from marl_pool.envs.pong.console import (
 from marl_pool.envs.pong.emulator import NOOP
 from marl_pool.envs.pong.env import Pong
 from marl_pool.envs.pong.teacher import (
+    DIRECTIONS,
     SPARE,
-    GameStart,
     ValueController,
     ValueTableTeacher,
 )
-from marl_pool.envs.pong.value_tables import DIRECTIONS
 from marl_pool.utils.errors import InputError
 
 BALL, PADDLE = 236, 147
@@ -49,7 +48,7 @@ def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
 
 def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
     made = ValueController(frame_skip)
-    made.begin(GameStart(noops, seed=1))
+    made.begin((noops, 1))
     return made
 
 

@@ -15,8 +15,7 @@ from marl_pool.envs.pong.console import (
 )
 from marl_pool.envs.pong.emulator import NOOP
 from marl_pool.envs.pong.env import Pong
-from marl_pool.envs.pong.teacher import ValueTableTeacher
-from marl_pool.envs.pong.value_tables import (
+from marl_pool.envs.pong.teacher import (
     CELL,
     DOWN,
     HALF_WIDTH,
@@ -28,6 +27,7 @@ from marl_pool.envs.pong.value_tables import (
     SHOTS,
     SIGNS,
     UP,
+    ValueTableTeacher,
     _arrival_values,
     action_values,
     solve,
