@@ -302,6 +302,9 @@ class BatchedEnv(ABC):
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 
+    def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype or self.dtype, device=self.device)
+
     def _reset_keys(self, rows: Tensor) -> Tensor:
         env_ids, episodes = self.env_ids[rows], self.episodes[rows]
         return stream_keys(self.seed, env_ids, episodes, Purpose.RESET)

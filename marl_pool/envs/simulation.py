@@ -255,10 +255,10 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
             native = self._to_native(actions[name].detach()[:, 0])[rows].cpu().numpy()
             moves = zip(rows.tolist(), native, strict=True)
             steps = [self._step_one(row, action) for row, action in moves]
-            terminated = self._constant([step.terminated for step in steps])
+            terminated = self._constant([step.terminated for step in steps], torch.bool)
             self.over = self.over.index_copy(0, rows, terminated)
             self._observe_steps(rows, steps, first=False)
-            earned = self._constant([step.reward for step in steps]).to(self.dtype)
+            earned = self._constant([step.reward for step in steps])
             rewards.index_copy_(0, rows, earned[:, None])
         return {name: rewards}, self.over
 
@@ -271,11 +271,8 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
         self._update_frames(rows, first=first)
 
     def _observations_of(self, steps: Sequence[SimulatorStep]) -> Tensor:
-        newest = self._constant([step.observation for step in steps])
-        return newest.to(self.observations.dtype)
-
-    def _constant(self, values: Sequence[Any]) -> Tensor:
-        return torch.from_numpy(np.array(values)).to(self.device)
+        newest = np.array([step.observation for step in steps])
+        return self._constant(newest, self.observations.dtype)
 
 
 def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:

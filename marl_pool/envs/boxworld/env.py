@@ -340,9 +340,6 @@ class BoxWorld(BatchedEnv):
             offsets[:, :-1].contiguous() if self.pixels else offsets.flatten(0, 1)
         )
 
-    def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
-
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super()._set_tensors(tensors)

@@ -129,11 +129,10 @@ class CartPole(BatchedEnv):
         # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._token_channels = order
-        self._order = torch.tensor(order, device=self.device)
+        self._order = self._constant(order, torch.int64)
         self._types = self._order * channel_ids
         # Initial states are sampled within this scale.
-        scale = (TRACK, start_speed, start_angle, start_speed)
-        self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
+        self._scale = self._constant((TRACK, start_speed, start_angle, start_speed))
         shown = self.channel_names()
         spec = TokenSpec(
             len(shown),

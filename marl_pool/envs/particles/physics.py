@@ -329,9 +329,6 @@ class ParticleEnv(BatchedEnv):
             return slice(first, last + 1)
         return torch.tensor(entities, device=self.device)
 
-    def _constant(self, values: Any) -> Tensor:
-        return torch.as_tensor(values, dtype=self.dtype, device=self.device)
-
     def _bind(self, state: Tensor) -> None:
         """Set the state, and create the views of it that every step uses."""
         self.state = state
