@@ -181,16 +181,20 @@ class CarRacing(SimulatedEnv):
 
     @override
     def _update_frames(self, rows: Tensor, *, first: bool) -> None:
-        # Steps 2 to 4 of the class.
-        screens = self._replace_grass(self.observations[rows])
+        newest = self._to_screens(self.observations[rows])
+        self.screens = push_frames(self.screens, rows, newest, first=first)
+        if first:
+            self.unrewarded = self.unrewarded.index_fill(0, rows, 0)
+
+    def _to_screens(self, pictures: Tensor) -> Tensor:
+        """Apply steps 2 to 4 of the class; return ``(n, 96, 96, colors)``."""
+        screens = self._replace_grass(pictures)
         if self.color == "grey":
             sums = (screens.int() * self._luminance).sum(-1, keepdim=True)
             screens = ((sums + (1 << 14)) >> 15).byte()
         if self.zero_rows_bottom:
             screens[:, -self.zero_rows_bottom :] = 0
-        self.screens = push_frames(self.screens, rows, screens, first=first)
-        if first:
-            self.unrewarded = self.unrewarded.index_fill(0, rows, 0)
+        return screens
 
     def _replace_grass(self, pictures: Tensor) -> Tensor:
         """Return a copy of pictures with the background."""

@@ -168,8 +168,9 @@ class ValueTableTeacher:
         asked = {}
         for number in numbers:
             known = self._controllers.get(number)
-            fits = known is not None and known.options == options
-            asked[number] = known if fits else ValueController(*options)
+            if known is None or known.options != options:
+                known = ValueController(*options)
+            asked[number] = known
         # Keep some others: training and validation environments ask in turn.
         others = {k: v for k, v in self._controllers.items() if k not in asked}
         self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
