@@ -148,7 +148,10 @@ def gym_shim() -> Iterator[None]:
         "gym.spaces": gymnasium.spaces,
         "gym.utils": gymnasium.utils,
         "gym.utils.seeding": gymnasium.utils.seeding,
-        "pkg_resources": _module("pkg_resources", parse_version=_version),
+        "pkg_resources": _module(
+            "pkg_resources",
+            parse_version=lambda text: [int(part) for part in text.split(".")],
+        ),
     }
     known = {name: sys.modules[name] for name in modules if name in sys.modules}
     path = list(sys.path)
@@ -166,7 +169,3 @@ def _module(name: str, **names: Any) -> ModuleType:
     module = ModuleType(name)
     module.__dict__.update(names)
     return module
-
-
-def _version(text: str) -> list[int]:
-    return [int(number) for number in text.split(".")]
