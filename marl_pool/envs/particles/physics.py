@@ -169,10 +169,12 @@ class ParticleEnv(BatchedEnv):
         # Repeat each kind for its entities; the state has the movable ones first.
         kinds = [kind for kind in entities for _ in range(kind.count)]
         self.entities, self.extent = tuple(kinds), extent
-        self._slices, start = {}, 0
-        for kind in entities:
-            self._slices[kind.kind] = slice(start, start + kind.count)
-            start += kind.count
+        # The entities of a kind are contiguous, and may be listed in several parts.
+        names = [kind.kind for kind in kinds]
+        self._slices = {
+            name: slice(names.index(name), names.index(name) + names.count(name))
+            for name in dict.fromkeys(names)
+        }
         self.num_movable = sum(kind.movable for kind in kinds)
         if not all(kind.movable for kind in kinds[: self.num_movable]):
             raise InputError("entities: expected the movable kinds before the others")
@@ -191,6 +193,7 @@ class ParticleEnv(BatchedEnv):
         # The entities that the tokens show do not change, so find them once.
         self._order, self._types, self.groups = {}, {}, {}
         still = range(self.num_movable, len(kinds))
+        signal = {"self", *(kind.kind for kind in entities if kind.signal)}
         for name in learners:
             places = self._slices[name]
             order = [
@@ -200,7 +203,6 @@ class ParticleEnv(BatchedEnv):
             types = [0, *(self.type_names.index(kinds[i].kind) for i in order[0][1:])]
             self._order[name] = torch.tensor(order, device=self.device)
             self._types[name] = torch.tensor(types, device=self.device)
-            signal = {"self", *(kind.kind for kind in entities if kind.signal)}
             spec = TokenSpec(
                 len(kinds),
                 4,
