@@ -15,11 +15,18 @@ from pathlib import Path
 from gymnasium import spaces
 
 from marl_pool.config.sections import GROUPS, files_of
-from marl_pool.envs import ENVS, HEURISTICS, env_names, make_batched_env, make_heuristic
+from marl_pool.envs import (
+    ENVS,
+    HEURISTICS,
+    VERSIONS,
+    env_names,
+    make_batched_env,
+    make_heuristic,
+    registered_id,
+)
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.envs.registration import VERSIONS, registered_id
 from marl_pool.policies import RandomPolicy
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout

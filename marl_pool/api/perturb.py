@@ -12,7 +12,7 @@ from pettingzoo.utils import BaseParallelWrapper
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.pettingzoo.agents import PARTS, by_name, token_spec
+from marl_pool.envs.pettingzoo.teams import PARTS, by_name, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState

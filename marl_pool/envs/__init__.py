@@ -1,8 +1,16 @@
-"""Batched environments, heuristics, and PettingZoo and Gymnasium views."""
+"""Batched environments, heuristics, and PettingZoo and Gymnasium views.
+
+Importing this package registers the environments with both libraries, because neither
+discovers plug-ins; Gymnasium imports it for
+``"marl_pool.envs:marl_pool/simple_centroid-v0"``. The environments themselves are
+imported when they are made.
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.envs.registration import register_ids
+import gymnasium
+import pettingzoo
+
 from marl_pool.utils.construction import build
 from marl_pool.utils.lazy import lazy_exports
 from marl_pool.utils.names import unknown
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import Observer as Observer
     from marl_pool.envs.tokenizers.base import SlotTokenizer as SlotTokenizer
     from marl_pool.envs.tokenizers.base import Tokenizer as Tokenizer
-    from marl_pool.envs.views.pettingzoo import ParallelView
+    from marl_pool.envs.views import ParallelView
     from marl_pool.policies.base import Policy
 
 ENVS: dict[str, str] = {
@@ -35,6 +43,9 @@ ENVS: dict[str, str] = {
     "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
     "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
 }
+
+VERSIONS = {name: 0 for name in ENVS if name != "pettingzoo"}
+"""``version`` of each environment that has an id; each has one learner by default."""
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
@@ -62,7 +73,24 @@ CONTRACT = (
 )
 """Classes with which an environment of one's own is written."""
 
-register_ids()
+
+def registered_id(name: str) -> str:
+    """Return the id of an environment: ``"marl_pool/<name>-v<version>"``."""
+    return f"marl_pool/{name}-v{VERSIONS[name]}"
+
+
+def _register_ids() -> None:
+    for name in VERSIONS:
+        id_, options = registered_id(name), {"name": name}
+        if id_ not in pettingzoo.parallel_registry:
+            entry = "marl_pool.envs:make_env"
+            pettingzoo.register("parallel", id_, entry_point=entry, kwargs=options)
+        if id_ not in gymnasium.registry:
+            entry = "marl_pool.envs.views:OneAgentView"
+            gymnasium.register(id_, entry_point=entry, kwargs=options)
+
+
+_register_ids()
 
 
 def env_names() -> list[str]:
@@ -90,7 +118,7 @@ def make_env(
     name: str, *, render_mode: str | None = None, **options: Any
 ) -> "ParallelView":
     """Build one environment as a PettingZoo ``ParallelEnv``; see `ParallelView`."""
-    from marl_pool.envs.views.pettingzoo import ParallelView
+    from marl_pool.envs.views import ParallelView
 
     return ParallelView(name, render_mode=render_mode, **options)
 

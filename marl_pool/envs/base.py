@@ -15,7 +15,7 @@ from marl_pool.envs.drawing.marks import (
     draw_perceived,
     draw_perceived_patches,
 )
-from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.envs.patches import PatchGrid
 from marl_pool.perception import Mark, Perception
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
@@ -302,6 +302,9 @@ class BatchedEnv(ABC):
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 
+    def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.as_tensor(values, dtype=dtype or self.dtype, device=self.device)
+
     def _reset_keys(self, rows: Tensor) -> Tensor:
         env_ids, episodes = self.env_ids[rows], self.episodes[rows]
         return stream_keys(self.seed, env_ids, episodes, Purpose.RESET)
@@ -383,18 +386,18 @@ class BatchedEnv(ABC):
                 f"attention: expected one weight for each of {count} tokens, "
                 f"got the shape {tuple(attention.shape)}"
             )
-        weights = None if attention is None else attention.double().cpu()
-        if perception is None:
-            return self.draw(index, size, _array(weights), group, agent)
-        # Weights of perceived tokens become those of the true tokens behind them.
-        perceived = perception.cpu()
-        by_origin = None if weights is None else perceived.by_origin(weights)
-        if perceived.marks().keys() <= {Mark.REORDERED}:
-            return self.draw(index, size, _array(by_origin), group, agent)
+        perceived = perception and perception.cpu()
+        weights = by_origin = None
+        if attention is not None:
+            numbers = attention.double().cpu()
+            # Weights of perceived tokens become those of the true tokens behind them.
+            true_numbers = perceived.by_origin(numbers) if perceived else numbers
+            weights, by_origin = numbers.numpy(), true_numbers.numpy()
+        if perceived is None or perceived.marks().keys() <= {Mark.REORDERED}:
+            return self.draw(index, size, by_origin, group, agent)
         if self.patch_grid is not None:
-            image = self.draw(index, size, _array(by_origin), group, agent)
-            grid, num_frames = self.patch_grid, spec.num_frames
-            draw_perceived_patches(image, perceived, grid, num_frames)
+            image = self.draw(index, size, by_origin, group, agent)
+            draw_perceived_patches(image, perceived, self.patch_grid, spec.num_frames)
             return image
         true, seen = (
             self.glyphs(tokens, index, group=group, agent=agent, size=size)
@@ -402,10 +405,9 @@ class BatchedEnv(ABC):
         )
         # Lines to where tokens are perceived replace those to the true places.
         lines = seen is not None and seen.observer is not None
-        under = None if lines else _array(by_origin)
-        image = self.draw(index, size, under, group, agent)
+        image = self.draw(index, size, None if lines else by_origin, group, agent)
         if true is not None and seen is not None:
-            draw_perceived(image, perceived, true, seen, _array(weights))
+            draw_perceived(image, perceived, true, seen, weights)
         return image
 
     def glyphs(
@@ -430,7 +432,3 @@ class BatchedEnv(ABC):
     ) -> np.ndarray:
         """Render one environment; the arguments of `frame` are complete and checked."""
         raise InputError(f"{type(self).__name__} cannot be rendered")
-
-
-def _array(weights: Tensor | None) -> np.ndarray | None:
-    return None if weights is None else weights.numpy()

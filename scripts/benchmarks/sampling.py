@@ -26,7 +26,7 @@ from benchmarks.common import (
     taking_turns,
 )
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.views.gymnasium import OneAgentView
+from marl_pool.envs.views import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
 from marl_pool.training.ppo.algorithm import algorithm_config

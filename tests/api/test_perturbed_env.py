@@ -16,9 +16,8 @@ from torch import Tensor
 import marl_pool
 from helpers.crowd import Crowd
 from marl_pool.api.perturb import PerturbedEnv, PerturbedParallelEnv, perturb_env
-from marl_pool.envs import make_batched_env, make_env
-from marl_pool.envs.registration import registered_id
-from marl_pool.envs.views.gymnasium import OneAgentView
+from marl_pool.envs import make_batched_env, make_env, registered_id
+from marl_pool.envs.views import OneAgentView
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.rollout import Rollout

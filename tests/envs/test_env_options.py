@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.actions import Steering
+from marl_pool.envs.particles.physics import Steering
 from marl_pool.utils.errors import InputError
 
 NUMBERS = {

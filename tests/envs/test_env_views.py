@@ -13,13 +13,11 @@ from pettingzoo.utils import parallel_to_aec
 from torch import Tensor
 
 from helpers.env_cases import CASES
-from marl_pool.envs import env_names, make_env
+from marl_pool.envs import VERSIONS, env_names, make_env, registered_id
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
-from marl_pool.envs.registration import VERSIONS, registered_id
-from marl_pool.envs.views.gymnasium import OneAgentView
-from marl_pool.envs.views.pettingzoo import ParallelView
+from marl_pool.envs.views import OneAgentView, ParallelView
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import resolve
 

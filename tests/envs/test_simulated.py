@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
 from helpers.toy_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.simulation.env import SimulatedEnv
-from marl_pool.envs.simulation.simulator import LoggedSimulator, extra
+from marl_pool.envs.simulation import LoggedSimulator, SimulatedEnv
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
@@ -281,11 +279,3 @@ def test_a_missing_extra_is_one_line(
     told = capsys.readouterr().err.splitlines()
     assert told == [f'marl-pool: this needs {module}: pip install "marl-pool[{name}]"']
     assert not path.exists()
-
-
-def test_what_gymnasium_misses_is_one_line() -> None:
-    with (
-        pytest.raises(InputError, match=r'is too\sold: pip install "marl-pool\[mujoc'),
-        extra("mujoco"),
-    ):
-        raise DependencyNotInstalled("MuJoCo\nis too\n old")

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from marl_pool.envs.simulation.env import SimulatorStep
-from marl_pool.envs.simulation.simulator import Simulator
+from marl_pool.envs.simulation import Simulator, SimulatorStep
 
 
 class Counter(Simulator[SimulatorStep]):

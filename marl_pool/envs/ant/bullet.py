@@ -1,11 +1,20 @@
 """PyBullet's Ant with sensor channels as unordered tokens."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
-from typing import Unpack
+from types import ModuleType, SimpleNamespace
+from typing import Any, Unpack
+
+import gymnasium
+import numpy as np
+from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
-from marl_pool.envs.simulation.env import SimulatorStep
-from marl_pool.envs.simulation.simulator import Simulator
+from marl_pool.envs.simulation import Simulator, SimulatorStep
+from marl_pool.utils.silence import silenced
 from marl_pool.utils.types import PositiveInt
 
 CHANNELS = (
@@ -19,6 +28,8 @@ CHANNELS = (
     *(f"foot_{leg}_contact" for leg in (1, 2, 3, 4)),
 )
 """Channels of the sensors, in the order of the tokens."""
+PARTS = [0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19]
+"""Links of the four legs, from the torso outwards; the other links have no extent."""
 
 
 class AntBullet(AntEnv):
@@ -74,9 +85,87 @@ class AntBullet(AntEnv):
         if find_spec("pybullet") is None:
             raise ModuleNotFoundError("No module named 'pybullet'", name="pybullet")
 
-        def build() -> Simulator[SimulatorStep]:
-            from marl_pool.envs.ant.bullet_simulator import AntBulletSimulator
-
-            return AntBulletSimulator(alive_bonus=alive_bonus)
-
+        build = partial(AntBulletSimulator, alive_bonus=alive_bonus)
         super().__init__(num_envs, build=build, channels=CHANNELS, **common)
+
+
+class AntBulletSimulator(Simulator[SimulatorStep]):
+    """AntBulletEnv-v0; an observation is its channels, then its parts' positions."""
+
+    def __init__(self, *, alive_bonus: bool) -> None:
+        self._alive_bonus = alive_bonus
+        with gym_shim(), silenced():
+            from pybullet_envs.gym_locomotion_envs import AntBulletEnv
+
+            self._env = AntBulletEnv()
+            # The first episode after construction differs in the last digits from later
+            # episodes of the same seed, so discard it.
+            self.reset(0)
+
+    @override
+    def reset(self, seed: int) -> SimulatorStep:
+        self._env.seed(seed)
+        return SimulatorStep(self._with_parts(self._env.reset()))
+
+    @override
+    def step(self, action: np.ndarray) -> SimulatorStep:
+        channels, reward, terminated, _ = self._env.step(action)
+        if not self._alive_bonus:
+            reward = max(0.0, sum(self._env.rewards[1:]))
+        seen = self._with_parts(channels)
+        return SimulatorStep(seen, float(reward), bool(terminated))
+
+    def _with_parts(self, channels: np.ndarray) -> np.ndarray:
+        client, body = self._env._p, self._env.robot.objects[0]
+        torso, _ = client.getBasePositionAndOrientation(body)
+        # The first entry of a link's state is its center of mass.
+        links = [state[0] for state in client.getLinkStates(body, PARTS)]
+        return np.concatenate([channels, np.ravel([torso, *links])])
+
+
+class _FullRegistry:
+    """A registry that contains every id, so that pybullet_envs registers none."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+@contextmanager
+def gym_shim() -> Iterator[None]:
+    """Make ``import pybullet_envs`` work without ``gym`` and ``pkg_resources``.
+
+    The modules of these names exist in this context only, and the folder that
+    pybullet_envs adds to ``sys.path`` is removed again.
+    """
+    registry = SimpleNamespace(env_specs=_FullRegistry())
+    gym = {name: getattr(gymnasium, name) for name in ("Env", "spaces", "utils")}
+    modules = {
+        "gym": _module("gym", **gym, __version__="0.21.0"),
+        "gym.envs": _module("gym.envs"),
+        "gym.envs.registration": _module(
+            "gym.envs.registration", registry=registry, make=None, spec=None
+        ),
+        "gym.spaces": gymnasium.spaces,
+        "gym.utils": gymnasium.utils,
+        "gym.utils.seeding": gymnasium.utils.seeding,
+        "pkg_resources": _module(
+            "pkg_resources",
+            parse_version=lambda text: [int(part) for part in text.split(".")],
+        ),
+    }
+    known = {name: sys.modules[name] for name in modules if name in sys.modules}
+    path = list(sys.path)
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(known)
+        sys.path[:] = path
+
+
+def _module(name: str, **names: Any) -> ModuleType:
+    module = ModuleType(name)
+    module.__dict__.update(names)
+    return module

@@ -2,9 +2,13 @@
 
 from functools import partial
 from typing import Unpack
+from warnings import catch_warnings
+
+import numpy as np
+from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
-from marl_pool.envs.simulation.simulator import extra
+from marl_pool.envs.simulation import Simulator, SimulatorStep
 from marl_pool.utils.types import PositiveInt
 
 AXES = "xyz"
@@ -74,15 +78,42 @@ class Ant(AntEnv):
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],
     ) -> None:
-        with extra("mujoco"):
+        with catch_warnings(action="ignore"):
             import imageio  # noqa: F401  Gymnasium would not name the missing one
             import mujoco  # noqa: F401
-
-            from marl_pool.envs.ant.mujoco_simulator import AntSimulator
-        options = {"contact_forces": contact_forces, "alive_bonus": alive_bonus}
+            from gymnasium.envs.mujoco import ant_v5  # noqa: F401
         super().__init__(
             num_envs,
-            build=partial(AntSimulator, **options),
+            build=partial(
+                AntSimulator, contact_forces=contact_forces, alive_bonus=alive_bonus
+            ),
             channels=CHANNELS + CONTACTS * contact_forces,
             **common,
         )
+
+
+class AntSimulator(Simulator[SimulatorStep]):
+    """Gymnasium's Ant-v5; an observation is its channels, then its parts' positions."""
+
+    def __init__(self, *, contact_forces: bool, alive_bonus: bool) -> None:
+        from gymnasium.envs.mujoco import ant_v5
+
+        self._env = ant_v5.AntEnv(include_cfrc_ext_in_observation=contact_forces)
+        self._alive_bonus = alive_bonus
+
+    @override
+    def reset(self, seed: int) -> SimulatorStep:
+        return SimulatorStep(self._with_parts(self._env.reset(seed=seed)[0]))
+
+    @override
+    def step(self, action: np.ndarray) -> SimulatorStep:
+        channels, reward, terminated, _, info = self._env.step(action)
+        if not self._alive_bonus:
+            reward = max(0.0, reward - info["reward_survive"])
+        seen = self._with_parts(channels)
+        return SimulatorStep(seen, float(reward), bool(terminated))
+
+    def _with_parts(self, channels: np.ndarray) -> np.ndarray:
+        # Geom 0 is the floor, then come the torso and the three parts of each leg.
+        parts: np.ndarray = self._env.data.geom_xpos[1:]
+        return np.concatenate([channels, parts.ravel()])

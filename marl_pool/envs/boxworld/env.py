@@ -1,6 +1,6 @@
 """BoxWorld: open boxes with keys to get keys, until one holds the gem."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Unpack
 
@@ -32,8 +32,13 @@ from marl_pool.envs.boxworld.codes import (
     in_hand,
     reward_of,
 )
-from marl_pool.envs.boxworld.drawing import draw_grid
 from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
+from marl_pool.envs.drawing.canvas import (
+    ATTENTION,
+    Color,
+    attention_strengths,
+    blend,
+)
 from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -42,6 +47,13 @@ POSITION = (3, 4)
 """Indices of the row and the column in a token's features."""
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 """Change of row and column by each action: up, down, left, right."""
+
+WALL: Color = (25, 25, 25)
+LINE: Color = (200, 200, 200)
+GAP = 0.03
+"""Fraction of a cell's side left free, so that equal neighbors are distinct."""
+MAX_RIM = 0.2
+"""Fraction of a cell's side that the rim of the strongest attention takes."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +228,27 @@ class BoxWorld(BatchedEnv):
     def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        by_place = None
+        strengths = np.zeros(self.n**2 + 1)
         if weights is not None:
             places = self.token_places(index).cpu().numpy()
             by_place = np.bincount(places, weights, self.n**2 + 2)[:-1]
-        cells = self.cell_colors(index).cpu().numpy()
-        return draw_grid(cells, self.n, by_place, size=size)
+            strengths = attention_strengths(by_place)
+        # A wall of one cell surrounds the room; the held key is in its corner.
+        side = size / (self.n + 2)
+        image = np.full((size, size, 3), WALL, np.uint8)
+        _fill_square(image, (1, 1), side, (0, self.n), LINE)
+        for place, color in enumerate(self.cell_colors(index).tolist()):
+            if place == 0 and color == [0, 0, 0]:
+                continue  # no key is held
+            row, column = divmod(place - 1, self.n) if place else (-1, -1)
+            cell, strength = (row + 1, column + 1), float(strengths[place])
+            if strength > 0:
+                # Attention is a rim, which is brighter and wider for a larger weight.
+                rim = blend(ATTENTION, 0.15 + 0.85 * strength, LINE)
+                _fill_square(image, cell, side, (GAP, 1 - GAP), rim)
+            inset = GAP + MAX_RIM * strength
+            _fill_square(image, cell, side, (inset, 1 - inset), color)
+        return image
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
@@ -297,24 +324,21 @@ class BoxWorld(BatchedEnv):
         self._ends = self._constant([i >= GOAL for i in range(CODES)], torch.bool)
         self._held = self._constant([in_hand(i) for i in range(CODES)], torch.int64)
         self._entered = self._constant(entries(), torch.int64).flatten()
-        self._offsets = self._build_offsets()
-        self._neighbors = self._constant(_neighbors(self.n), torch.int64)
-
-    def _build_offsets(self) -> Tensor:
-        """Build tokens without color, by the place of the agent and of the token.
-
-        For pixels ``(n² + 2, n² + 1, 5)``, else ``((n² + 2)², 5)``.
-        """
-        rows = self._constant(range(1, self.n + 1))
-        cells = torch.cartesian_prod(rows, rows)
-        wall = torch.zeros_like(cells[:1])
-        places = torch.cat((wall, cells, wall))
+        # Places by row and column: the held key, the cells, one place for absent boxes.
+        line = torch.arange(1, self.n + 1, device=self.device)
+        cells = torch.cartesian_prod(line, line)
+        ahead = (cells[:, None] + self._constant(MOVES, torch.int64)).clamp(1, self.n)
+        ahead = (ahead[..., 0] - 1) * self.n + ahead[..., 1]
+        # The place ahead by place and action; at a wall, the place itself.
+        self._neighbors = torch.nn.functional.pad(ahead, (0, 0, 1, 0))
+        # Tokens without color, by the place of the agent and of the token: for pixels
+        # ``(n² + 2, n² + 1, 5)``, else ``((n² + 2)², 5)``.
+        places = torch.nn.functional.pad(cells.to(self.dtype), (0, 0, 1, 1))
         away = (places - places[:, None]) / (self.n + 1)
         offsets = torch.nn.functional.pad(away, (3, 0))
-        return offsets[:, :-1].contiguous() if self.pixels else offsets.flatten(0, 1)
-
-    def _constant(self, values: object, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype or self.dtype, device=self.device)
+        self._offsets = (
+            offsets[:, :-1].contiguous() if self.pixels else offsets.flatten(0, 1)
+        )
 
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -327,13 +351,14 @@ def _look_up(table: Tensor, indices: Tensor) -> Tensor:
     return table.index_select(0, indices[:, 0])[:, None]
 
 
-def _neighbors(n: int) -> list[list[int]]:
-    """Return the place ahead by place and action; at a wall, the place itself."""
-    table = [[0] * 4]
-    for row in range(n):
-        for column in range(n):
-            ahead = [(row + down, column + right) for down, right in MOVES]
-            here = (row, column)
-            inside = [to if set(to) <= set(range(n)) else here for to in ahead]
-            table.append([1 + r * n + c for r, c in inside])
-    return table
+def _fill_square(
+    image: np.ndarray,
+    cell: tuple[int, int],
+    side: float,
+    reach: tuple[float, float],
+    color: Sequence[int],
+) -> None:
+    """Fill a square from ``reach[0]`` to ``reach[1]`` sides from a cell's corner."""
+    top, left = (round((at + reach[0]) * side) for at in cell)
+    bottom, right = (round((at + reach[1]) * side) for at in cell)
+    image[top:bottom, left:right] = color

@@ -81,7 +81,18 @@ class LevelGenerator:
         self.branches, self.length = num_distractors, distractor_length
         self.random_distractors = random_distractors
         self.num_boxes = self.path + self.branches * self.length
-        self._validate_room()
+        most = (self.n + 1) // 2 * ((self.n + 1) // 3) // 2
+        if self.num_boxes > most:
+            raise InputError(
+                f"env.n: expected room for {self.num_boxes} boxes that don't touch "
+                f"(goal_length - 1 + num_distractors * distractor_length), got "
+                f"{self.n}: at most {most}"
+            )
+        if self.path + self.length * (self.branches > 0) > COLORS:
+            raise InputError(
+                f"env.goal_length: expected at most {COLORS} colors for the keys of "
+                f"the path and of a branch, got {self.path} + {self.length}"
+            )
         # Counts of the uniform numbers that each part of a level consumes.
         self._sizes = [
             self.num_boxes + 2,  # places
@@ -123,7 +134,10 @@ class LevelGenerator:
         """Build levels from ``(B, numbers)``; return a mask ``(B,)`` of failures."""
         # Each part of a level has numbers of its own, whatever the others need.
         places, path, roots, branches, number = uniforms.split(self._sizes, 1)
-        absent = self._absent(number) if self.random_distractors else None
+        absent = None
+        if self.random_distractors:
+            # Boxes on branches that the level lacks.
+            absent = (number * (self.branches + 1)).long() <= self._branch
         boxes, key, agent, stuck = self._place(places, absent)
         colors, contents, locks = self._paint(path, roots, branches)
         # Absent boxes go to the last place, which is cleared below.
@@ -193,24 +207,6 @@ class LevelGenerator:
             locks.append(chain.flatten(1) + TRAP)
         return colors, torch.cat(contents, 1), torch.cat(locks, 1)
 
-    def _absent(self, number: Tensor) -> Tensor:
-        """Return a mask ``(B, boxes)`` of boxes on branches that a level lacks."""
-        return (number * (self.branches + 1)).long() <= self._branch
-
-    def _validate_room(self) -> None:
-        most = (self.n + 1) // 2 * ((self.n + 1) // 3) // 2
-        if self.num_boxes > most:
-            raise InputError(
-                f"env.n: expected room for {self.num_boxes} boxes that don't touch "
-                f"(goal_length - 1 + num_distractors * distractor_length), got "
-                f"{self.n}: at most {most}"
-            )
-        if self.path + self.length * (self.branches > 0) > COLORS:
-            raise InputError(
-                f"env.goal_length: expected at most {COLORS} colors for the keys of "
-                f"the path and of a branch, got {self.path} + {self.length}"
-            )
-
     def _build_tables(self, device: torch.device) -> None:
         cells = torch.arange(self.n**2, device=device)
         row, column = cells // self.n, cells % self.n
@@ -250,28 +246,23 @@ class LevelStock:
 
     def select(self, rows: Tensor, episodes: Tensor) -> Levels:
         """Return the levels of the environments ``rows`` ``(k,)`` in their episodes."""
-        if not may_read(episodes):
-            return self._select_unread(rows, episodes)
-        self._lasts = 0
-        place = episodes[rows] - self._first[rows]
-        if self._levels is None or bool(((place < 0) | (place >= self._ahead)).any()):
-            self._levels = self._sample_ahead(rows, episodes)
-            place = torch.zeros_like(rows)
-        return self._at(place + rows * self._ahead)
-
-    def _select_unread(self, rows: Tensor, episodes: Tensor) -> Levels:
-        """Select without a look at the episodes; ``rows`` are all environments.
-
-        An environment begins one episode at most between two selections.
-        """
-        if self._lasts == 0:
-            self._levels = self._sample_ahead(rows, episodes)
-            self._lasts = self._ahead
-        self._lasts -= 1
-        return self._at(episodes - self._first + rows * self._ahead)
-
-    def _at(self, places: Tensor) -> Levels:
+        if may_read(episodes):
+            self._lasts = 0
+            place = episodes[rows] - self._first[rows]
+            stale = (place < 0) | (place >= self._ahead)
+            if self._levels is None or bool(stale.any()):
+                self._levels = self._sample_ahead(rows, episodes)
+                place = torch.zeros_like(rows)
+        else:
+            # The rows are all environments, and each of them begins one episode at most
+            # between two selections.
+            if self._lasts == 0:
+                self._levels = self._sample_ahead(rows, episodes)
+                self._lasts = self._ahead
+            self._lasts -= 1
+            place = episodes - self._first
         assert self._levels is not None
+        places = place + rows * self._ahead
         return Levels(*(part.index_select(0, places) for part in self._levels))
 
     def _sample_ahead(self, rows: Tensor, episodes: Tensor) -> Levels:

@@ -7,7 +7,6 @@ import numpy as np
 
 from marl_pool.utils.errors import InputError
 
-NONE = "none"
 SIDE = 96
 """Height and width of a screen in pixels."""
 CONTRAST = 102
@@ -65,16 +64,29 @@ def find_background(name: str) -> np.ndarray | None:
     Raises:
         InputError: an unknown name, or a file that pygame cannot read.
     """
-    if name == NONE:
+    if name == "none":
         return None
     if name in BACKGROUNDS:
         return BACKGROUNDS[name]()
     if not Path(name).is_file():
-        known = ", ".join([NONE, *BACKGROUNDS])
+        known = ", ".join(["none", *BACKGROUNDS])
         raise InputError(
             f"env.background: expected one of {known}, or an image file, got {name!r}"
         )
-    return _read(name)
+    import pygame
+
+    try:
+        picture = pygame.image.load(name)
+    except pygame.error as error:
+        raise InputError(
+            f"env.background: expected an image, got {name}: {error}"
+        ) from error
+    # smoothscale needs 24-bit colors; transparent pixels become black.
+    opaque = pygame.Surface(picture.get_size(), depth=24)
+    opaque.blit(picture, (0, 0))
+    small = pygame.transform.smoothscale(opaque, (SIDE, SIDE))
+    pixels: np.ndarray = pygame.surfarray.array3d(small).transpose(1, 0, 2)
+    return pixels
 
 
 def replace_grass(screens: np.ndarray, picture: np.ndarray) -> np.ndarray:
@@ -95,21 +107,3 @@ def _blend(positions: np.ndarray, colors: np.ndarray) -> np.ndarray:
     stops = np.linspace(0, 1, len(colors))
     parts = [np.interp(positions, stops, part) for part in colors.T]
     return np.stack(parts, -1).astype(np.uint8)
-
-
-def _read(name: str) -> np.ndarray:
-    import pygame
-
-    try:
-        picture = pygame.image.load(name)
-    except pygame.error as error:
-        raise InputError(
-            f"env.background: expected an image, got {name}: {error}"
-        ) from error
-    # smoothscale needs 24-bit colors; transparent pixels become black.
-    opaque = pygame.Surface(picture.get_size(), depth=24)
-    opaque.blit(picture, (0, 0))
-    # Scale the image to the size of the screen.
-    small = pygame.transform.smoothscale(opaque, (SIDE, SIDE))
-    pixels: np.ndarray = pygame.surfarray.array3d(small).transpose(1, 0, 2)
-    return pixels

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Literal, Unpack
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -12,12 +13,10 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, EnvOptions
+from marl_pool.envs.base import Advance, AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
-from marl_pool.envs.drawing.patches import PatchGrid, draw
-from marl_pool.envs.simulation.env import SimulatedEnv, push_frames
-from marl_pool.envs.simulation.patches import patch_group, patch_tokens
-from marl_pool.envs.simulation.simulator import extra
+from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
+from marl_pool.envs.simulation import SimulatedEnv, push_frames
 from marl_pool.tokens import Tokens
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
@@ -120,7 +119,8 @@ class CarRacing(SimulatedEnv):
         # Render off screen, and suppress pygame's greeting.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        with extra("box2d"):
+        # SWIG modules warn, and crash the process if warnings are errors.
+        with catch_warnings(action="ignore"):
             import Box2D  # noqa: F401  so that the error names the missing module
             import pygame  # noqa: F401
 
@@ -148,13 +148,9 @@ class CarRacing(SimulatedEnv):
         self.screens = torch.zeros(shape, dtype=torch.uint8, device=self.device)
         self.unrewarded = torch.zeros_like(self.env_ids)
         # Each patch is a token with the patch's pixels of all frames.
-        agent = patch_group(
-            self.patch_grid,
-            num_frames,
-            colors=COLORS[color],
-            action_space=spaces.Box(-1, 1, (3,), np.float32),
-        )
-        self.groups = {"agent": agent}
+        spec = patch_spec(self.patch_grid, num_frames, COLORS[color])
+        action = spaces.Box(-1, 1, (3,), np.float32)
+        self.groups = {"agent": AgentGroup(1, spec, action)}
 
     @override
     def observe(self) -> dict[str, Tokens]:

@@ -9,8 +9,7 @@ from gymnasium.envs.box2d import car_racing
 from pygame import gfxdraw
 from typing_extensions import override
 
-from marl_pool.envs.simulation.env import SimulatorStep
-from marl_pool.envs.simulation.simulator import Simulator
+from marl_pool.envs.simulation import Simulator, SimulatorStep
 
 MARGIN = 2
 """Pixels beyond the window from which on polygons are not drawn."""

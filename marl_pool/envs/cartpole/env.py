@@ -1,7 +1,7 @@
 """CartPole swing-up: unlabeled sensor channels as tokens."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Unpack
 
 import numpy as np
@@ -12,14 +12,40 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
-from marl_pool.envs.cartpole.drawing import draw
-from marl_pool.envs.cartpole.physics import DT, MAX_FORCE, TRACK, accelerations
+from marl_pool.envs.drawing import canvas
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
 """Names of the sensor channels, in the order of the tokens."""
+DT = 0.01
+"""Duration of a step in seconds."""
+GRAVITY = 9.82
+CART_MASS = 0.5
+POLE_MASS = 0.5
+POLE_LENGTH = 0.6
+FRICTION = 0.1
+"""Force of friction on the cart per unit of its velocity."""
+MAX_FORCE = 10.0
+TRACK = 2.4
+"""Half the length of the track in meters."""
 
+TOTAL_MASS = CART_MASS + POLE_MASS
+LEVER = 3 / (2 * POLE_LENGTH)
+
+SHORT = {"position": "x", "velocity": "x'", "angular_velocity": "th'"}
+"""Names in pictures, where they differ."""
+
+Point = tuple[float, float]
+EXTENT = 2.8
+RAIL = 1.0
+"""Height of the track in the image; the bars are below."""
+CART: Point = (0.2, 0.1)
+"""Half the width and height of the cart."""
+CART_COLOR: canvas.Color = (31, 90, 200)
+POLE_COLOR: canvas.Color = (214, 39, 40)
+FLOOR, HEIGHT = -2.0, 1.6
+"""Position of the bars, and the height of the highest bar."""
 
 Angle = Annotated[
     float, Field(ge=0, le=math.pi, description="an angle in [0, pi] radians")
@@ -96,20 +122,29 @@ class CartPole(BatchedEnv):
         super().__init__(
             num_envs, max_steps=max_steps, dynamics_size=noise_channels, **common
         )
-        self.duplicates, self.noise_channels = duplicates, noise_channels
+        self.noise_channels = noise_channels
         self.noise_std, self.num_frames = noise_std, num_frames
-        self.channel_ids = channel_ids
         self.start_speed, self.start_angle = start_speed, start_angle
         five, channels = len(CHANNELS), len(CHANNELS) + noise_channels
         # Tokens are the channels, their duplicates, then the noise.
         order = [*range(five)] * duplicates + [*range(five, channels)]
         self._token_channels = order
-        self._order = torch.tensor(order, device=self.device)
+        self._order = self._constant(order, torch.int64)
         self._types = self._order * channel_ids
         # Initial states are sampled within this scale.
-        scale = (TRACK, start_speed, start_angle, start_speed)
-        self._scale = torch.tensor(scale, dtype=self.dtype, device=self.device)
-        self.groups = {"agent": self._describe()}
+        self._scale = self._constant((TRACK, start_speed, start_angle, start_speed))
+        shown = self.channel_names()
+        spec = TokenSpec(
+            len(shown),
+            num_frames,
+            tuple(dict.fromkeys(shown)) if channel_ids else ("channel",),
+            has_self=False,
+            signal_types=CHANNELS if channel_ids else (),
+            positions=(),
+            num_frames=num_frames,
+        )
+        action = spaces.Box(-1, 1, (1,), np.float32)
+        self.groups = {"agent": AgentGroup(1, spec, action)}
         # Allocate the state and the earlier frames of each channel.
         empty = self._scale.new_zeros(num_envs, channels + 1)
         self._bind(empty, empty.new_zeros(num_envs, channels, num_frames - 1))
@@ -155,13 +190,11 @@ class CartPole(BatchedEnv):
     def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        return draw(
-            float(self._position[index]),
-            float(self._angle[index]),
-            names=self.channel_names(),
-            weights=weights,
-            size=size,
-        )
+        frame = CartPoleFrame(canvas.Projection(EXTENT, size))
+        frame.cart(float(self._position[index]), float(self._angle[index]))
+        if weights is not None:
+            frame.bars(self.channel_names(), weights)
+        return frame.image
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
@@ -209,20 +242,6 @@ class CartPole(BatchedEnv):
         """Return the newest readings, ``(num_envs, 5 + noise_channels)``, as a view."""
         return self.state[:, :-1]
 
-    def _describe(self) -> AgentGroup:
-        shown = self.channel_names()
-        kinds = tuple(dict.fromkeys(shown)) if self.channel_ids else ("channel",)
-        spec = TokenSpec(
-            len(shown),
-            self.num_frames,
-            kinds,
-            has_self=False,
-            signal_types=CHANNELS if self.channel_ids else (),
-            positions=(),
-            num_frames=self.num_frames,
-        )
-        return AgentGroup(1, spec, spaces.Box(-1, 1, (1,), np.float32))
-
     def _bind(self, state: Tensor, past: Tensor) -> None:
         # Each channel is contiguous, which makes a step several times faster.
         rows = state.t().contiguous()
@@ -237,3 +256,95 @@ class CartPole(BatchedEnv):
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._bind(tensors["state"], tensors["past"])
+
+
+def accelerations(
+    velocity: Tensor, cos: Tensor, sin: Tensor, angular_velocity: Tensor, force: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Compute the accelerations of the cart and of the pole's angle.
+
+    The pole is a uniform rod at the angle :math:`\theta` from upright, which grows to
+    the left:
+
+    .. math::
+        \ddot x &= \frac{3 m g \sin\theta \cos\theta - 2 m l \dot\theta^2 \sin\theta
+            + 4 (F - b \dot x)}{4 (M + m) - 3 m \cos^2 \theta} \\
+        \ddot\theta &= \frac{3}{2 l} (g \sin\theta + \ddot x \cos\theta)
+
+    These are the equations of Deisenroth and Rasmussen, PILCO (2011), with the angle
+    rotated by half a turn.
+
+    All are in SI units and of one shape.
+    """
+    pull = (cos * (3 * POLE_MASS * GRAVITY)).sub_(
+        angular_velocity.square(), alpha=2 * POLE_MASS * POLE_LENGTH
+    )
+    push = (force * 4).sub_(velocity, alpha=4 * FRICTION).addcmul_(sin, pull)
+    inertia = cos.square().mul_(-3 * POLE_MASS).add_(4 * TOTAL_MASS)
+    acceleration = push.div_(inertia)
+    turn = (sin * (LEVER * GRAVITY)).addcmul_(cos, acceleration, value=LEVER)
+    return acceleration, turn
+
+
+class CartPoleFrame(canvas.Frame):
+    """A `Frame` with a cart, and a bar for the attention to each token."""
+
+    def cart(self, position: float, angle: float) -> None:
+        """Draw the track, and the cart with its pole at ``angle`` from upright."""
+        stop = CART[1]
+        # Draw the track between its stops.
+        for end in (-TRACK, TRACK):
+            self._stroke((end, RAIL - stop), (end, RAIL + stop), canvas.INK, 3)
+        self._stroke((-TRACK, RAIL), (TRACK, RAIL), canvas.INK, 2)
+        # Draw the cart.
+        half_width, half_height = CART
+        low = (position - half_width, RAIL - half_height)
+        self._box(low, (position + half_width, RAIL + half_height), CART_COLOR)
+        # Draw the pole and its pivot.
+        tip = (
+            position - POLE_LENGTH * math.sin(angle),
+            RAIL + POLE_LENGTH * math.cos(angle),
+        )
+        width = max(2, round(self.projection.pixels(0.06)))
+        self._stroke((position, RAIL), tip, POLE_COLOR, width)
+        (pivot,) = self.projection.project(np.array([(position, RAIL)]))
+        canvas.draw_disc(self.image, pivot, self.projection.pixels(0.05), canvas.INK)
+
+    def bars(self, names: Sequence[str], weights: np.ndarray) -> None:
+        """Draw a bar for each attention weight.
+
+        The horizontal line is the weight of uniform attention, 1 over the number of
+        tokens. The highest bar is `FOCUS` times that weight or more.
+        """
+        slot = 2 * TRACK / len(names)
+        heights = HEIGHT * np.clip(weights * len(names) / canvas.FOCUS, 0, 1)
+        for place, (name, height) in enumerate(zip(names, heights, strict=True)):
+            middle = -TRACK + (place + 0.5) * slot
+            low, high = middle - 0.3 * slot, middle + 0.3 * slot
+            self._box((low, FLOOR), (high, FLOOR + HEIGHT), canvas.GRID)
+            self._box((low, FLOOR), (high, FLOOR + height), canvas.ATTENTION)
+            self._name(SHORT.get(name, name.replace("noise_", "n")), middle, slot)
+        uniform = FLOOR + HEIGHT / canvas.FOCUS
+        self._stroke(
+            (-TRACK, uniform), (TRACK, uniform), canvas.blend(canvas.INK, 0.5), 1
+        )
+
+    def _name(self, name: str, middle: float, slot: float) -> None:
+        # A letter is about half as wide as its line is high.
+        room = self.projection.pixels(slot) / max(0.55 * len(name), 1)
+        line = round(min(self.projection.size / 28, room))
+        ((x, y),) = self.projection.project(np.array([(middle, FLOOR)]))
+        start = round(x - 0.25 * line * len(name))
+        canvas.write(self.image, name, (start, round(y + line)), line)
+
+    def _stroke(
+        self, first: Point, last: Point, color: canvas.Color, width: int
+    ) -> None:
+        ends = self.projection.project(np.array([first, last]))
+        canvas.draw_line(self.image, ends, color, width)
+
+    def _box(self, low: Point, high: Point, color: canvas.Color) -> None:
+        corners = self.projection.project(np.array([low, high]))
+        first, last = (canvas.fixed(corner) for corner in corners)
+        cv2 = canvas.opencv()
+        cv2.rectangle(self.image, first, last, color, -1, cv2.LINE_AA, canvas.SHIFT)

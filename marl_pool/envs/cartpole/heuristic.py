@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.cartpole.physics import (
+from marl_pool.envs.cartpole.env import (
     DT,
     FRICTION,
     GRAVITY,

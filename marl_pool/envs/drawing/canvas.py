@@ -163,7 +163,8 @@ class Frame:
         reach = int(projection.extent)
         for place in range(-reach, reach + 1):
             for ends in ([[place, -99], [place, 99]], [[-99, place], [99, place]]):
-                self._line(projection.project(np.array(ends)), GRID, 1)
+                line = projection.project(np.array(ends))
+                draw_line(self.image, line, GRID, 1)
 
     def attention(self, points: np.ndarray, observer: int, weights: np.ndarray) -> None:
         """Draw attention weights as lines from the observer to the entities.
@@ -193,9 +194,9 @@ class Frame:
             look = looks[entity]
             radius = max(MIN_RADIUS, self.projection.pixels(look.radius))
             line = np.stack((centers[entity], ends[entity]))
-            self._line(line, blend(look.color, 0.35), 2)
-            self._disc(centers[entity], radius + 1, PAPER)
-            self._disc(centers[entity], radius, look.color)
+            draw_line(self.image, line, blend(look.color, 0.35), 2)
+            draw_disc(self.image, centers[entity], radius + 1, PAPER)
+            draw_disc(self.image, centers[entity], radius, look.color)
 
     def legend(self, looks: Iterable[Disc], cross: str | None = None) -> None:
         """Name the kinds of discs, and the crosses if any, in the lower left."""
@@ -209,16 +210,10 @@ class Frame:
             if color is None:
                 self._cross(center, line / 4)
             else:
-                self._disc(center, line / 4, color)
+                draw_disc(self.image, center, line / 4, color)
             at = (round(1.4 * line), round(center[1] + line / 4))
             write(self.image, name, at, line)
 
     def _cross(self, center: np.ndarray, reach: float) -> None:
         for arm in reach * np.eye(2):
-            self._line(np.stack((center - arm, center + arm)), INK, 1)
-
-    def _line(self, ends: np.ndarray, color: Color, width: int) -> None:
-        draw_line(self.image, ends, color, width)
-
-    def _disc(self, center: np.ndarray, radius: float, color: Color) -> None:
-        draw_disc(self.image, center, radius, color)
+            draw_line(self.image, np.stack((center - arm, center + arm)), INK, 1)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from marl_pool.envs.drawing.canvas import (
     opencv,
     write,
 )
-from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.envs.patches import PatchGrid
 from marl_pool.perception import Mark, Perception
 
 IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)
@@ -144,30 +144,27 @@ def draw_perceived(
     for token in hidden:
         _cross(image, true.places[token], true.radii[token], INK)
     # Perceived tokens, each with its marks.
-    _draw_ghosts(image, altered, places, seen)
+    veil = image.copy()
+    for token in altered:
+        draw_disc(veil, places[token], seen.radii[token], seen.colors[token])
+    # Ghosts are translucent, so that the true tokens can be seen through them.
+    image[:] = np.rint(OPACITY * veil + (1 - OPACITY) * image)
+    for token in altered:
+        # Colors of BoxWorld's tokens are those of the ground below them.
+        rim = seen.colors[token] if seen.observer is not None else INK
+        draw_disc(image, places[token], seen.radii[token], rim, 1)
     for token in _where(marks, Mark.RETYPED):
-        radius, rim = seen.radii[token], true.colors[origin[token]]
-        _rim(image, places[token], radius, rim)
-        draw_disc(image, places[token], radius, seen.colors[token])
-        _letter(image, places[token], seen.letters[token], radius, seen.colors[token])
+        at, radius, ground = places[token], seen.radii[token], seen.colors[token]
+        _rim(image, at, radius, true.colors[origin[token]])
+        draw_disc(image, at, radius, ground)
+        if seen.letters[token]:
+            ink = PAPER if sum(ground) < 384 else INK
+            start = (round(at[0] - 0.45 * radius), round(at[1] + 0.5 * radius))
+            write(image, seen.letters[token], start, 2 * radius, ink)
     for mark in (Mark.INJECTED, Mark.REPEATED):
         for token in _where(marks, mark):
             at, color = places[token], seen.colors[token]
             DRAWERS[mark](image, at, seen.radii[token], color)
-
-
-def _draw_ghosts(
-    image: np.ndarray, tokens: np.ndarray, places: np.ndarray, seen: Glyphs
-) -> None:
-    """Draw translucent discs, through which the true tokens can be seen."""
-    veil = image.copy()
-    for token in tokens:
-        draw_disc(veil, places[token], seen.radii[token], seen.colors[token])
-    image[:] = np.rint(OPACITY * veil + (1 - OPACITY) * image)
-    for token in tokens:
-        # Colors of BoxWorld's tokens are those of the ground below them.
-        rim = seen.colors[token] if seen.observer is not None else INK
-        draw_disc(image, places[token], seen.radii[token], rim, 1)
 
 
 def draw_perceived_patches(
@@ -217,7 +214,12 @@ def draw_slots(
         seen: appearance of the perceived tokens.
     """
     origin, empty = perception.origin.numpy(), perception.seen.padding.numpy()
-    colors = seen.colors if seen else _ramp(perception.true.num_tokens)
+    if seen is not None:
+        colors: Any = seen.colors
+    else:  # from dark to light
+        levels = np.linspace(0, 255, perception.true.num_tokens).astype(np.uint8)
+        cv2 = opencv()
+        colors = cv2.applyColorMap(levels[:, None], cv2.COLORMAP_VIRIDIS)[:, 0, ::-1]
     first = round(0.5 * height) + write(
         image, "tokens", (height // 2, top + height - 2), height
     )
@@ -247,23 +249,5 @@ def draw_slots(
                 image[low : top + height, round(left) : round(right)] = ATTENTION
 
 
-def _ramp(count: int) -> list[Color]:
-    """Return as many colors, from dark to light."""
-    cv2 = opencv()
-    levels = np.linspace(0, 255, count).astype(np.uint8)[:, None]
-    colors = cv2.applyColorMap(levels, cv2.COLORMAP_VIRIDIS)[:, 0, ::-1]
-    return [(int(red), int(green), int(blue)) for red, green, blue in colors]
-
-
 def _where(marks: Mapping[Mark, np.ndarray], mark: Mark) -> np.ndarray:
     return marks[mark].nonzero()[0] if mark in marks else np.zeros(0, np.int64)
-
-
-def _letter(
-    image: np.ndarray, at: np.ndarray, letter: str, radius: float, ground: Color
-) -> None:
-    """Write a letter in a disc of a color."""
-    if letter:
-        color = PAPER if sum(ground) < 384 else INK
-        start = (round(at[0] - 0.45 * radius), round(at[1] + 0.5 * radius))
-        write(image, letter, start, 2 * radius, color)

@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.particles import simple_centroid, simple_tag
-from marl_pool.envs.particles.actions import Steering
-from marl_pool.envs.particles.physics import DAMPING, DT
+from marl_pool.envs.particles.physics import DAMPING, DT, Steering
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
 
@@ -55,7 +54,6 @@ class CentroidHeuristic(ForceHeuristic):
     clipped to the action space. Agent and signal have the same damping, so only the
     relative velocity w enters. Noise and padded tokens are ignored; without a signal
     token the force is zero.
-
     """
 
     acceleration = simple_centroid.AGENT_ACCELERATION

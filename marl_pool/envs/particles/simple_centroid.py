@@ -127,7 +127,7 @@ class SimpleCentroid(ParticleEnv):
 
     def centroid(self) -> Tensor:
         """Return the mean position of the signal entities, ``(num_envs, 2)``."""
-        return self._signal_position.mean(1)
+        return self._positions["signal"].mean(1)
 
     @override
     def goals(self) -> Tensor:
@@ -153,19 +153,10 @@ class SimpleCentroid(ParticleEnv):
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Agents steer, signal entities wander, and noise entities rest.
         pushes = self._steering["agent"].forces(actions["agent"])
-        self.integrate(torch.cat((pushes, self._wander()), 1))
-        away = self._agent_position - self.centroid()[:, None]
-        distance = torch.linalg.vector_norm(away, dim=-1)
-        return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never
-
-    def _wander(self) -> Tensor:
-        """Sample forces ``(num_envs, num_signal, 2)`` of unit length on the signal."""
         turns = self.dynamics.next()[..., None]
         angles = torch.add(self._phases, turns, alpha=2 * math.pi)
-        return angles.sin_().mul_(SIGNAL_ACCELERATION)
-
-    @override
-    def _bind(self, state: Tensor) -> None:
-        super()._bind(state)
-        self._agent_position = state[:, : self.num_agents, :2]
-        self._signal_position = state[:, self.num_agents : self.num_movable, :2]
+        wandering = angles.sin_().mul_(SIGNAL_ACCELERATION)
+        self.integrate(torch.cat((pushes, wandering), 1))
+        away = self._positions["agent"] - self.centroid()[:, None]
+        distance = torch.linalg.vector_norm(away, dim=-1)
+        return {"agent": distance.sqrt_().mul_(-self.reward_scale)}, self._never

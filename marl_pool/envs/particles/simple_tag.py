@@ -11,8 +11,7 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
-from marl_pool.envs.particles.actions import DIRECTIONS
-from marl_pool.envs.particles.physics import Entities, ParticleEnv
+from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
 from marl_pool.utils.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
 
 TYPE_NAMES = ("self", "obstacle", "predator", "prey")
@@ -114,7 +113,35 @@ class SimpleTag(ParticleEnv):
         self.obstacle_spread = obstacle_spread
         super().__init__(
             num_envs,
-            entities=_entities(*numbers, obstacles_collide=obstacles_collide),
+            entities=(
+                Entities(
+                    "predator",
+                    self.num_predators,
+                    PURPLE,
+                    PREDATOR_SIZE,
+                    collide=True,
+                    max_speed=1.0,
+                    acceleration=ACCELERATIONS["predator"],
+                ),
+                Entities(
+                    "prey",
+                    self.num_prey,
+                    GREEN,
+                    PREY_SIZE,
+                    collide=True,
+                    max_speed=1.3,
+                    acceleration=ACCELERATIONS["prey"],
+                ),
+                Entities(
+                    "obstacle",
+                    self.num_obstacles,
+                    (70, 70, 70),
+                    OBSTACLE_SIZE,
+                    movable=False,
+                    collide=obstacles_collide,
+                    signal=obstacles_collide,
+                ),
+            ),
             learners=("predator", "prey") if prey == "learned" else ("predator",),
             continuous_actions=continuous_actions,
             extent=max(obstacle_spread, 2.0) + 0.25,
@@ -144,14 +171,17 @@ class SimpleTag(ParticleEnv):
         predators = self._steering["predator"].forces(actions["predator"])
         self.integrate(torch.cat((predators, self._prey_forces(actions)), 1))
         # Predators gain by each touch, and learning prey lose by it.
-        touching = self._touching()
+        hunters, hunted = self._positions["predator"], self._positions["prey"]
+        away = hunters[:, :, None] - hunted[:, None]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        touching = distance <= PREDATOR_SIZE + PREY_SIZE
         caught = touching.sum(2, dtype=self.dtype).mul_(TOUCH_REWARD)
         if self.shared_reward:
             caught = caught.sum(1, keepdim=True).expand_as(caught)
         rewards = {"predator": caught}
         if "prey" in self.groups:
             lost = touching.sum(1, dtype=self.dtype).mul_(-TOUCH_REWARD)
-            rewards["prey"] = lost.sub_(boundary_penalty(self._prey))
+            rewards["prey"] = lost.sub_(boundary_penalty(hunted))
         return rewards, self._never
 
     def _prey_forces(self, actions: Mapping[str, Tensor]) -> Tensor:
@@ -161,20 +191,10 @@ class SimpleTag(ParticleEnv):
             return steering.forces(actions["prey"])
         if self.prey == "random":
             return steering.push(self.dynamics.next().mul(len(DIRECTIONS)).long())
-        predators = self._predators[:, None] - self._prey[:, :, None]
-        force = flight(predators, home=-self._prey) * steering.acceleration
+        places = self._positions["prey"]
+        predators = self._positions["predator"][:, None] - places[:, :, None]
+        force = flight(predators, home=-places) * steering.acceleration
         return steering.forces(steering.toward(force))
-
-    def _touching(self) -> Tensor:
-        """Return pairs that touch, ``(num_envs, predators, prey)`` bool."""
-        away = self._predators[:, :, None] - self._prey[:, None]
-        return torch.hypot(away[..., 0], away[..., 1]) <= PREDATOR_SIZE + PREY_SIZE
-
-    @override
-    def _bind(self, state: Tensor) -> None:
-        super()._bind(state)
-        self._predators = state[:, : self.num_predators, :2]
-        self._prey = state[:, self.num_predators : self.num_movable, :2]
 
 
 def flight(predators: Tensor, home: Tensor, missing: Tensor | None = None) -> Tensor:
@@ -206,37 +226,3 @@ def boundary_penalty(positions: Tensor) -> Tensor:
     near = (beyond - 0.9).clamp(min=0) * 10
     far = torch.exp(2 * beyond - 2).clamp(max=10)
     return torch.where(beyond < 1, near, far).sum(-1)
-
-
-def _entities(
-    predators: int, prey: int, obstacles: int, *, obstacles_collide: bool
-) -> tuple[Entities, ...]:
-    return (
-        Entities(
-            "predator",
-            predators,
-            PURPLE,
-            PREDATOR_SIZE,
-            collide=True,
-            max_speed=1.0,
-            acceleration=ACCELERATIONS["predator"],
-        ),
-        Entities(
-            "prey",
-            prey,
-            GREEN,
-            PREY_SIZE,
-            collide=True,
-            max_speed=1.3,
-            acceleration=ACCELERATIONS["prey"],
-        ),
-        Entities(
-            "obstacle",
-            obstacles,
-            (70, 70, 70),
-            OBSTACLE_SIZE,
-            movable=False,
-            collide=obstacles_collide,
-            signal=obstacles_collide,
-        ),
-    )

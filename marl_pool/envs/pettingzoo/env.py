@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
-from marl_pool.envs.pettingzoo.agents import make_teams, token_spec
 from marl_pool.envs.pettingzoo.env_copy import (
     FrameRenderer,
     ParallelSimulator,
@@ -19,13 +19,14 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
     fit_square,
 )
-from marl_pool.envs.pettingzoo.observations import (
+from marl_pool.envs.pettingzoo.teams import (
     FlatAdapter,
     ObservationAdapter,
     StepArrays,
+    make_teams,
+    token_spec,
 )
-from marl_pool.envs.simulation.env import ReplayedEnv, reset_seeds
-from marl_pool.envs.simulation.simulator import ActionLog
+from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
 from marl_pool.envs.tokenizers import fitting, make_tokenizer
 from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.tokens import Tokens
@@ -86,14 +87,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         max_steps: PositiveInt = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(num_envs, max_steps=max_steps, **common)
+        super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
         # The first environment has the spaces; the others are built at their reset.
-        first = build_env(module, self.options)
-        self._spare.append(ParallelSimulator(first, self._decode))
-        self._teams = make_teams(first, groups)
+        simulator = self._build()
+        self._spare.append(simulator)
+        self._teams = make_teams(simulator.env, groups)
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
-        agents = tuple(map(str, first.possible_agents))
+        agents = tuple(map(str, simulator.env.possible_agents))
         # Adapters turn the observations of a group into tokens.
         self._adapters = {
             name: self._make_adapter(name, agents, tokenizer) for name in self._teams
@@ -102,7 +103,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             name: AgentGroup(len(team.agents), self._adapters[name].spec, team.action)
             for name, team in self._teams.items()
         }
-        self._renderer = FrameRenderer(module, self.options, self._decode)
+        self._renderer = FrameRenderer(
+            module, partial(self._build, render_mode="rgb_array")
+        )
         empty = self._step_arrays(num_envs)
         self._set_tensors(empty.tensors(self.device, self.dtype))
 
@@ -113,7 +116,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def observe(self) -> dict[str, Tokens]:
-        return {name: self._tokens(name) for name in self._teams}
+        observations, active = {}, self.active
+        for name, adapter in self._adapters.items():
+            parts = {part: self._state[f"{name}/{part}"] for part in adapter.parts}
+            tokens = adapter.tokens(parts)
+            padding = tokens.padding | ~active[name][..., None]
+            observations[name] = tokens._replace(padding=padding)
+        return observations
 
     @override
     def step(self, actions: Mapping[str, Tensor]) -> Step:
@@ -127,7 +136,10 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         for row, step in self._replay_saved(state).items():
             arrays.write(row, step)
         replayed = arrays.tensors(self.device, self.dtype)
-        if not all(_equal(replayed[key], self._state[key]) for key in replayed):
+        if not all(
+            np.array_equal(tensor.cpu(), self._state[key].cpu(), equal_nan=True)
+            for key, tensor in replayed.items()
+        ):
             warnings.warn(
                 f"{self.module} is not deterministic: the same seeds and actions lead "
                 "to other observations, so the run does not continue exactly",
@@ -158,8 +170,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Step the environments one by one, and collect arrays of all.
         arrays = self._step_arrays(self.num_envs)
-        for row, encoded in enumerate(self._encode(actions)):
-            arrays.write(row, self._step_one(row, encoded))
+        encoded = [
+            team.encode(actions[name].detach().double().cpu().numpy())
+            for name, team in self._teams.items()
+        ]
+        for row, numbers in enumerate(np.concatenate(encoded, axis=1)):
+            arrays.write(row, self._step_one(row, numbers))
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
@@ -169,29 +185,16 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         }
         return rewards, torch.from_numpy(arrays.terminated).to(self.device)
 
-    @override
-    def _build(self) -> ParallelSimulator:
-        return ParallelSimulator(build_env(self.module, self.options), self._decode)
-
-    def _encode(self, actions: Mapping[str, Tensor]) -> np.ndarray:
-        """Return each environment's actions in one row, clipped to their spaces."""
-        parts = []
-        for name, team in self._teams.items():
-            part = actions[name].detach().double().cpu().numpy()
-            if isinstance(team.action, spaces.Box):
-                part = part.clip(team.action.low, team.action.high)
-            parts.append(part.reshape(self.num_envs, -1))
-        return np.concatenate(parts, axis=1)
+    def _build(self, **rendering: str) -> ParallelSimulator:
+        env = build_env(self.module, {**self.options, **rendering})
+        return ParallelSimulator(env, self._decode)
 
     def _decode(self, row: np.ndarray) -> dict[Any, Any]:
-        """Convert a row of `_encode` to the action of each agent."""
+        """Convert the rows of all teams, one after the other, to agents' actions."""
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
-            size = len(team.agents) * team.action_size
-            # The row has the actions of one team after the other.
-            own, row = row[:size], row[size:]
-            shaped = own.reshape(len(team.agents), -1)
-            by_agent |= zip(team.agents, team.decode(shaped), strict=True)
+            own, row = row[: team.width], row[team.width :]
+            by_agent |= team.decode(own)
         return by_agent
 
     def _make_adapter(
@@ -201,10 +204,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         # A vector is split by a tokenizer, the given one or one that fits the module.
         if isinstance(team.observation, spaces.Box):
             name = tokenizer or fitting(self.module)
-            agents = tuple(map(str, team.agents))
-            size = team.observation.shape[0]
             observer = Observer(
-                group, agents, all_agents, size, self.options, self.device
+                group,
+                tuple(map(str, team.agents)),
+                all_agents,
+                team.observation.shape[0],
+                self.options,
+                self.device,
             )
             return FlatAdapter(make_tokenizer(name, observer), name, self._number)
         if tokenizer is not None:
@@ -220,12 +226,6 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def _step_arrays(self, num_envs: int) -> StepArrays:
         return StepArrays(num_envs, self._teams, self._adapters, self._number)
 
-    def _tokens(self, name: str) -> Tokens:
-        adapter = self._adapters[name]
-        parts = {part: self._state[f"{name}/{part}"] for part in adapter.parts}
-        tokens, active = adapter.tokens(parts), self._state[f"{name}/active"]
-        return tokens._replace(padding=tokens.padding | ~active[..., None])
-
     @override
     def _tensors(self) -> dict[str, Tensor]:
         return self._state
@@ -233,8 +233,3 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._state = dict(tensors)
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    """Return True if two tensors are equal, with NaN equal to NaN."""
-    return np.array_equal(left.cpu().numpy(), right.cpu().numpy(), equal_nan=True)

@@ -11,7 +11,7 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
-from marl_pool.envs.simulation.simulator import (
+from marl_pool.envs.simulation import (
     ActionLog,
     LoggedSimulator,
     ReplayCursor,
@@ -137,14 +137,8 @@ class FrameRenderer:
     mode, and a picture may show an earlier state.
     """
 
-    def __init__(
-        self,
-        module: str,
-        options: Mapping[str, Any],
-        decode: Callable[[np.ndarray], dict[Any, Any]],
-    ) -> None:
-        self.module, self.decode = module, decode
-        self.options = {**options, "render_mode": "rgb_array"}
+    def __init__(self, module: str, build: Callable[[], ParallelSimulator]) -> None:
+        self.module, self.build = module, build
         self._copy: LoggedSimulator[ParallelStep] | None = None
         self._source: ActionLog | None = None
         """The log that the copy follows."""
@@ -152,7 +146,18 @@ class FrameRenderer:
     def render(self, cursor: ReplayCursor[ParallelStep]) -> np.ndarray:
         """Render the state of a cursor, ``(height, width, 3)`` uint8."""
         try:
-            image = self._seek(cursor).render()
+            # Bring the copy to the state, onwards from its present one where possible.
+            if self._copy is None:
+                simulator = self.build()
+                self._copy, self._env = LoggedSimulator(simulator), simulator.env
+            copy = self._copy
+            own = copy.log.actions if copy.log else []
+            if cursor.log is not self._source or cursor.length < len(own):
+                copy.replay(ActionLog(cursor.log.seed))
+                self._source, own = cursor.log, []
+            for actions in cursor.log.actions[len(own) : cursor.length]:
+                copy.step(actions)
+            image: Any = self._env.render()
         except Exception as error:  # third-party code may raise any exception
             raise InputError(
                 f"env.module: {self.module} cannot be drawn: {reason(error)}"
@@ -163,20 +168,6 @@ class FrameRenderer:
                 f"shape (height, width, 3), got {getattr(image, 'shape', image)}"
             )
         return image.astype(np.uint8, copy=False)
-
-    def _seek(self, cursor: ReplayCursor[ParallelStep]) -> Any:
-        """Bring the copy to a state, onwards from its present one where possible."""
-        if self._copy is None:
-            self._env = build_env(self.module, self.options)
-            self._copy = LoggedSimulator(ParallelSimulator(self._env, self.decode))
-        copy = self._copy
-        own = copy.log.actions if copy.log else []
-        if cursor.log is not self._source or cursor.length < len(own):
-            copy.replay(ActionLog(cursor.log.seed))
-            self._source, own = cursor.log, []
-        for actions in cursor.log.actions[len(own) : cursor.length]:
-            copy.step(actions)
-        return self._env
 
 
 def fit_square(image: np.ndarray, size: int) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Batched games of Pong in ale-py's native vector environment."""
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 SCREEN = 84
@@ -12,17 +10,6 @@ NEVER = 2**31 - 1
 """Truncation limit of the native environment, in emulated frames."""
 UNKNOWN = -1
 """Seed or number of no-ops of a game before its first start."""
-
-
-class EmulatorStep(NamedTuple):
-    """Results of a step of all games."""
-
-    frames: np.ndarray
-    """``(games, 1, 84, 84)`` uint8; the caller's own."""
-    rewards: np.ndarray
-    """``(games,)`` points won minus points lost."""
-    over: np.ndarray
-    """``(games,)`` bool: one side has 21 points."""
 
 
 class BatchedEmulator:
@@ -49,7 +36,9 @@ class BatchedEmulator:
         """Number of calls that changed a game."""
         self.noops = np.zeros(num_games, np.int64)
         """Number of no-ops at the start of each game."""
-        self._native = vector_env()(
+        from ale_py.vector_env import AtariVectorEnv
+
+        self._native = AtariVectorEnv(
             "pong",
             num_games,
             num_threads=threads,
@@ -104,15 +93,19 @@ class BatchedEmulator:
         self._over[games] = False
         return frames
 
-    def step(self, actions: np.ndarray) -> EmulatorStep:
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Step every game by one of Pong's six actions.
 
         A finished one starts a game that is discarded later.
+
+        Returns:
+            Frames ``(games, 1, 84, 84)`` uint8, the caller's own; ``(games,)`` points
+            won minus points lost; ``(games,)`` bool, True once one side has 21 points.
         """
         self.turn += 1
         self._seeds[self._over] = UNKNOWN  # they start from an unknown number
         frames, rewards, self._over, _, _ = self._native.step(actions)
-        return EmulatorStep(frames, rewards, self._over)
+        return frames, rewards, self._over
 
     def _reset(self, games: np.ndarray, seeds: np.ndarray | None = None) -> np.ndarray:
         chosen = {"reset_mask": games}
@@ -120,10 +113,3 @@ class BatchedEmulator:
         frames, infos = self._native.reset(seed=seeds, options=chosen)
         self.noops[games] = infos["episode_frame_number"][games]
         return frames
-
-
-def vector_env() -> Any:
-    """Import the native vector environment, which needs the extra ``atari``."""
-    from ale_py.vector_env import AtariVectorEnv
-
-    return AtariVectorEnv

@@ -11,16 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
-from marl_pool.envs.drawing.patches import PatchGrid, draw
-from marl_pool.envs.pong.emulator import (
-    NOOP,
-    SCREEN,
-    UNKNOWN,
-    BatchedEmulator,
-    vector_env,
-)
-from marl_pool.envs.simulation.patches import patch_group, patch_tokens
+from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
+from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
+from marl_pool.envs.pong.emulator import NOOP, SCREEN, UNKNOWN, BatchedEmulator
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
@@ -123,7 +116,8 @@ class Pong(BatchedEnv):
     ) -> None:
         if SCREEN % patch:
             raise InputError(f"env.patch: expected a divisor of {SCREEN}, got {patch}")
-        vector_env()  # fail here if ale-py is missing
+        import ale_py.vector_env  # noqa: F401  fail here if it is missing
+
         super().__init__(num_envs, max_steps=max_steps, **common)
         self.num_frames, self.zero_rows = num_frames, zero_rows
         # The emulator is built at the first reset.
@@ -140,8 +134,8 @@ class Pong(BatchedEnv):
         self.frame_skip, self.sticky_actions = frame_skip, sticky_actions
         self.native_actions = torch.tensor(NATIVE_ACTIONS[actions], device=self.device)
         space: spaces.Discrete = spaces.Discrete(len(self.native_actions))
-        agent = patch_group(self.patch_grid, num_frames, colors=1, action_space=space)
-        self.groups = {"agent": agent}
+        spec = patch_spec(self.patch_grid, num_frames, colors=1)
+        self.groups = {"agent": AgentGroup(1, spec, space)}
         self._emulator: BatchedEmulator | None = None
         self._games = np.arange(num_envs)  # indices into the emulator's games
         self._turn = STALE
@@ -267,15 +261,13 @@ class Pong(BatchedEnv):
         # Games of other environments are stepped too; they get no-ops.
         moves = np.full(emulator.num_games, NOOP)
         moves[self._games] = actions.cpu().numpy()
-        step = emulator.step(moves)
+        frames, points, ended = emulator.step(moves)
         self._turn = emulator.turn
         # A finished game keeps its screen, and its points count no more.
         running = ~self.over
-        self._push_frames(step.frames, running, first=False)
-        # Note the games that have ended.
-        over = torch.from_numpy(step.over[self._games]).to(self.device)
-        self.over = self.over | over
-        rewards = torch.from_numpy(step.rewards[self._games]).to(self.device)
+        self._push_frames(frames, running, first=False)
+        self.over = self.over | torch.from_numpy(ended[self._games]).to(self.device)
+        rewards = torch.from_numpy(points[self._games]).to(self.device)
         return rewards.to(self.dtype).mul_(running)
 
     def _push_frames(self, frames: np.ndarray, where: Tensor, first: bool) -> None:

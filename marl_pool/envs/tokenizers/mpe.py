@@ -6,7 +6,7 @@ left to right.
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar, NoReturn
 
 from typing_extensions import override
@@ -18,24 +18,28 @@ Places = tuple[int, ...]
 """Indices of a vector's numbers in the observation."""
 
 
-class ObservationLayout:
-    """Parser of an mpe2 observation that collects tokens.
+class MpeTokenizer(SlotTokenizer):
+    """Tokenizer that parses the observation from left to right.
 
-    Args:
-        name: name of the tokenizer, for messages.
-        observer: the group of agents whose observation is parsed.
-        parts: names of the vectors of two numbers that a token consists of.
-
-    Attributes:
-        others: numbers of the other agents by kind.
+    All tokens are signal, and begin with a position.
 
     Raises:
-        InputError: agents with other names, or a group of both kinds.
+        InputError: a wrong length of the observation, agents with other names, a group
+            of both kinds, or ``num_agent_neighbors`` where it hides the kinds.
     """
 
-    def __init__(self, name: str, observer: Observer, parts: Sequence[str]) -> None:
-        self.name, self.observer, self.parts = name, observer, parts
-        self.size = 0
+    name: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]]
+    """Names of the vectors of two numbers that a token consists of."""
+    type_names: ClassVar[tuple[str, ...]]
+    neighbors: ClassVar[bool] = True
+    """True if the observation may be limited to the nearest agents."""
+
+    others: Counter[str]
+    """Numbers of the other agents by kind."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.options, self.size = observer.options, 0
         self.slots: list[Slot] = []
         # Count the agents of each kind; observations list them by kind.
         self.others = Counter(a.rpartition("_")[0] for a in observer.all_agents)
@@ -48,8 +52,25 @@ class ObservationLayout:
         kinds = {agent.rpartition("_")[0] for agent in observer.agents}
         if len(kinds) > 1:
             self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
-        (kind,) = kinds
-        self.others[kind] -= 1
+        self.others[kinds.pop()] -= 1
+        if self.options.get("num_agent_neighbors") is not None and not self.neighbors:
+            self.fail(
+                "expected num_agent_neighbors=None, because the observation does not "
+                "identify adversaries among neighbors; tokenizer=features reads any"
+            )
+        # Whatever remains unread shows that the layout is another one.
+        self.parse()
+        if self.size != observer.size:
+            self.fail(
+                f"reads {self.size} numbers in {len(self.slots)} tokens, but group "
+                f"{observer.group!r} observes {observer.size}"
+            )
+        names = self.type_names
+        super().__init__(observer, names, self.slots, names, positions=(0, 1))
+
+    @abstractmethod
+    def parse(self) -> None:
+        """Read the whole observation, and add its tokens."""
 
     def read(self, count: int) -> list[Places]:
         """Return the indices of the next ``count`` vectors of two numbers."""
@@ -58,10 +79,8 @@ class ObservationLayout:
 
     def add(self, type_: str, *, padded: bool = False, **parts: Places) -> None:
         """Add a token with the named parts; the other parts are zero."""
-        places: list[int | None] = []
-        for part in self.parts:
-            places += parts.get(part, (None, None))
-        self.slots.append(Slot(type_, tuple(places), padded))
+        vectors = [parts.get(part, (None, None)) for part in self.parts]
+        self.slots.append(Slot(type_, tuple(chain.from_iterable(vectors)), padded))
 
     def add_positions(self, type_: str, count: int, present: int | None = None) -> None:
         """Read relative positions, a token each, padded from ``present`` on."""
@@ -75,52 +94,12 @@ class ObservationLayout:
         An option of partial observability limits it to the nearest entities; missing
         ones are zeros.
         """
-        limit: int | None = self.observer.options.get(option)
+        limit: int | None = self.options.get(option)
         return count if limit is None else limit
 
     def fail(self, reason: str) -> NoReturn:
         """Raise an InputError that names the tokenizer."""
         raise InputError(f"env.tokenizer: {self.name}: {reason}")
-
-
-class MpeTokenizer(SlotTokenizer):
-    """Tokenizer that parses the observation by an `ObservationLayout`.
-
-    All tokens are signal, and begin with a position.
-
-    Raises:
-        InputError: a wrong length of the observation, agents with other names, or
-            ``num_agent_neighbors`` where it hides the kinds of agents.
-    """
-
-    name: ClassVar[str]
-    parts: ClassVar[tuple[str, ...]]
-    """Names of the vectors of two numbers that a token consists of."""
-    type_names: ClassVar[tuple[str, ...]]
-    neighbors: ClassVar[bool] = True
-    """True if the observation may be limited to the nearest agents."""
-
-    def __init__(self, observer: Observer) -> None:
-        layout = ObservationLayout(self.name, observer, self.parts)
-        hidden = observer.options.get("num_agent_neighbors") is not None
-        if hidden and not self.neighbors:
-            layout.fail(
-                "expected num_agent_neighbors=None, because the observation does not "
-                "identify adversaries among neighbors; tokenizer=features reads any"
-            )
-        # Whatever remains unread shows that the layout is another one.
-        self._parse(layout)
-        if layout.size != observer.size:
-            layout.fail(
-                f"reads {layout.size} numbers in {len(layout.slots)} tokens, but group "
-                f"{observer.group!r} observes {observer.size}"
-            )
-        names = self.type_names
-        super().__init__(observer, names, layout.slots, names, positions=(0, 1))
-
-    @abstractmethod
-    def _parse(self, layout: ObservationLayout) -> None:
-        """Read the whole observation, and add its tokens."""
 
 
 class SimpleSpreadTokenizer(MpeTokenizer):
@@ -147,17 +126,17 @@ class SimpleSpreadTokenizer(MpeTokenizer):
     type_names = ("self", "landmark", "agent")
 
     @override
-    def _parse(self, layout: ObservationLayout) -> None:
-        others = layout.others["agent"]
-        velocity, position = layout.read(2)
-        layout.add("self", position=position, velocity=velocity)
-        landmarks = layout.visible("num_landmark_neighbors", others + 1)
-        layout.add_positions("landmark", landmarks, present=others + 1)
-        visible = layout.visible("num_agent_neighbors", others)
-        places, messages = layout.read(visible), layout.read(visible)
+    def parse(self) -> None:
+        others = self.others["agent"]
+        velocity, position = self.read(2)
+        self.add("self", position=position, velocity=velocity)
+        landmarks = self.visible("num_landmark_neighbors", others + 1)
+        self.add_positions("landmark", landmarks, present=others + 1)
+        visible = self.visible("num_agent_neighbors", others)
+        places, messages = self.read(visible), self.read(visible)
         for i, (place, message) in enumerate(zip(places, messages, strict=True)):
             padded = i >= others
-            layout.add("agent", position=place, communication=message, padded=padded)
+            self.add("agent", position=place, communication=message, padded=padded)
 
 
 class SimpleTagTokenizer(MpeTokenizer):
@@ -185,14 +164,14 @@ class SimpleTagTokenizer(MpeTokenizer):
     neighbors = False
 
     @override
-    def _parse(self, layout: ObservationLayout) -> None:
-        obstacles = layout.observer.options.get("num_obstacles", 2)
-        velocity, position = layout.read(2)
-        layout.add("self", position=position, velocity=velocity)
-        visible = layout.visible("num_landmark_neighbors", obstacles)
-        layout.add_positions("obstacle", visible, present=obstacles)
-        layout.add_positions("adversary", layout.others["adversary"])
-        agents = layout.others["agent"]
-        places, moves = layout.read(agents), layout.read(agents)
+    def parse(self) -> None:
+        obstacles = self.options.get("num_obstacles", 2)
+        velocity, position = self.read(2)
+        self.add("self", position=position, velocity=velocity)
+        visible = self.visible("num_landmark_neighbors", obstacles)
+        self.add_positions("obstacle", visible, present=obstacles)
+        self.add_positions("adversary", self.others["adversary"])
+        agents = self.others["agent"]
+        places, moves = self.read(agents), self.read(agents)
         for place, move in zip(places, moves, strict=True):
-            layout.add("agent", position=place, velocity=move)
+            self.add("agent", position=place, velocity=move)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.drawing.patches import outline
+from marl_pool.envs.patches import outline
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN

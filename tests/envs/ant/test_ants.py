@@ -18,8 +18,7 @@ from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.ant.base import AntEnv
-from marl_pool.envs.ant.drawing import skeleton
+from marl_pool.envs.ant.base import AntEnv, skeleton
 from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES / "ants.json"
@@ -29,7 +28,7 @@ DOUBLE: dict[str, Any] = {"dtype": torch.float64}
 BULLET = """
 import sys, json
 import numpy as np
-from marl_pool.envs.ant.gym_shim import gym_shim
+from marl_pool.envs.ant.bullet import gym_shim
 with gym_shim():
     from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)

@@ -8,17 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl_pool.envs.pong.console import FIRST_REST, PUSH, Console, GameState
+from marl_pool.envs.pong.console import (
+    FIRST_REST,
+    PADDLE_COLUMN,
+    PUSH,
+    Console,
+    GameState,
+    approaches,
+    crossing,
+)
 from marl_pool.envs.pong.emulator import NOOP
 from marl_pool.envs.pong.env import Pong
-from marl_pool.envs.pong.features import PADDLE_COLUMN, approaches, crossing
 from marl_pool.envs.pong.teacher import (
+    DIRECTIONS,
     SPARE,
-    GameStart,
     ValueController,
     ValueTableTeacher,
 )
-from marl_pool.envs.pong.value_tables import DIRECTIONS
 from marl_pool.utils.errors import InputError
 
 BALL, PADDLE = 236, 147
@@ -42,7 +48,7 @@ def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
 
 def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
     made = ValueController(frame_skip)
-    made.begin(GameStart(noops, seed=1))
+    made.begin((noops, 1))
     return made
 
 
@@ -324,7 +330,7 @@ def test_two_environments_in_turn_are_followed_from_where_they_were(
         for env in envs:
             env.step({"agent": teacher.answer(env).actions})
     noops = [*envs[0].noops.tolist(), *envs[1].noops.tolist()]
-    assert [start.noops for start in begins] == noops
+    assert [count for count, _ in begins] == noops
 
 
 def test_few_other_controllers_are_kept() -> None:

@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from marl_pool.envs.pong.console import PUSH, Console, GameState
-from marl_pool.envs.pong.emulator import NOOP
-from marl_pool.envs.pong.env import Pong
-from marl_pool.envs.pong.features import (
+from marl_pool.envs.pong.console import (
     PADDLE_COLUMN,
+    PUSH,
     TARGET_NAMES,
     WALLS,
+    Console,
+    GameState,
     privileged_targets,
 )
-from marl_pool.envs.pong.teacher import ValueTableTeacher
-from marl_pool.envs.pong.value_tables import (
+from marl_pool.envs.pong.emulator import NOOP
+from marl_pool.envs.pong.env import Pong
+from marl_pool.envs.pong.teacher import (
     CELL,
     DOWN,
     HALF_WIDTH,
@@ -23,8 +24,10 @@ from marl_pool.envs.pong.value_tables import (
     MISS_VALUE,
     OFFSETS,
     RETURN_VALUE,
+    SHOTS,
     SIGNS,
     UP,
+    ValueTableTeacher,
     _arrival_values,
     action_values,
     solve,
@@ -57,7 +60,7 @@ def test_values_at_arrival() -> None:
 def test_tables_agree_with_simulated_play(left: int) -> None:
     tables = solve(4, 0.25)
     kind, last, generator = 1, LOWER, np.random.default_rng(0)
-    end = _arrival_values(*tables.shots[kind])
+    end = _arrival_values(*SHOTS[kind])
     for now in range(3):
         rest, paddle = -4, 5  # places beside the middle
         values = []
@@ -75,13 +78,13 @@ def test_tables_agree_with_simulated_play(left: int) -> None:
                     break
                 place = np.clip(y / CELL + HALF_WIDTH, 0, 2 * HALF_WIDTH - 0.001)
                 i = round(float(place))
-                table = tables.values[frames, kind, pressed]
+                table = tables[frames, kind, pressed]
                 row = np.clip(at + HALF_WIDTH, 0, 2 * HALF_WIDTH)
                 action = int(table[:, row, i].argmax())
             values.append(np.interp(y, OFFSETS, end))
         cost = 0.01  # of presses, and of places between two of the table
         start = HALF_WIDTH + rest, HALF_WIDTH + paddle
-        expected = tables.values[left, kind, last, now, *start]
+        expected = tables[left, kind, last, now, *start]
         error = 4 * np.std(values) / len(values) ** 0.5 + cost
         assert abs(np.mean(values) - expected) < error
 

@@ -12,7 +12,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.envs.drawing.marks import DRAWERS, draw_perceived_patches
-from marl_pool.envs.drawing.patches import PatchGrid
+from marl_pool.envs.patches import PatchGrid
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.video import caption, render
 from marl_pool.evaluation.video.caption import Caption, with_caption

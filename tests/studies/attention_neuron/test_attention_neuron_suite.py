@@ -20,7 +20,7 @@ from marl_pool import pretrained
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.drawing.patches import OUTLINE, PatchGrid
+from marl_pool.envs.patches import OUTLINE, PatchGrid
 from marl_pool.evaluation.cases import label
 from marl_pool.evaluation.episodes import play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64

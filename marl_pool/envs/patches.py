@@ -1,11 +1,14 @@
-"""Rendering of a screen with the attention to its patches."""
+"""Screens cut into patches: tokens without positions, and pictures of the attention."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from marl_pool.envs.drawing.canvas import ATTENTION, FOCUS, Color, opencv
+from marl_pool.tokens import Tokens, TokenSpec
 
 OPACITY = 0.8
 """Opacity of the tint of a patch with all the attention."""
@@ -31,6 +34,39 @@ class PatchGrid(NamedTuple):
         """Return the left and upper pixel of a patch."""
         row, column = divmod(token, self.side)
         return column * self.stride, row * self.stride
+
+
+def patch_tokens(screens: Tensor, grid: PatchGrid) -> Tokens:
+    """Cut stacked screens into patches, one token each, by rows from the upper left.
+
+    The features are frame-major: the pixels of the oldest frame, row by row and with
+    the colors of a pixel side by side, then those of the next frame. All tokens have
+    the same type, and none contains its position.
+
+    Args:
+        screens: ``(num_envs, num_frames, height, width, colors)`` uint8.
+        grid: the patches of a screen.
+    """
+    windows = screens.unfold(2, grid.patch, grid.stride)
+    windows = windows.unfold(3, grid.patch, grid.stride)
+    # (E, frames, down, across, colors, y, x) to (E, down, across, frames, y, x, colors)
+    patches = windows.permute(0, 2, 3, 1, 5, 6, 4)
+    num_tokens = patches.shape[1] * patches.shape[2]
+    features = patches.reshape(len(screens), 1, num_tokens, -1)
+    types = torch.zeros(features.shape[:3], dtype=torch.int64, device=screens.device)
+    return Tokens(features, types, types.bool())
+
+
+def patch_spec(grid: PatchGrid, num_frames: int, colors: int) -> TokenSpec:
+    """Describe `patch_tokens` of screens with so many numbers a pixel."""
+    return TokenSpec(
+        grid.side**2,
+        num_frames * grid.patch**2 * colors,
+        ("patch",),
+        has_self=False,
+        dtype="uint8",
+        num_frames=num_frames,
+    )
 
 
 def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.ndarray:
@@ -63,20 +99,15 @@ def draw(
     cv2 = opencv()
     image = screen if screen.ndim == 3 else np.repeat(screen[..., None], 3, axis=2)
     if weights is not None:
-        opacity = _opacities(weights, grid)
+        # The opacity of the tint at each pixel.
+        opacity = np.zeros((grid.screen, grid.screen, 1))
+        tints = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
+        for token, tint in enumerate(tints):
+            left, top = grid.corner(token)
+            covered = opacity[top : top + grid.patch, left : left + grid.patch]
+            np.maximum(covered, tint, out=covered)
         image = np.rint(opacity * ATTENTION + (1 - opacity) * image).astype(np.uint8)
     larger: np.ndarray = cv2.resize(
         image, (size, size), interpolation=cv2.INTER_NEAREST
     )
     return larger
-
-
-def _opacities(weights: np.ndarray, grid: PatchGrid) -> np.ndarray:
-    """Compute the opacity of the tint at each pixel, ``(height, height, 1)``."""
-    opacities = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
-    image = np.zeros((grid.screen, grid.screen, 1))
-    for token, opacity in enumerate(opacities):
-        left, top = grid.corner(token)
-        covered = image[top : top + grid.patch, left : left + grid.patch]
-        np.maximum(covered, opacity, out=covered)
-    return image

@@ -1,9 +1,10 @@
-"""PettingZoo view of an environment: a batch of one."""
+"""PettingZoo and Gymnasium views of one environment: a batch of one."""
 
 import secrets
 from copy import deepcopy
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -12,12 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Observation = dict[str, np.ndarray]
-RENDER_MODES = ("rgb_array",)
-FRAMES_PER_SECOND = 10
+RENDERING = {"render_modes": ["rgb_array"], "render_fps": 10}
+"""Metadata of both views."""
 
 
 class ParallelView(ParallelEnv[str, Observation, Any]):
@@ -42,10 +42,9 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     def __init__(
         self, name: str, *, render_mode: str | None = None, **options: Any
     ) -> None:
-        if render_mode not in (None, *RENDER_MODES):
+        if render_mode not in (None, "rgb_array"):
             raise InputError(
-                f"render_mode: expected None or one of {', '.join(RENDER_MODES)}, "
-                f"got {render_mode!r}"
+                f"render_mode: expected None or one of rgb_array, got {render_mode!r}"
             )
         if "num_envs" in options:
             raise InputError(
@@ -59,9 +58,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self.env = make_batched_env(name, 1, **options)
         self.metadata = {
             "name": f"{name.rpartition(':')[2]}_v{self.env.version}",
-            "render_modes": list(RENDER_MODES),
-            "render_fps": FRAMES_PER_SECOND,
             "is_parallelizable": True,
+            **RENDERING,
         }
         # The group and index of each agent.
         self._places = {
@@ -136,19 +134,15 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         return [agent for agent, group, i in agents if active[group][0, i]]
 
     def _observe(self, agents: list[str]) -> dict[str, Observation]:
-        groups = self.env.observe()
-        return {
-            agent: self._arrays(agent, groups[group].at((0, i)))
-            for agent, group, i in self._where(agents)
-        }
-
-    def _arrays(self, agent: str, tokens: Tokens) -> Observation:
-        # Copies, so that a caller cannot modify the environment's tensors.
-        space = self.observation_spaces[agent]
-        return {
-            name: part.cpu().numpy().astype(space[name].dtype)
-            for name, part in tokens._asdict().items()
-        }
+        groups, observations = self.env.observe(), {}
+        for agent, group, i in self._where(agents):
+            space = self.observation_spaces[agent]
+            # Copies, so that a caller cannot modify the environment's tensors.
+            observations[agent] = {
+                name: part.cpu().numpy().astype(space[name].dtype)
+                for name, part in groups[group].at((0, i))._asdict().items()
+            }
+        return observations
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
         """Convert actions to the batched form; inactive agents get zeros."""
@@ -160,20 +154,62 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             for name, group in self.env.groups.items()
         }
         for agent, group_name, i in self._where(self.agents):
-            batch[group_name][0, i] = self._checked(agent, actions)
+            space = self.action_spaces[agent]
+            if agent not in actions:
+                raise InputError(f"action of {agent!r}: expected {space}, got none")
+            action = np.asarray(actions[agent])
+            if isinstance(space, spaces.Discrete):
+                fits = bool(space.contains(action))
+            else:
+                numbers = action.shape == space.shape and action.dtype.kind in "biuf"
+                fits = numbers and bool(np.isfinite(action).all())
+            if not fits:
+                raise InputError(f"action of {agent!r}: expected {space}, got {action}")
+            batch[group_name][0, i] = action
         device = self.env.device
         return {name: torch.from_numpy(a).to(device) for name, a in batch.items()}
 
-    def _checked(self, agent: str, actions: dict[str, Any]) -> np.ndarray:
-        space = self.action_spaces[agent]
-        if agent not in actions:
-            raise InputError(f"action of {agent!r}: expected {space}, got none")
-        action = np.asarray(actions[agent])
-        if isinstance(space, spaces.Discrete):
-            fits = bool(space.contains(action))
-        else:
-            numbers = action.shape == space.shape and action.dtype.kind in "biuf"
-            fits = numbers and bool(np.isfinite(action).all())
-        if not fits:
-            raise InputError(f"action of {agent!r}: expected {space}, got {action}")
-        return action
+
+class OneAgentView(gymnasium.Env[Observation, Any]):
+    """An environment with one agent behind Gymnasium's ``Env``; see `ParallelView`.
+
+    Raises:
+        InputError: as for `ParallelView`, or an environment of several agents.
+    """
+
+    metadata = dict(RENDERING)  # noqa: RUF012, the base class declares it so
+
+    def __init__(
+        self, name: str, *, render_mode: str | None = None, **options: Any
+    ) -> None:
+        self.view = ParallelView(name, render_mode=render_mode, **options)
+        self.render_mode = render_mode
+        agents = self.view.possible_agents
+        if len(agents) != 1:
+            raise InputError(
+                f"env {name!r}: a Gymnasium view expects one agent, got {len(agents)}; "
+                "make_env gives all of them"
+            )
+        self.agent = agents[0]
+        self.observation_space = self.view.observation_space(self.agent)
+        self.action_space = self.view.action_space(self.agent)
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        observations, infos = self.view.reset(seed=seed, options=options)
+        return observations[self.agent], infos[self.agent]
+
+    @override
+    def step(
+        self, action: Any
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        results: Any = self.view.step({self.agent: action})
+        observation, reward, ended, late, info = (part[self.agent] for part in results)
+        return observation, reward, ended, late, info
+
+    @override
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        return self.view.render()

@@ -1,12 +1,14 @@
-"""Batched environments around simulators that cannot save their state.
+"""Batches of environments around third-party simulators.
 
-Their state is the log of their episode, which is replayed when needed.
+A simulator cannot save its state, which is therefore the log of its episode: the seed
+and the actions, which are replayed when needed.
 """
 
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Self, Unpack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -14,16 +16,79 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
-from marl_pool.envs.simulation.simulator import (
-    ActionLog,
-    LoggedSimulator,
-    ReplayCursor,
-    Result,
-    Simulator,
-)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import PositiveInt
+
+Result = TypeVar("Result")
+"""Result of a simulator's reset, and of its step."""
+
+
+class Simulator(ABC, Generic[Result]):
+    """A simulator of one environment, deterministic given the seed and the actions."""
+
+    @abstractmethod
+    def reset(self, seed: int) -> Result:
+        """Start the episode of ``seed`` in [0, 2^31)."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> Result:
+        """Step by a flat array."""
+
+
+@dataclass(eq=False)
+class ActionLog:
+    """The seed and the actions of an episode, which determine its present state.
+
+    A log only grows, and is compared by identity. An action is a flat array.
+    """
+
+    seed: int
+    actions: list[np.ndarray] = field(default_factory=list)
+
+
+class LoggedSimulator(Generic[Result]):
+    """A simulator in the state at the end of its log; None before the first episode."""
+
+    def __init__(self, inner: Simulator[Result]) -> None:
+        self.inner = inner
+        self.log: ActionLog | None = None
+
+    def replay(self, log: ActionLog) -> Result:
+        """Reset, and repeat the actions of ``log``; later steps are added to it."""
+        result = self.inner.reset(log.seed)
+        for action in log.actions:
+            result = self.inner.step(action)
+        self.log = log
+        return result
+
+    def step(self, action: np.ndarray) -> Result:
+        """Step, and log the action."""
+        assert self.log is not None, "step before reset"
+        result = self.inner.step(action)
+        self.log.actions.append(action)
+        return result
+
+
+class ReplayCursor(NamedTuple, Generic[Result]):
+    """The state of an environment: after the first ``length`` actions of a log.
+
+    Environments made by `BatchedEnv.select` share simulators. The first one to be
+    stepped continues with the simulator; the others replay the episode in another one.
+    """
+
+    simulator: LoggedSimulator[Result]
+    log: ActionLog
+    length: int
+
+    @property
+    def in_sync(self) -> bool:
+        """True if the simulator is in this state."""
+        return self.simulator.log is self.log and len(self.log.actions) == self.length
+
+    def prefix(self) -> ActionLog:
+        """Return a copy of the log up to this state."""
+        return ActionLog(self.log.seed, self.log.actions[: self.length])
 
 
 def reset_seeds(keys: Tensor) -> list[int]:
@@ -37,6 +102,9 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
     Episodes must follow from the seed of their reset and the actions alone. The actions
     are logged, and replayed when a state is loaded, and when both an environment and
     one selected from it are stepped: loading a state at step t costs t simulator steps.
+
+    Args:
+        build: builds a simulator.
     """
 
     simulated = True
@@ -45,17 +113,15 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
         self,
         num_envs: PositiveInt,
         *,
+        build: Callable[[], Simulator[Result]],
         max_steps: PositiveInt,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **common)
+        self._new_simulator = build
         self._cursors: list[ReplayCursor[Result] | None] = [None] * num_envs
         # Simulators that no environment uses, shared with batches selected from this.
         self._spare: list[Simulator[Result]] = []
-
-    @abstractmethod
-    def _build(self) -> Simulator[Result]:
-        """Build a simulator."""
 
     @override
     def select(self, indices: Tensor) -> Self:
@@ -101,7 +167,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
 
     def _acquire(self) -> LoggedSimulator[Result]:
         """Return an unused simulator; it is spare once no environment refers to it."""
-        inner = self._spare.pop() if self._spare else self._build()
+        inner = self._spare.pop() if self._spare else self._new_simulator()
         simulator = LoggedSimulator(inner)
         weakref.finalize(simulator, self._spare.append, inner).atexit = False
         return simulator
@@ -122,7 +188,6 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
     environment keeps its observation, with reward 0, until the next reset.
 
     Args:
-        build: builds a simulator.
         shape: shape of an observation.
         observation_dtype: dtype of the observations.
     """
@@ -143,16 +208,11 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
         max_steps: PositiveInt,
         **common: Unpack[EnvOptions],
     ) -> None:
-        super().__init__(num_envs, max_steps=max_steps, **common)
-        self._builder = build
+        super().__init__(num_envs, build=build, max_steps=max_steps, **common)
         self.observations = torch.zeros(
             num_envs, *shape, dtype=observation_dtype, device=self.device
         )
         self.over = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-
-    @override
-    def _build(self) -> Simulator[SimulatorStep]:
-        return self._builder()
 
     @abstractmethod
     def _to_native(self, actions: Tensor) -> Tensor:
@@ -195,10 +255,10 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
             native = self._to_native(actions[name].detach()[:, 0])[rows].cpu().numpy()
             moves = zip(rows.tolist(), native, strict=True)
             steps = [self._step_one(row, action) for row, action in moves]
-            terminated = self._constant([step.terminated for step in steps])
+            terminated = self._constant([step.terminated for step in steps], torch.bool)
             self.over = self.over.index_copy(0, rows, terminated)
             self._observe_steps(rows, steps, first=False)
-            earned = self._constant([step.reward for step in steps]).to(self.dtype)
+            earned = self._constant([step.reward for step in steps])
             rewards.index_copy_(0, rows, earned[:, None])
         return {name: rewards}, self.over
 
@@ -211,11 +271,8 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
         self._update_frames(rows, first=first)
 
     def _observations_of(self, steps: Sequence[SimulatorStep]) -> Tensor:
-        newest = self._constant([step.observation for step in steps])
-        return newest.to(self.observations.dtype)
-
-    def _constant(self, values: Sequence[Any]) -> Tensor:
-        return torch.from_numpy(np.array(values)).to(self.device)
+        newest = np.array([step.observation for step in steps])
+        return self._constant(newest, self.observations.dtype)
 
 
 def push_frames(stacks: Tensor, rows: Tensor, frames: Tensor, *, first: bool) -> Tensor:

@@ -1,1 +1,0 @@
-"""Batches of environments around third-party simulators."""

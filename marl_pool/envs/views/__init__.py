@@ -1,1 +1,0 @@
-"""PettingZoo and Gymnasium views of one environment."""
