@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.functional import Activation, make_activation
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 

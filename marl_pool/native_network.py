@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
-from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.activations import Activation
+from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.kernels.native.call import NetworkInputs
 from marl_pool.kernels.native.plan import has_hooks
-from marl_pool.kernels.transforms import is_transformed
 from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling

@@ -4,12 +4,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.activations import Activation, make_activation
 from marl_pool.kernels.attention import (
     AttentionScale,
     MultiHeadAttention,
     validate_heads,
 )
+from marl_pool.kernels.functional import Activation, make_activation
 from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt, Probability
 

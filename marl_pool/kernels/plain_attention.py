@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from marl_pool.kernels.softmax import masked_softmax
+from marl_pool.kernels.functional import input_gradients, masked_softmax
 
 
 def plain_attention(
@@ -31,28 +30,17 @@ def plain_attention(
 def plain_gradients(
     inputs: Sequence[Tensor], padding: Tensor | None, scale: float, gradient: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of query, key and value, for the backward of a fast path.
+    """Return the gradients of query, key and value, which are differentiable again.
 
-    In a backward pass with ``create_graph=True`` they can be differentiated again.
+    They are the gradients of a fast path in a backward pass with ``create_graph=True``.
 
     Args:
         inputs: query, key and value.
         padding: ``(B, N)`` bool or None.
         scale: factor of the scores.
         gradient: gradient of the result.
-
-    Returns:
-        The gradients of the three inputs; None for one that does not require it.
     """
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, so that a tensor passed as key and as value has a gradient for each.
-        parts = [part.view_as(part) for part in inputs]
-        result = plain_attention(parts[0], parts[1], parts[2], padding, scale)
-        wanted = [part for part in parts if part.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                result, wanted, gradient.to(result.dtype), create_graph=create_graph
-            )
-        )
-    return tuple(next(found) if part.requires_grad else None for part in parts)
+    # Views, so that a tensor passed as key and as value has a gradient for each.
+    query, key, value = parts = [part.view_as(part) for part in inputs]
+    result = plain_attention(query, key, value, padding, scale)
+    return input_gradients(result, parts, gradient.to(result.dtype), create_graph=True)

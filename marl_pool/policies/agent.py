@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import tanh
 from marl_pool.policies.actions import ActionSpec, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory

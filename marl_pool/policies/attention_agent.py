@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.batched import Layer, layers_of, strip_prefix, tanh_layers
+from marl_pool.kernels.functional import Layer, layers_of, strip_prefix, tanh_layers
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.activations import ACTIVATIONS, Activation
+from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import tanh
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll

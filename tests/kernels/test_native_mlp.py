@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.kernels.native.mlp import MLP
 from marl_pool.policies.layers import mlp

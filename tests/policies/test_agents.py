@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.cartpole.env import CartPole
-from marl_pool.kernels.batched import batched_linear, tanh
+from marl_pool.kernels.functional import batched_linear, tanh
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.feed_forward import FeedForward

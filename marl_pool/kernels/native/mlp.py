@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run

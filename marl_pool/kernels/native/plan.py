@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from marl_pool.kernels.functional import is_transformed
 from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import library
-from marl_pool.kernels.transforms import is_transformed
 
 Weights = Sequence[tuple[nn.Module, str]]
 """Parameters in the kernel's order, as modules and names."""
