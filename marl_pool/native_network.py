@@ -202,27 +202,23 @@ class _NetworkCall:
     seed: int
 
     def run(self, *inputs: Tensor) -> Tensor:
-        values, types, padding, *parameters = inputs
-        arguments = (self.network.sizes, values, types, padding, parameters)
-        if not values.is_cpu:
-            return cuda.run(*arguments)
-        return kernel.run(*arguments, dropout=self.dropout, seed=self.seed)
+        given = self._given(inputs)
+        return kernel.run(given) if given.values.is_cpu else cuda.run(given)
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
-        values, types, padding, *parameters = inputs
-        arguments = (self.network.sizes, values, types, padding, parameters, gradient)
-        if values.is_cpu:
-            found, each = kernel.gradients(
-                *arguments,
-                dropout=self.dropout,
-                seed=self.seed,
-                for_values=for_first,
-            )
-        else:
-            found, each = cuda.gradients(*arguments, for_values=for_first)
+        given = self._given(inputs)
+        differentiate = kernel.gradients if given.values.is_cpu else cuda.gradients
+        found, each = differentiate(given, gradient, for_values=for_first)
         return [found, None, None, *each]
+
+    def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
+        values, types, padding, *parameters = inputs
+        return NetworkInputs(
+            *(self.network.sizes, values, types, padding, parameters),
+            *(self.dropout, self.seed),
+        )
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         if self.dropout:

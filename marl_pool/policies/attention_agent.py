@@ -11,11 +11,11 @@ from torch.nn.functional import linear, pad
 from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
-from marl_pool.policies.layers import mlp
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec

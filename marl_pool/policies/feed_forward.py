@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.functional import Layer, layers_of, strip_prefix, tanh_layers
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
-from marl_pool.policies.layers import mlp
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, TokenSpec
 from marl_pool.utils.errors import UnfitTokensError

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.functional import layers_of, strip_prefix, tanh_layers
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks import build_part, seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.layers import mlp
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.memory import Memory, MemoryPooling

@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
-from marl_pool.policies.layers import mlp
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError

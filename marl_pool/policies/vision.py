@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
+from marl_pool.kernels.native.mlp import linear_layers, mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.layers import linear_layers, mlp
 from marl_pool.policies.sensory import SensorAgent, make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.multiset import unique_patches

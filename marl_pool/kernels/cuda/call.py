@@ -19,7 +19,13 @@ from marl_pool.kernels.cuda.compiler import (
     most_shared_memory,
     nvrtc,
 )
-from marl_pool.kernels.native.call import POOLINGS, QUERIES, NetworkSizes
+from marl_pool.kernels.native.call import (
+    POOLINGS,
+    QUERIES,
+    NetworkInputs,
+    NetworkSizes,
+    new_result,
+)
 
 WIDEST = 16
 """Wider networks are left to torch: a thread holds a token in its registers."""
@@ -90,44 +96,28 @@ def _compiles(
     return True
 
 
-def run(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-) -> Tensor:
+def run(inputs: NetworkInputs) -> Tensor:
     """Run the network forward; see `marl_pool.kernels.native.call.run`.
 
-    The result of a set with a type out of range is not a number.
+    There is no dropout. The result of a set with a type out of range is not a number.
     """
-    call = _Launch(sizes, values, types, padding, parameters)
-    rows, tokens = values.shape[:2]
-    inner = () if sizes.pooling else (sizes.extra + tokens,)
-    out = values.new_empty((rows, *inner, sizes.dim))
-    if rows:
+    call, out = _Launch(inputs), new_result(inputs)
+    if len(out):
         call.launch("forward", call.groups, [_POINTER(out.data_ptr())])
     return out
 
 
 def gradients(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-    out_gradient: Tensor,
-    *,
-    for_values: bool = False,
+    inputs: NetworkInputs, out_gradient: Tensor, *, for_values: bool = False
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by ``values``, if asked for, and by each parameter.
+    """Return the gradients by the values, if asked for, and by each parameter.
 
-    The arguments are those of `run`, with the gradient by its result.
+    The arguments are those of `marl_pool.kernels.native.call.gradients`.
     """
-    call = _Launch(sizes, values, types, padding, parameters)
+    call, parameters = _Launch(inputs), inputs.parameters
     starts, size = _starts(tuple(map(torch.numel, parameters)))
     blocks = min(call.groups, _BLOCKS)
-    partial = values.new_zeros((max(blocks, 1), size))
+    partial = call.values.new_zeros((max(blocks, 1), size))
     found = torch.empty_like(call.values) if for_values else None
     out_gradient = out_gradient.contiguous()
     if blocks:
@@ -171,14 +161,8 @@ def _pack(parameters: Sequence[Tensor]) -> Tensor:
 class _Launch:
     """The arguments of one call, checked before their pointers are passed."""
 
-    def __init__(
-        self,
-        sizes: NetworkSizes,
-        values: Tensor,
-        types: Tensor | None,
-        padding: Tensor | None,
-        parameters: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, inputs: NetworkInputs) -> None:
+        sizes, values, types, padding, parameters, *_ = inputs
         rows, tokens, width = values.shape
         assert width == (sizes.features or sizes.dim)
         # Keep the copies until the kernel has been launched.

@@ -1,9 +1,12 @@
 """Multilayer perceptron, computed by the compiled kernel where it fits."""
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -46,6 +49,19 @@ class MLP(nn.Sequential):
         return Head(self._native.activation, cast(list[Tensor], parameters))
 
 
+def linear_layers(
+    widths: Sequence[int], activation: Callable[[], nn.Module]
+) -> list[nn.Module]:
+    """Build a linear layer and an activation from each width to the next."""
+    pairs = [(nn.Linear(*dims), activation()) for dims in pairwise(widths)]
+    return [layer for pair in pairs for layer in pair]
+
+
+def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> MLP:
+    """Build linear layers with an activation between them."""
+    return MLP(*linear_layers(widths, activation)[:-1])
+
+
 class _MlpPlan(NativePlan):
     """The call of an MLP's kernel."""
 
@@ -70,16 +86,51 @@ class _MlpPlan(NativePlan):
         )
 
     def run(self, *inputs: Tensor) -> Tensor:
-        return kernel.run_mlp(self.activation, inputs[0], inputs[1:])
+        values, *parameters = inputs
+        out = values.new_empty((*values.shape[:-1], parameters[-1].shape[0]))
+        self._call(values, parameters, (out, None, None, None))
+        return out
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
         values, *parameters = inputs
-        found, each = kernel.mlp_gradients(
-            self.activation, values, parameters, gradient, for_values=for_first
+        flat = values.new_empty(sum(map(torch.numel, parameters)))
+        found = values.new_empty(values.shape) if for_first else None  # contiguous
+        assert gradient.shape == (*values.shape[:-1], len(parameters[-1]))
+        assert gradient.dtype == values.dtype
+        assert gradient.is_cpu
+        self._call(values, parameters, (None, gradient.contiguous(), flat, found))
+        return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
+
+    def _call(
+        self,
+        values: Tensor,
+        parameters: Sequence[Tensor],
+        results: tuple[Tensor | None, ...],
+    ) -> None:
+        """Check the arguments, then pass their pointers.
+
+        Args:
+            values: ``(*B, inputs)``.
+            parameters: weight and bias of each layer.
+            results: memory of the result; the gradient by it; and memory of those by
+                the parameters and by the values. None for what is not computed.
+        """
+        *batch, inputs = values.shape
+        sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)
+        # Keep the copies until the kernel has read them.
+        values, weights = values.contiguous(), kernel.Weights.of(parameters)
+        assert values.is_cpu
+        assert values.dtype == weights.dtype
+        status = kernel.entry("mlp", values.dtype)(
+            ctypes.byref(sizes),
+            kernel.pointer(values),
+            weights.addresses,
+            *map(kernel.pointer, results),
+            kernel.num_threads(),
         )
-        return [found, *each]
+        kernel.validate(status)
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         with self.with_parameters(inputs[1:]):
