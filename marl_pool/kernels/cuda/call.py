@@ -24,6 +24,7 @@ from marl_pool.kernels.native.call import (
     QUERIES,
     NetworkInputs,
     NetworkSizes,
+    fields,
     new_result,
 )
 
@@ -48,14 +49,10 @@ class _Batch(ctypes.Structure):
     """``Batch`` of network.cu."""
 
     _fields_ = (
-        ("values", _POINTER),
-        ("types", _POINTER),
-        ("padding", _POINTER),
+        *fields(_POINTER, "values types padding"),
         ("rows", ctypes.c_longlong),
-        ("tokens", ctypes.c_int),
-        ("sets", ctypes.c_int),
-        ("scale", ctypes.c_double),
-        ("pooling_scale", ctypes.c_double),
+        *fields(ctypes.c_int, "tokens sets"),
+        *fields(ctypes.c_double, "scale pooling_scale"),
     )
 
 
@@ -68,17 +65,16 @@ def can_run(sizes: NetworkSizes, tokens: int, dtype: torch.dtype, device: int) -
         dtype: float32 or float64.
         device: index of the CUDA device.
     """
-    if torch.version.cuda is None or sizes.dim > WIDEST:
-        return False
-    if sizes.dim % sizes.heads or sizes.dim % sizes.pooling_heads:
-        return False
-    count = tokens + sizes.extra
-    if count > MOST_TOKENS or nvrtc() is None:
-        return False
-    shared = shared_memory(sizes, _threads(count), dtype)
-    if shared > most_shared_memory(device):
-        return False
-    return _compiles(sizes, _most_threads(count), dtype, torch.device("cuda", device))
+    count, heads = tokens + sizes.extra, (sizes.heads, sizes.pooling_heads)
+    return (
+        torch.version.cuda is not None
+        and sizes.dim <= WIDEST
+        and not any(sizes.dim % number for number in heads)
+        and count <= MOST_TOKENS
+        and nvrtc() is not None
+        and shared_memory(sizes, _threads(count), dtype) <= most_shared_memory(device)
+        and _compiles(sizes, _most_threads(count), dtype, torch.device("cuda", device))
+    )
 
 
 @functools.cache
@@ -121,16 +117,13 @@ def gradients(
     found = torch.empty_like(call.values) if for_values else None
     out_gradient = out_gradient.contiguous()
     if blocks:
-        call.launch(
-            "backward",
-            blocks,
-            [
-                _POINTER(out_gradient.data_ptr()),
-                ctypes.c_longlong(size),
-                _POINTER(partial.data_ptr()),
-                _POINTER(_address(found)),
-            ],
-        )
+        arguments = [
+            _POINTER(out_gradient.data_ptr()),
+            ctypes.c_longlong(size),
+            _POINTER(partial.data_ptr()),
+            _POINTER(_address(found)),
+        ]
+        call.launch("backward", blocks, arguments)
     total = partial.sum(0)
     return found, [
         total[start : start + parameter.numel()].view_as(parameter)
@@ -225,15 +218,14 @@ def definitions(
     sizes: NetworkSizes, threads: int, dtype: torch.dtype
 ) -> dict[str, str]:
     """Return the definitions with which network.cu is compiled."""
-    given = asdict(sizes)
+    given = asdict(sizes) | {"residual": int(sizes.residual)}
     del given["scale"], given["pooling_scale"]
-    given |= {"residual": int(sizes.residual)}
-    ada = sizes.pooling == POOLINGS["ada"]
-    given["pooling_heads"] = sizes.pooling_heads if ada else 1
-    given["query"] = sizes.query if ada else QUERIES["mean"]
-    found = {name.upper(): str(value) for name, value in given.items()}
+    # Only AdaPool has heads and a query.
+    if sizes.pooling != POOLINGS["ada"]:
+        given |= {"pooling_heads": 1, "query": QUERIES["mean"]}
     real = "double" if dtype == torch.float64 else "float"
-    return {**found, "REAL": real, "MOST_THREADS": str(threads)}
+    given |= {"real": real, "most_threads": threads}
+    return {name.upper(): str(value) for name, value in given.items()}
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from marl_pool.kernels.functional import is_transformed
+from marl_pool.kernels.functional import input_gradients, is_transformed
 from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import library
 
@@ -157,18 +157,8 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         call: NativeCall = ctx.call
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *_differentiable(call, ctx, gradient)
+            inputs = ctx.saved_tensors
+            result = call.in_torch(*inputs)
+            return None, *input_gradients(result, inputs, gradient, create_graph=True)
         for_first = ctx.needs_input_grad[1]
         return None, *call.gradients(ctx.saved_tensors, gradient, for_first)
-
-
-def _differentiable(
-    call: NativeCall, ctx: Any, gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients by torch's own operations, which have gradients again."""
-    inputs = ctx.saved_tensors
-    needed = ctx.needs_input_grad[1:]
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    result = call.in_torch(*inputs)
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)
