@@ -63,19 +63,15 @@ class NativeNetwork(NativePlan):
     ) -> None:
         self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
         self.embeds = _is_projection(embedding)
-        chosen = (embedding if self.embeds else None, encoder, pooling)
-        known = [module for module in chosen if module is not None]
-        weights = [
-            *(_embedding_weights(embedding) if self.embeds else ()),
-            *([(pooling, "tokens")] if pooling and pooling.extra_tokens else ()),
-            *_encoder_weights(encoder),
-            *(_pooling_weights(pooling) if pooling else ()),
-        ]
-        super().__init__([p for m in known for p in m.modules()], _OPTIONS, weights)
+        embedded = embedding if self.embeds else None
+        chosen = [part for part in (embedded, encoder, pooling) if part is not None]
+        modules = [module for part in chosen for module in part.modules()]
+        weights = list(_weights(embedded, encoder, pooling))
+        super().__init__(modules, _OPTIONS, weights)
         self.dropouts = [
             cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
-        self.sizes = _sizes(embedding if self.embeds else None, encoder, pooling)
+        self.sizes = _sizes(embedded, encoder, pooling)
 
     @classmethod
     def plan(
@@ -99,10 +95,9 @@ class NativeNetwork(NativePlan):
         """
         if not _is_known_encoder(encoder):
             return None
-        if pooled:
-            known = _is_known_pooling(pooling)
-            return cls(embedding, encoder, pooling) if known else None
-        return None if pooling.extra_tokens else cls(embedding, encoder, None)
+        if not pooled:
+            return None if pooling.extra_tokens else cls(embedding, encoder, None)
+        return cls(embedding, encoder, pooling) if _is_known_pooling(pooling) else None
 
     def fits(self, parts: tuple[nn.Module, ...], tokens: Tokens) -> bool:
         """Return True if the kernel computes this call as torch would.
@@ -161,33 +156,25 @@ class NativeNetwork(NativePlan):
         else:
             values = self.embedding(clear_padding(tokens))
         (dropout,) = self._dropouts()
+        # Sampled from torch's generator, so that a seeded run can be repeated.
+        seed = int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
         parameters = cast(list[Tensor], self.parameters())
-        return NetworkInputs(
-            self.sizes,
-            values,
-            tokens.types,
-            tokens.padding,
-            parameters,
-            dropout,
-            _seed(dropout),
-        )
+        tensors = (values, tokens.types, tokens.padding, parameters)
+        return NetworkInputs(self.sizes, *tensors, dropout, seed)
 
     def in_torch(
         self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
     ) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
         with self.with_parameters(parameters):
-            return self._in_torch(values, types, padding)
-
-    def _in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
-        x = values
-        if self.embeds:
-            cleared = clear_padding(Tokens(values, types, padding))
-            x, types = self.embedding(cleared), cleared.types
-        if self.pooling is None:
-            return self.encoder(x, padding)
-        x, mask, marks = self.pooling.prepend(x, padding, types)
-        return self.pooling(self.encoder(x, mask), mask, marks)
+            x = values
+            if self.embeds:
+                cleared = clear_padding(Tokens(values, types, padding))
+                x, types = self.embedding(cleared), cleared.types
+            if self.pooling is None:
+                return self.encoder(x, padding)
+            x, mask, marks = self.pooling.prepend(x, padding, types)
+            return self.pooling(self.encoder(x, mask), mask, marks)
 
     def _dropouts(self) -> set[float]:
         return {layer.p if layer.training else 0.0 for layer in self.dropouts}
@@ -215,10 +202,8 @@ class _NetworkCall:
 
     def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
         values, types, padding, *parameters = inputs
-        return NetworkInputs(
-            *(self.network.sizes, values, types, padding, parameters),
-            *(self.dropout, self.seed),
-        )
+        tensors = (values, types, padding, parameters)
+        return NetworkInputs(self.network.sizes, *tensors, self.dropout, self.seed)
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         if self.dropout:
@@ -226,11 +211,6 @@ class _NetworkCall:
                 "a gradient of the gradient with dropout needs kernels=torch"
             )
         return self.network.in_torch(*inputs)
-
-
-def _seed(dropout: float) -> int:
-    """Sample from torch's generator, so that a seeded run can be repeated."""
-    return int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
 
 
 def _layers(encoder: TransformerEncoder) -> list[TransformerLayer]:
@@ -270,41 +250,38 @@ def _is_projection(embedding: nn.Module) -> bool:
     )
 
 
-def _embedding_weights(embedding: TokenEmbedding) -> list[tuple[nn.Module, str]]:
-    assert embedding.project is not None
-    weights: list[tuple[nn.Module, str]] = [
-        (embedding.project, "weight"),
-        (embedding.project, "bias"),
-    ]
-    if embedding.types is not None:
-        weights.append((embedding.types, "weight"))
-    return weights
-
-
-def _attention_weights(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for name in ("to_query", "to_key", "to_value", "to_out"):
-        yield getattr(attention, name), "weight"
-
-
-def _encoder_weights(encoder: TransformerEncoder) -> Iterator[tuple[nn.Module, str]]:
+def _weights(
+    embedding: TokenEmbedding | None,
+    encoder: TransformerEncoder,
+    pooling: Pooling | None,
+) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parameters in the order of ``Parameters`` in network.hpp."""
+    if embedding is not None:
+        assert embedding.project is not None
+        yield from _affine(embedding.project)
+        if embedding.types is not None:
+            yield embedding.types, "weight"
+    if pooling is not None and pooling.extra_tokens:
+        yield pooling, "tokens"
     for layer in _layers(encoder):
-        yield layer.attention_norm, "weight"
-        yield layer.attention_norm, "bias"
-        yield from _attention_weights(layer.attention)
-        for module in (
-            layer.feedforward_norm,
-            layer.feedforward[0],
-            layer.feedforward[2],
-        ):
-            yield module, "weight"
-            yield module, "bias"
-
-
-def _pooling_weights(pooling: Pooling) -> Iterator[tuple[nn.Module, str]]:
+        yield from _affine(layer.attention_norm)
+        yield from _projections(layer.attention)
+        yield from _affine(layer.feedforward_norm)
+        yield from _affine(layer.feedforward[0])
+        yield from _affine(layer.feedforward[2])
     if isinstance(pooling, AdaPooling):
-        yield from _attention_weights(pooling.attention)
+        yield from _projections(pooling.attention)
         if pooling.query == "learned":
             yield pooling, "learned_query"
+
+
+def _affine(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [(module, "weight"), (module, "bias")]
+
+
+def _projections(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for name in ("to_query", "to_key", "to_value", "to_out"):
+        yield getattr(attention, name), "weight"
 
 
 def _sizes(

@@ -188,8 +188,9 @@ class SetNetwork(nn.Module):
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
         tokens = self._drop(tokens)
-        if self._native is not None and self.is_native(tokens):
-            return self._native(tokens)
+        native = self._fitting(self._native, tokens)
+        if native is not None:
+            return native(tokens)
         return self.pooling(*self.encode(tokens))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -200,8 +201,8 @@ class SetNetwork(nn.Module):
         may_test = not is_transformed() and may_read(tokens.padding)
         if may_test and not tokens.padding.any():
             padding = None
-        native = self._native_encoder
-        if native is not None and self._may_use(native, tokens):
+        native = self._fitting(self._native_encoder, tokens)
+        if native is not None:
             return native(tokens), padding, tokens.types
         cleared = tokens if padding is None else clear_padding(tokens)
         x = self.embedding(cleared)
@@ -211,12 +212,12 @@ class SetNetwork(nn.Module):
 
     def is_native(self, tokens: Tokens) -> bool:
         """Return True if the compiled kernel computes the whole network."""
-        return self._native is not None and self._may_use(self._native, tokens)
+        return self._fitting(self._native, tokens) is not None
 
     def has_native_encoder(self, tokens: Tokens) -> bool:
         """Return True if the compiled kernel computes the encoder at least."""
         plans = (self._native, self._native_encoder)
-        return any(plan is not None and self._may_use(plan, tokens) for plan in plans)
+        return any(self._fitting(plan, tokens) is not None for plan in plans)
 
     def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:
         """Return the kernel's arguments for `forward`, from features to the result.
@@ -228,23 +229,23 @@ class SetNetwork(nn.Module):
             None where the compiled kernel does not compute the embedding, too, where
             the network is on a GPU, and where it has hooks.
         """
-        native = self._native
-        if (
-            native is None
-            or not native.embeds
-            or not tokens.features.is_cpu
-            or type(self).forward is not SetNetwork.forward
-            or has_hooks(self)
-            or not self.is_native(tokens)
-        ):
+        # A subclass may compute something else, which a hook may change.
+        if type(self).forward is not SetNetwork.forward or has_hooks(self):
             return None
-        return native.inputs(self._drop(tokens))
+        native = self._native
+        if native is None or not native.embeds or not tokens.features.is_cpu:
+            return None
+        return native.inputs(self._drop(tokens)) if self.is_native(tokens) else None
 
-    def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
-        parts = (self.embedding, self.encoder, self.pooling)
+    def _fitting(
+        self, plan: NativeNetwork | None, tokens: Tokens
+    ) -> NativeNetwork | None:
+        """Return the plan if it computes this call as torch would, else None."""
         # A subclass may encode otherwise.
-        encodes = type(self).encode is SetNetwork.encode
-        return encodes and native.fits(parts, tokens)
+        if plan is None or type(self).encode is not SetNetwork.encode:
+            return None
+        parts = (self.embedding, self.encoder, self.pooling)
+        return plan if plan.fits(parts, tokens) else None
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""
@@ -271,15 +272,15 @@ class SetNetwork(nn.Module):
         Returns:
             ``(B, T, dim_out)``, and the memory after the last set.
         """
-        x, padding = self._sequences(self._drop(tokens))
-        return self._head.unroll(x, padding, prev_actions, memory)
+        sequences = self._sequences(self._drop(tokens))
+        return self._head.unroll(*sequences, prev_actions, memory)
 
     def attention_weights(
         self, tokens: Tokens, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
-        x, padding = self._sequences(tokens)
-        return self._head.attention_weights(x, padding, prev_actions, memory)
+        sequences = self._sequences(tokens)
+        return self._head.attention_weights(*sequences, prev_actions, memory)
 
     def _drop(self, tokens: Tokens) -> Tokens:
         if not (self.training and self.token_dropout):

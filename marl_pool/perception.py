@@ -1,7 +1,7 @@
 """Perturbed observations compared with what the environment showed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -59,13 +59,9 @@ class Perception:
         return self._map(Tensor.cpu)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Perception":
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, part in parts.items():
-            if isinstance(part, Tokens):
-                parts[name] = part.map(function)
-            elif isinstance(part, Tensor):
-                parts[name] = function(part)
-        return Perception(**parts)
+        true, seen = self.true.map(function), self.seen.map(function)
+        origin, removed = function(self.origin), function(self.removed)
+        return Perception(true, seen, origin, removed, self.word)
 
     @property
     def known(self) -> Tensor:

@@ -7,7 +7,7 @@ from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder as Encoder
-    from marl_pool.encoders.identity import IdentityEncoder as IdentityEncoder
+    from marl_pool.encoders.base import IdentityEncoder as IdentityEncoder
     from marl_pool.encoders.lstm import LSTMEncoder as LSTMEncoder
     from marl_pool.encoders.merging import (
         LearnedMergingEncoder as LearnedMergingEncoder,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from marl_pool.encoders.transformer import TransformerEncoder as TransformerEncoder
 
 ENCODERS: dict[str, str] = {
-    "identity": "marl_pool.encoders.identity:IdentityEncoder",
+    "identity": "marl_pool.encoders.base:IdentityEncoder",
     "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
     "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
     "set_linear": "marl_pool.encoders.set_linear:SetLinearEncoder",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.kernels.functional import tanh
+from marl_pool.kernels.functional import masked_softmax, tanh
 from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
@@ -256,14 +256,10 @@ class AttentionAgent(Agent):
     def _importance(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """Return the importance ``(B, V)`` of vectors; 0 under padding."""
         scores = (self.query(x) * self.scale_factor) @ self.key(x).mT
-        if hidden is not None:
-            lowest = torch.finfo(scores.dtype).min
-            scores = scores.masked_fill(hidden[:, None], lowest)
-        weights = scores.softmax(-1)
-        if hidden is not None:
-            absent = hidden[:, None] | hidden[..., None]
-            weights = weights.masked_fill(absent, 0.0)
-        return weights.sum(-2)
+        if hidden is None:
+            return scores.softmax(-1).sum(-2)
+        weights = masked_softmax(scores, hidden[:, None])
+        return weights.masked_fill(hidden[..., None], 0.0).sum(-2)
 
     def _places(self, choice: "HardAttention") -> Tensor:
         """Return rows and columns in turn, ``(B, 2k)``; 0 for missing vectors."""

@@ -1,6 +1,7 @@
 """FeedForward: a multilayer perceptron on the concatenated tokens."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -51,23 +52,21 @@ class FeedForward(Agent):
         self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         layers = layers_of(dict(self.body.named_parameters()))
-        return self._apply_layers(features, padding, layers), memory
+        return self._unroll(layers, features, padding, prev_action, memory)
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        layers = layers_of(strip_prefix("body", parameters))
+        return partial(self._unroll, layers_of(strip_prefix("body", parameters)))
 
-        def unroll(
-            features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
-        ) -> tuple[Tensor, Memory]:
-            return self._apply_layers(features, padding, layers), memory
-
-        return unroll
-
-    def _apply_layers(
-        self, features: Tensor, padding: Mask, layers: Sequence[Layer]
-    ) -> Tensor:
-        """Apply layers, possibly those of a population, to features ``(*B, N, F)``."""
+    def _unroll(
+        self,
+        layers: Sequence[Layer],
+        features: Tensor,
+        padding: Mask,
+        prev_action: Tensor,
+        memory: Memory,
+    ) -> tuple[Tensor, Memory]:
+        """Compute `unroll` by given layers, possibly those of a population."""
         missing = self.spec.num_tokens - features.shape[-2]
         if missing < 0:
             raise UnfitTokensError(
@@ -77,4 +76,4 @@ class FeedForward(Agent):
         flat = self.scale_features(features, padding).flatten(-2)
         # Missing tokens are zeros, like padded ones.
         flat = nn.functional.pad(flat, (0, missing * self.spec.num_features))
-        return self.bound(tanh_layers(flat, layers))
+        return self.bound(tanh_layers(flat, layers)), memory
