@@ -12,9 +12,8 @@ from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
-from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
+from marl_pool.kernels.native.call import ACTIVATIONS, NetworkInputs, NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.base import Pooling
@@ -43,9 +42,6 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.LayerNorm: ("eps",),
 }
 """Attributes on which a module's result depends, besides parameters and modules."""
-
-_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
-_CODES[nn.Identity] = kernel.ACTIVATIONS[None]
 
 
 class NativeNetwork(NativePlan):
@@ -246,7 +242,7 @@ def _is_projection(embedding: nn.Module) -> bool:
         type(embedding) is TokenEmbedding
         and not embedding.adds
         and embedding.project is not None
-        and type(embedding.activate) in _CODES
+        and type(embedding.activate) in ACTIVATIONS
     )
 
 
@@ -291,19 +287,20 @@ def _sizes(
 ) -> NetworkSizes:
     layer = _layers(encoder)[0]
     types = None if embedding is None else embedding.types
+    activate = nn.Identity() if embedding is None else embedding.activate
     ada = pooling if isinstance(pooling, AdaPooling) else None
     head = None if pooling is None else _POOLINGS[type(pooling)]
     return NetworkSizes(
         features=0 if embedding is None else embedding.num_features,
         types=0 if types is None else types.num_embeddings,
         type_width=0 if types is None else types.embedding_dim,
-        input_activation=0 if embedding is None else _CODES[type(embedding.activate)],
+        input_activation=ACTIVATIONS[type(activate)],
         extra=0 if pooling is None else pooling.extra_tokens,
         dim=encoder.dim,
         layers=len(encoder.layers),
         heads=layer.attention.num_heads,
         dim_ff=cast(nn.Linear, layer.feedforward[0]).out_features,
-        activation=_CODES[type(layer.feedforward[1])],
+        activation=ACTIVATIONS[type(layer.feedforward[1])],
         scale=layer.attention.scale,
         pooling=kernel.POOLINGS[head],
         pooling_heads=1 if ada is None else ada.attention.num_heads,

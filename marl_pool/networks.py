@@ -210,13 +210,12 @@ class SetNetwork(nn.Module):
         x, padding, types = self.pooling.prepend(x, padding, cleared.types)
         return self.encoder(x, padding), padding, types
 
-    def is_native(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel computes the whole network."""
-        return self._fitting(self._native, tokens) is not None
+    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the compiled kernel computes the network for these tokens.
 
-    def has_native_encoder(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel computes the encoder at least."""
-        plans = (self._native, self._native_encoder)
+        With ``encoder``, it need not compute more than the encoder.
+        """
+        plans = [self._native, *([self._native_encoder] if encoder else [])]
         return any(self._fitting(plan, tokens) is not None for plan in plans)
 
     def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:

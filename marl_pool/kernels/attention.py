@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marl_pool.kernels.functional import input_gradients, is_transformed
+from marl_pool.kernels.functional import (
+    input_gradients,
+    is_transformed,
+    plain_attention,
+    plain_gradients,
+)
 from marl_pool.kernels.narrow_attention import WIDEST, narrow_attention
-from marl_pool.kernels.plain_attention import plain_attention, plain_gradients
 from marl_pool.utils.errors import InputError
 
 AttentionScale = Literal["model", "head"]
@@ -52,8 +56,7 @@ class MultiHeadAttention(nn.Module):
             that a feature of the result is; in [0, 1).
 
     Raises:
-        InputError: ``num_heads`` does not divide ``dim``, an unknown scale, or a
-            dropout out of range.
+        InputError: ``num_heads`` does not divide ``dim``.
     """
 
     def __init__(
@@ -67,14 +70,6 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         validate_heads("num_heads", num_heads, dim)
-        if scale not in ("model", "head"):
-            raise InputError(
-                f"attention_scale: expected 'model' or 'head', got {scale!r}"
-            )
-        if not 0 <= dropout < 1:
-            raise InputError(
-                f"attention_dropout: expected a number in [0, 1), got {dropout}"
-            )
         self.num_heads, self.dropout = num_heads, dropout
         # Narrow heads have a kernel of their own.
         self._narrow = dim // num_heads <= WIDEST
@@ -167,8 +162,7 @@ def fused_attention(
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        result: Tensor = _FusedAttention.apply(*tensors, padding, scale)
-        return result
+        return _FusedAttention.apply(*tensors, padding, scale)
     return _scaled_dot_product(*tensors, padding, scale)
 
 

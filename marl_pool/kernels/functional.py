@@ -1,4 +1,4 @@
-"""Functions of layers: activations, softmax with padding, and linear layers.
+"""Functions of layers: softmax with padding, attention, and linear layers.
 
 The linear layers are those of one set of weights, or batched over a population's:
 weights may have a leading dimension P; then their input and result have it, too.
@@ -12,26 +12,9 @@ from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
-from marl_pool.utils.names import unknown
-
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 """GELU is the exact x Φ(x), not its approximation by tanh."""
-
-
-def make_activation(name: Activation, option: str) -> nn.Module:
-    """Build an activation function.
-
-    Args:
-        name: a key of `ACTIVATIONS`.
-        option: key of the option with this value, for the message.
-
-    Raises:
-        InputError: an unknown name.
-    """
-    if name not in ACTIVATIONS:
-        raise unknown(option, name, ACTIVATIONS)
-    return ACTIVATIONS[name]()
 
 
 def is_transformed() -> bool:
@@ -88,6 +71,45 @@ def masked_softmax(scores: Tensor, ignore: Tensor | None, dim: int = -1) -> Tens
     # A finite number instead of -inf, whose softmax over an empty set would be NaN.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(ignore, lowest).softmax(dim).masked_fill(ignore, 0.0)
+
+
+def plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
+) -> Tensor:
+    """Return ``softmax(scale · q kᵀ) v``, differentiable any number of times.
+
+    Args:
+        query: ``(B, H, M, W)``.
+        key: ``(B, H, N, W)``.
+        value: ``(B, H, N, W)``.
+        padding: ``(B, N)`` bool, True = ignore. An empty set gives zero.
+        scale: factor of the scores.
+
+    Returns:
+        ``(B, H, M, W)``.
+    """
+    scores = (scale * query) @ key.transpose(-1, -2)
+    ignore = None if padding is None else padding[:, None, None]
+    return masked_softmax(scores, ignore) @ value
+
+
+def plain_gradients(
+    inputs: Sequence[Tensor], padding: Tensor | None, scale: float, gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key and value, which are differentiable again.
+
+    They are the gradients of a fast path in a backward pass with ``create_graph=True``.
+
+    Args:
+        inputs: query, key and value.
+        padding: ``(B, N)`` bool or None.
+        scale: factor of the scores.
+        gradient: gradient of the result.
+    """
+    # Views, so that a tensor passed as key and as value has a gradient for each.
+    query, key, value = parts = [part.view_as(part) for part in inputs]
+    result = plain_attention(query, key, value, padding, scale)
+    return input_gradients(result, parts, gradient.to(result.dtype), create_graph=True)
 
 
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -59,8 +59,7 @@ def lstm_sequence(
     parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
     # Sums over many steps need more digits than mixed precision has.
     with torch.autocast(inputs.device.type, enabled=False):
-        result: tuple[Tensor, Tensor] = _LSTMSequence.apply(*parts)
-    return result
+        return _LSTMSequence.apply(*parts)
 
 
 def plain_lstm_sequence(

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.kernels.plain_attention import plain_gradients
+from marl_pool.kernels.functional import plain_gradients
 
 WIDEST = 3
 """Wider heads are faster in `scaled_dot_product_attention`."""

@@ -19,7 +19,7 @@ from marl_pool.policies.base import State
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -228,20 +228,13 @@ class AttentionAgent(Agent):
 
     def _fill(self, x: Tensor, padding: Mask) -> tuple[Tensor, Tensor | None]:
         """Pad tokens to the number in training, so that the whole grid exists."""
-        missing = self.spec.num_tokens - x.shape[1]
+        missing = self.missing_tokens(x.shape[1])
         hidden = None if padding is None else padding[:, 0]
-        if missing < 0:
-            raise UnfitTokensError(
-                f"AttentionAgent: expected at most {self.spec.num_tokens} tokens, "
-                f"got {x.shape[1]}"
-            )
-        # Append padded tokens up to the number in training.
-        if missing:
-            if hidden is None:
-                hidden = torch.zeros_like(x[..., 0], dtype=torch.bool)
-            x = pad(x, (0, 0, 0, missing))
-            hidden = pad(hidden, (0, missing), value=True)
-        return x, hidden
+        if not missing:
+            return x, hidden
+        if hidden is None:
+            hidden = torch.zeros_like(x[..., 0], dtype=torch.bool)
+        return pad(x, (0, 0, 0, missing)), pad(hidden, (0, missing), value=True)
 
     def _mix(
         self, x: Tensor, prev_action: Tensor, memory: Memory

@@ -129,12 +129,9 @@ class TokenPolicy(SpecifiedPolicy):
         self.noise_size = self.actions.noise_size
         self.activation = activation
         # Means have no limits.
-        for name, mean, log_std in zip(
-            ("lowest_logits", "highest_logits"),
-            (-torch.inf, torch.inf),
-            log_std_range,
-            strict=True,
-        ):
+        bounds = zip((-torch.inf, torch.inf), log_std_range, strict=True)
+        names = ("lowest_logits", "highest_logits")
+        for name, (mean, log_std) in zip(names, bounds, strict=True):
             parts = [torch.full_like(self.low, limit) for limit in (mean, log_std)]
             self.register_buffer(name, torch.cat(parts), persistent=False)
         # One set network, or one for each head.
@@ -199,13 +196,16 @@ class TokenPolicy(SpecifiedPolicy):
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
-    def is_native(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel pools tokens of batch ``(B,)``."""
-        return all(network.is_native(tokens) for network in self._networks)
+    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the compiled kernel pools, or at least encodes, the tokens.
 
-    def has_native_encoder(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel encodes tokens of batch ``(B,)``."""
-        return all(network.has_native_encoder(tokens) for network in self._networks)
+        Args:
+            tokens: tokens of batch ``(B,)``.
+            encoder: ask for the encoders alone.
+        """
+        return all(
+            network.is_native(tokens, encoder=encoder) for network in self._networks
+        )
 
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
         """Return the policy as the compiled kernel reads it.

@@ -199,15 +199,12 @@ class Vision(SensorAgent):
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
-        x = self.scale_features(features, padding, self._precision(features))
+        # Where a CNN embeds the patches, one cast to autocast's dtype, not two.
+        device, dtype = features.device.type, None
+        if self.sensor.embedding is not None and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        x = self.scale_features(features, padding, dtype)
         return self.sensor.unroll(x, padding, prev_action, memory, counts)
-
-    def _precision(self, features: Tensor) -> torch.dtype | None:
-        """Return autocast's dtype where a CNN embeds the patches: one cast, not two."""
-        device = features.device.type
-        if self.sensor.embedding is None or not torch.is_autocast_enabled(device):
-            return None
-        return torch.get_autocast_dtype(device)
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:

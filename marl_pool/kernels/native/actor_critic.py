@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -79,18 +79,13 @@ class ActorCritic:
         # The copy of a weight that is not contiguous would keep its numbers.
         if not all(parameter.is_contiguous() for parameter in self.parameters):
             return self
-        weights = [
-            Weights.of(part.parameters)
-            for part in (self.network, self.action, self.value)
-        ]
-        for each in weights:
-            each.keep()
-        return ActorCritic(
-            self.network._replace(parameters=weights[0]),
-            self.action._replace(parameters=weights[1]),
-            self.value._replace(parameters=weights[2]),
-            self.limits,
-        )
+        parts: list[Any] = []
+        for part in (self.network, self.action, self.value):
+            weights = Weights.of(part.parameters)
+            weights.keep()
+            parts.append(part._replace(parameters=weights))
+        network, action, value = parts
+        return ActorCritic(network, action, value, self.limits)
 
     def is_precise(self) -> bool:
         """Return True if all numbers are of one dtype that the kernel computes."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
 _threads = ContextVar[int | None]("threads", default=None)
@@ -71,7 +71,7 @@ class MlpSizes(ctypes.Structure):
     )
 
 
-ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.GELU: 1, nn.ReLU: 2}
 POOLINGS = {None: 0, "avg": 1, "max": 2, "sum": 3, "first": 4, "ada": 5}
 QUERIES = {"self": 0, "mean": 1, "learned": 2}
 

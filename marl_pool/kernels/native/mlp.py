@@ -15,8 +15,6 @@ from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 
-_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
-
 
 class MLP(nn.Sequential):
     """Linear layers with an activation between them.
@@ -73,7 +71,7 @@ class _MlpPlan(NativePlan):
             [(layer, name) for layer in layers[::2] for name in ("weight", "bias")],
         )
         self.mlp = mlp
-        self.activation = _CODES[type(layers[1])] if len(layers) > 1 else 0
+        self.activation = kernel.ACTIVATIONS[type(layers[1])] if len(layers) > 1 else 0
 
     def fits(self, x: Tensor) -> bool:
         """Return True if the kernel computes this call as torch would."""
@@ -145,6 +143,6 @@ def _qualifies(mlp: nn.Sequential) -> bool:
         and all(type(m) is nn.Linear and m.bias is not None for m in linears)
         and all(a.out_features == b.in_features for a, b in pairwise(linears))
         and len({type(module) for module in activations}) <= 1
-        and all(type(module) in _CODES for module in activations)
+        and all(type(module) in ACTIVATIONS.values() for module in activations)
         and all(getattr(m, "approximate", "none") == "none" for m in activations)
     )

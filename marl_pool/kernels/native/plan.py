@@ -13,9 +13,6 @@ from marl_pool.kernels.functional import input_gradients, is_transformed
 from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import library
 
-Weights = Sequence[tuple[nn.Module, str]]
-"""Parameters in the kernel's order, as modules and names."""
-
 _CHILDREN_AND_HOOKS = operator.itemgetter(
     "_modules",
     "_forward_hooks",
@@ -52,14 +49,14 @@ class NativePlan:
         modules: all modules that the kernel computes.
         options: by class, attributes on which a module's result depends, besides
             parameters and modules.
-        weights: parameters in the kernel's order.
+        weights: parameters in the kernel's order, as modules and names.
     """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
         options: Mapping[type[nn.Module], tuple[str, ...]],
-        weights: Weights,
+        weights: Sequence[tuple[nn.Module, str]],
     ) -> None:
         self.modules, self.weights = modules, weights
         self.kinds = [type(module) for module in modules]
@@ -141,8 +138,7 @@ class NativeCall(Protocol):
 def compute(call: NativeCall, *inputs: Tensor) -> Tensor:
     """Run a call, so that autograd knows its gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        result: Tensor = _Function.apply(call, *inputs)
-        return result
+        return _Function.apply(call, *inputs)
     return call.run(*inputs)
 
 

@@ -100,8 +100,7 @@ def ppo_loss(
     Raises:
         IndexError: an action is not among the choices.
     """
-    result: Tensor = _LossFunction.apply(coefficients, recorded, logits, values)
-    return result
+    return _LossFunction.apply(coefficients, recorded, logits, values)
 
 
 class _LossFunction(torch.autograd.Function):

@@ -381,7 +381,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         native = all(
             self.module[mid]
             .unwrapped()
-            .policy.has_native_encoder(Tokens(**rows[Columns.OBS]))
+            .policy.is_native(Tokens(**rows[Columns.OBS]), encoder=True)
             for mid, rows in batch.items()
         )
         return threads_for_kernel() if native else nullcontext()
