@@ -78,13 +78,10 @@ class NativeNetwork(NativePlan):
         *,
         pooled: bool,
     ) -> "NativeNetwork | None":
-        """Plan the call for the parts of a `SetNetwork`.
+        """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
-        Args:
-            embedding: maps tokens to vectors; computed by torch unless it qualifies.
-            encoder: maps vectors to vectors.
-            pooling: the pooling head.
-            pooled: compute the head's result; otherwise the encoder's vectors.
+        With ``pooled``, the call computes the head's result, too. If the embedding does
+        not qualify, torch computes it.
 
         Returns:
             None if the encoder, or with ``pooled`` the head, does not qualify.
@@ -96,11 +93,9 @@ class NativeNetwork(NativePlan):
         return cls(embedding, encoder, pooling) if _is_known_pooling(pooling) else None
 
     def fits(self, parts: tuple[nn.Module, ...], tokens: Tokens) -> bool:
-        """Return True if the kernel computes this call as torch would.
+        """Return True if the kernel computes tokens of batch ``(B,)`` as torch would.
 
-        Args:
-            parts: embedding, encoder and pooling head as they are now.
-            tokens: tokens of batch ``(B,)``.
+        ``parts`` are embedding, encoder and pooling head as they are now.
         """
         features, types, padding = tokens
         # A compiler must not meet the rest.
@@ -131,10 +126,9 @@ class NativeNetwork(NativePlan):
         return cuda.can_run(self.sizes, features.shape[1], dtype, index)
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute the pooled vectors ``(B, D)``, or the encoder's ``(B, N, D)``.
+        """Return the pooled vectors ``(B, D)`` of tokens that `fits` accepts.
 
-        Args:
-            tokens: tokens that `fits` accepts.
+        Without the pooling head these are the encoder's, ``(B, N, D)``.
         """
         given = self.inputs(tokens)
         call = _NetworkCall(self, given.dropout, given.seed)
@@ -142,11 +136,7 @@ class NativeNetwork(NativePlan):
         return compute(call, *tensors, *given.parameters)
 
     def inputs(self, tokens: Tokens) -> NetworkInputs:
-        """Return the arguments of the kernel.
-
-        Args:
-            tokens: tokens that `fits` accepts.
-        """
+        """Return the arguments of the kernel for tokens that `fits` accepts."""
         if self.embeds:
             values = self.embedding.read(tokens)
         else:

@@ -219,14 +219,10 @@ class SetNetwork(nn.Module):
         return any(self._fitting(plan, tokens) is not None for plan in plans)
 
     def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:
-        """Return the kernel's arguments for `forward`, from features to the result.
+        """Return the kernel's arguments for `forward` of tokens of batch ``(B,)``.
 
-        Args:
-            tokens: tokens of batch ``(B,)``.
-
-        Returns:
-            None where the compiled kernel does not compute the embedding, too, where
-            the network is on a GPU, and where it has hooks.
+        None where the compiled kernel does not compute the embedding, too, where the
+        network is on a GPU, and where it has hooks.
         """
         # A subclass may compute something else, which a hook may change.
         if type(self).forward is not SetNetwork.forward or has_hooks(self):

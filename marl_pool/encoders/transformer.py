@@ -1,5 +1,6 @@
 """Transformers without positions: pre-norm, and the Set Transformer."""
 
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -202,12 +203,8 @@ class SetTransformerEncoder(Encoder):
         super().__init__()
         validate_heads("encoder.num_heads", num_heads, dim)
         self.dim = dim
-
-        def block() -> AttentionBlock:
-            return AttentionBlock(
-                dim, num_heads, layer_norm, attention_scale, feedforward_layers, bias
-            )
-
+        options = (layer_norm, attention_scale, feedforward_layers, bias)
+        block = partial(AttentionBlock, dim, num_heads, *options)
         # Each layer attends among the tokens.
         self.layers = nn.ModuleList(block() for _ in range(num_layers))
         self.gathering = nn.ModuleList()

@@ -42,11 +42,7 @@ def input_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient by each input; None for one that does not require it.
 
-    Args:
-        results: computed from the inputs with autograd's graph.
-        inputs: tensors, some of which require a gradient.
-        for_results: gradient by each result.
-        create_graph: make the gradients differentiable in turn.
+    Otherwise it is `torch.autograd.grad`.
     """
     wanted = [part for part in inputs if part.requires_grad]
     found = iter(
@@ -99,12 +95,7 @@ def plain_gradients(
     """Return the gradients of query, key and value, which are differentiable again.
 
     They are the gradients of a fast path in a backward pass with ``create_graph=True``.
-
-    Args:
-        inputs: query, key and value.
-        padding: ``(B, N)`` bool or None.
-        scale: factor of the scores.
-        gradient: gradient of the result.
+    The arguments are those of `plain_attention`, and the gradient by its result.
     """
     # Views, so that a tensor passed as key and as value has a gradient for each.
     query, key, value = parts = [part.view_as(part) for part in inputs]
@@ -155,11 +146,7 @@ def strip_prefix(prefix: str, parameters: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def layers_of(parameters: Mapping[str, Tensor]) -> list[Layer]:
-    """Return the linear layers of a Sequential, for `tanh_layers`.
-
-    Args:
-        parameters: parameters of the Sequential, weight and bias of each layer in turn.
-    """
+    """Return layers from their parameters, weight and bias in turn, of a Sequential."""
     pairs = iter(parameters.values())
     return [(weight.mT, bias) for weight, bias in zip(pairs, pairs, strict=True)]
 

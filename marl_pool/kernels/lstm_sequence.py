@@ -13,7 +13,6 @@ derivatives of the gates are computed for as many steps at once as fit the cache
 (tokens of a batch) are the last dimension, so that each gate is a contiguous block.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,17 +25,14 @@ CHUNK = 1 << 16
 
 
 class Gates(NamedTuple):
-    """Weights from input and hidden state to the four gates.
-
-    Attributes:
-        of_input: ``(4 K, I)``, U.
-        of_hidden: ``(4 K, K)``, W.
-        bias: ``(4 K,)``, b.
-    """
+    """Weights from input and hidden state to the four gates."""
 
     of_input: Tensor
+    """``(4 K, I)``, U."""
     of_hidden: Tensor
+    """``(4 K, K)``, W."""
     bias: Tensor
+    """``(4 K,)``, b."""
 
 
 def lstm_sequence(
@@ -113,21 +109,16 @@ class _LSTMSequence(torch.autograd.Function):
         ctx: Any, for_hiddens: Tensor, for_last: Tensor
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(for_last.device.type, enabled=False):
-            if torch.is_grad_enabled():  # create_graph=True
-                return _plain_gradients(ctx.saved_tensors[:7], for_hiddens, for_last)
-            return _gradients(ctx, for_hiddens, for_last)
-
-
-def _plain_gradients(
-    given: Sequence[Any], for_hiddens: Tensor, for_last: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments, in a form that is differentiable again."""
-    *tensors, held = given
-    # Views, so that a tensor passed as two arguments has a gradient for each.
-    inputs, *weights, hidden, state = parts = [part.view_as(part) for part in tensors]
-    results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
-    found = input_gradients(results, parts, (for_hiddens, for_last), create_graph=True)
-    return *found, None
+            if not torch.is_grad_enabled():
+                return _gradients(ctx, for_hiddens, for_last)
+            # With create_graph=True the gradients have to be differentiable in turn.
+            *tensors, held = ctx.saved_tensors[:7]
+            # Views, so that a tensor passed as two arguments has a gradient for each.
+            parts = [part.view_as(part) for part in tensors]
+            inputs, *weights, hidden, state = parts
+            results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
+            given = (for_hiddens, for_last)
+            return *input_gradients(results, parts, given, create_graph=True), None
 
 
 def _gradients(

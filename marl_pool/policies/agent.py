@@ -35,14 +35,11 @@ class Agent(SpecifiedPolicy):
     one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
     a function of tensors that `torch.func.vmap` can vectorise, without Python branches
     on their values.
-
-    Attributes:
-        hidden_dim: H, width of the last hidden layer that `unroll_hidden` returns; 0
-            for an agent without that method.
     """
 
     recurrent = False
     hidden_dim: int = 0
+    """H, width of the last hidden layer of `unroll_hidden`; 0 without that method."""
 
     def __init__(
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
@@ -83,13 +80,10 @@ class Agent(SpecifiedPolicy):
         return self.unroll(*arguments)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """Return `unroll` for P members of a population with different parameters.
+        """Return `unroll` for P members with different parameters, ``(P, …)`` each.
 
         Its arguments and results have an additional leading dimension P. Subclasses
         may override it by a faster one.
-
-        Args:
-            parameters: by name, ``(P, …)``.
         """
 
         def member(own: dict[str, Tensor], *arguments: Any) -> Any:

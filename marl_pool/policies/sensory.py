@@ -44,14 +44,11 @@ NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
 
 
 class SensorAgent(Agent):
-    """Base class of agents that act on the codes of a sensory layer alone.
-
-    Attributes:
-        sensor: the sensory layer, a recurrent pooling head on the tokens.
-    """
+    """Base class of agents that act on the codes of a sensory layer alone."""
 
     recurrent = True
     sensor: MemoryPooling
+    """The sensory layer, a recurrent pooling head on the tokens."""
 
     def codes(
         self, features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory

@@ -4,8 +4,7 @@ import ctypes
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,6 @@ _BLOCKS = 1056
 """Blocks of a backward pass, eight for each multiprocessor of an H100. A constant, so
 that the order of the sums does not depend on the device."""
 _POINTER = ctypes.c_void_p
-
-Launcher = Callable[[int, int, int, Sequence[Any]], None]
-"""Launch a kernel: blocks, threads, bytes of shared memory, arguments."""
 
 
 class _Batch(ctypes.Structure):
@@ -180,10 +176,9 @@ class _Launch:
 
     def launch(self, name: str, blocks: int, arguments: list[Any]) -> None:
         weights = _POINTER(self.weights.data_ptr())
-        shared = shared_memory(self.sizes, self.threads, self.values.dtype)
-        most = _most_threads(self.batch.tokens)
-        where = (self.values.dtype, self.values.device)
-        launch = _launcher(self.sizes, name, most, *where)
+        dtype, most = self.values.dtype, _most_threads(self.batch.tokens)
+        shared = shared_memory(self.sizes, self.threads, dtype)
+        launch = _launcher(self.sizes, name, most, dtype, self.values.device)
         launch(blocks, self.threads, shared, [weights, self.batch, *arguments])
 
 
@@ -218,7 +213,7 @@ def definitions(
     sizes: NetworkSizes, threads: int, dtype: torch.dtype
 ) -> dict[str, str]:
     """Return the definitions with which network.cu is compiled."""
-    given = asdict(sizes) | {"residual": int(sizes.residual)}
+    given = vars(sizes) | {"residual": int(sizes.residual)}
     del given["scale"], given["pooling_scale"]
     # Only AdaPool has heads and a query.
     if sizes.pooling != POOLINGS["ada"]:
@@ -235,7 +230,7 @@ def _launcher(
     threads: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Launcher:
+) -> Kernel:
     """Compile the network for a device; both kernels come from one compilation."""
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability()

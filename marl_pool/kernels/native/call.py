@@ -224,15 +224,11 @@ def _network_sizes(sizes: NetworkSizes) -> _Sizes:
 
 
 class Weights(tuple[Tensor, ...]):
-    """Weights as the kernel reads them: contiguous, on the CPU, of one dtype.
-
-    Attributes:
-        dtype: dtype of all.
-        addresses: addresses of their numbers.
-    """
+    """Weights as the kernel reads them: contiguous, on the CPU, of one dtype."""
 
     dtype: torch.dtype
     addresses: ctypes.Array[ctypes.c_void_p]
+    """Addresses of their numbers."""
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor]) -> "Weights":

@@ -61,8 +61,6 @@ def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> MLP:
 
 
 class _MlpPlan(NativePlan):
-    """The call of an MLP's kernel."""
-
     def __init__(self, mlp: MLP) -> None:
         layers = list(mlp)
         super().__init__(
@@ -109,11 +107,8 @@ class _MlpPlan(NativePlan):
     ) -> None:
         """Check the arguments, then pass their pointers.
 
-        Args:
-            values: ``(*B, inputs)``.
-            parameters: weight and bias of each layer.
-            results: memory of the result; the gradient by it; and memory of those by
-                the parameters and by the values. None for what is not computed.
+        ``results`` are memory of the result, the gradient by it, and memory of those by
+        the parameters and by the values; None for what is not computed.
         """
         *batch, inputs = values.shape
         sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)

@@ -23,11 +23,7 @@ _CHILDREN_AND_HOOKS = operator.itemgetter(
 
 
 def may_run(device: str = "cpu") -> bool:
-    """Return True if neither a choice nor torch's mode rules out the kernel.
-
-    Args:
-        device: type of the device that would compute.
-    """
+    """Return True if neither a choice nor torch's mode rules out a device's kernel."""
     # A compiler must not meet the rest.
     if is_transformed() or chosen_kernels() == "torch":
         return False
@@ -111,9 +107,7 @@ def are_precise(
 ) -> bool:
     """Return True if all are on a device and of one dtype, float32 or float64.
 
-    Args:
-        tensors: the tensors; None stands for one that is missing.
-        device: the device; None for the CPU.
+    None stands for a tensor that is missing, and for the CPU.
     """
     device = torch.device("cpu") if device is None else device
     kinds = {None if t is None else (t.dtype, t.device) for t in tensors}

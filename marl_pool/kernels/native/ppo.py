@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -66,10 +66,9 @@ class RecordedSteps:
     targets: Tensor
 
     def fits(self, *outputs: Tensor) -> bool:
-        """Return True if the kernel can compute the loss.
+        """Return True if the kernel can compute the loss of logits and values.
 
-        Args:
-            *outputs: logits and values, or tensors of the dtype that they will have.
+        ``outputs`` are these, or tensors of the dtype that they will have.
         """
         numbers = [*outputs, self.log_probs, self.logits, self.advantages, self.targets]
         if self.actions.dtype != torch.int64:
@@ -238,10 +237,8 @@ def ppo_gradient(
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    found = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        assert gradient is not None  # grad has the parameter's shape and dtype
+    gradients = [parameter.grad for parameter in parameters]
+    for gradient in gradients:  # grad has the parameter's shape and dtype
+        assert gradient is not None
         assert gradient.is_contiguous()
-        found.append(gradient)
-    return found
+    return cast(list[Tensor], gradients)
