@@ -5,9 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from marl_pool.kernels.activations import Activation, make_activation
+from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
 
 TypeEmbedding = int | Literal["add"]
 """Width of the learned vector joined to the features, 0 for none; or ``"add"``."""
@@ -62,7 +63,9 @@ class TokenEmbedding(nn.Module):
         self.project = None if is_wide_enough else nn.Linear(width, dim or width)
         self.activate: nn.Module = nn.Identity()
         if activation is not None:
-            self.activate = make_activation(activation, "input_activation")
+            if activation not in ACTIVATIONS:
+                raise unknown("input_activation", activation, ACTIVATIONS)
+            self.activate = ACTIVATIONS[activation]()
         self.dim_out = width if dim is None else dim
         # Follows the network's dtype, also where there are no parameters here.
         self.one: Tensor

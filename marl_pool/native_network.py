@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
-from marl_pool.kernels.activations import ACTIVATIONS
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
 from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
+from marl_pool.kernels.native.call import ACTIVATIONS, NetworkInputs, NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.base import Pooling
@@ -44,9 +43,6 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 """Attributes on which a module's result depends, besides parameters and modules."""
 
-_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
-_CODES[nn.Identity] = kernel.ACTIVATIONS[None]
-
 
 class NativeNetwork(NativePlan):
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
@@ -63,19 +59,15 @@ class NativeNetwork(NativePlan):
     ) -> None:
         self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
         self.embeds = _is_projection(embedding)
-        chosen = (embedding if self.embeds else None, encoder, pooling)
-        known = [module for module in chosen if module is not None]
-        weights = [
-            *(_embedding_weights(embedding) if self.embeds else ()),
-            *([(pooling, "tokens")] if pooling and pooling.extra_tokens else ()),
-            *_encoder_weights(encoder),
-            *(_pooling_weights(pooling) if pooling else ()),
-        ]
-        super().__init__([p for m in known for p in m.modules()], _OPTIONS, weights)
+        embedded = embedding if self.embeds else None
+        chosen = [part for part in (embedded, encoder, pooling) if part is not None]
+        modules = [module for part in chosen for module in part.modules()]
+        weights = list(_weights(embedded, encoder, pooling))
+        super().__init__(modules, _OPTIONS, weights)
         self.dropouts = [
             cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
-        self.sizes = _sizes(embedding if self.embeds else None, encoder, pooling)
+        self.sizes = _sizes(embedded, encoder, pooling)
 
     @classmethod
     def plan(
@@ -86,30 +78,24 @@ class NativeNetwork(NativePlan):
         *,
         pooled: bool,
     ) -> "NativeNetwork | None":
-        """Plan the call for the parts of a `SetNetwork`.
+        """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
-        Args:
-            embedding: maps tokens to vectors; computed by torch unless it qualifies.
-            encoder: maps vectors to vectors.
-            pooling: the pooling head.
-            pooled: compute the head's result; otherwise the encoder's vectors.
+        With ``pooled``, the call computes the head's result, too. If the embedding does
+        not qualify, torch computes it.
 
         Returns:
             None if the encoder, or with ``pooled`` the head, does not qualify.
         """
         if not _is_known_encoder(encoder):
             return None
-        if pooled:
-            known = _is_known_pooling(pooling)
-            return cls(embedding, encoder, pooling) if known else None
-        return None if pooling.extra_tokens else cls(embedding, encoder, None)
+        if not pooled:
+            return None if pooling.extra_tokens else cls(embedding, encoder, None)
+        return cls(embedding, encoder, pooling) if _is_known_pooling(pooling) else None
 
     def fits(self, parts: tuple[nn.Module, ...], tokens: Tokens) -> bool:
-        """Return True if the kernel computes this call as torch would.
+        """Return True if the kernel computes tokens of batch ``(B,)`` as torch would.
 
-        Args:
-            parts: embedding, encoder and pooling head as they are now.
-            tokens: tokens of batch ``(B,)``.
+        ``parts`` are embedding, encoder and pooling head as they are now.
         """
         features, types, padding = tokens
         # A compiler must not meet the rest.
@@ -140,10 +126,9 @@ class NativeNetwork(NativePlan):
         return cuda.can_run(self.sizes, features.shape[1], dtype, index)
 
     def __call__(self, tokens: Tokens) -> Tensor:
-        """Compute the pooled vectors ``(B, D)``, or the encoder's ``(B, N, D)``.
+        """Return the pooled vectors ``(B, D)`` of tokens that `fits` accepts.
 
-        Args:
-            tokens: tokens that `fits` accepts.
+        Without the pooling head these are the encoder's, ``(B, N, D)``.
         """
         given = self.inputs(tokens)
         call = _NetworkCall(self, given.dropout, given.seed)
@@ -151,43 +136,31 @@ class NativeNetwork(NativePlan):
         return compute(call, *tensors, *given.parameters)
 
     def inputs(self, tokens: Tokens) -> NetworkInputs:
-        """Return the arguments of the kernel.
-
-        Args:
-            tokens: tokens that `fits` accepts.
-        """
+        """Return the arguments of the kernel for tokens that `fits` accepts."""
         if self.embeds:
             values = self.embedding.read(tokens)
         else:
             values = self.embedding(clear_padding(tokens))
         (dropout,) = self._dropouts()
+        # Sampled from torch's generator, so that a seeded run can be repeated.
+        seed = int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
         parameters = cast(list[Tensor], self.parameters())
-        return NetworkInputs(
-            self.sizes,
-            values,
-            tokens.types,
-            tokens.padding,
-            parameters,
-            dropout,
-            _seed(dropout),
-        )
+        tensors = (values, tokens.types, tokens.padding, parameters)
+        return NetworkInputs(self.sizes, *tensors, dropout, seed)
 
     def in_torch(
         self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
     ) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
         with self.with_parameters(parameters):
-            return self._in_torch(values, types, padding)
-
-    def _in_torch(self, values: Tensor, types: Tensor, padding: Tensor) -> Tensor:
-        x = values
-        if self.embeds:
-            cleared = clear_padding(Tokens(values, types, padding))
-            x, types = self.embedding(cleared), cleared.types
-        if self.pooling is None:
-            return self.encoder(x, padding)
-        x, mask, marks = self.pooling.prepend(x, padding, types)
-        return self.pooling(self.encoder(x, mask), mask, marks)
+            x = values
+            if self.embeds:
+                cleared = clear_padding(Tokens(values, types, padding))
+                x, types = self.embedding(cleared), cleared.types
+            if self.pooling is None:
+                return self.encoder(x, padding)
+            x, mask, marks = self.pooling.prepend(x, padding, types)
+            return self.pooling(self.encoder(x, mask), mask, marks)
 
     def _dropouts(self) -> set[float]:
         return {layer.p if layer.training else 0.0 for layer in self.dropouts}
@@ -202,27 +175,21 @@ class _NetworkCall:
     seed: int
 
     def run(self, *inputs: Tensor) -> Tensor:
-        values, types, padding, *parameters = inputs
-        arguments = (self.network.sizes, values, types, padding, parameters)
-        if not values.is_cpu:
-            return cuda.run(*arguments)
-        return kernel.run(*arguments, dropout=self.dropout, seed=self.seed)
+        given = self._given(inputs)
+        return kernel.run(given) if given.values.is_cpu else cuda.run(given)
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
-        values, types, padding, *parameters = inputs
-        arguments = (self.network.sizes, values, types, padding, parameters, gradient)
-        if values.is_cpu:
-            found, each = kernel.gradients(
-                *arguments,
-                dropout=self.dropout,
-                seed=self.seed,
-                for_values=for_first,
-            )
-        else:
-            found, each = cuda.gradients(*arguments, for_values=for_first)
+        given = self._given(inputs)
+        differentiate = kernel.gradients if given.values.is_cpu else cuda.gradients
+        found, each = differentiate(given, gradient, for_values=for_first)
         return [found, None, None, *each]
+
+    def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
+        values, types, padding, *parameters = inputs
+        tensors = (values, types, padding, parameters)
+        return NetworkInputs(self.network.sizes, *tensors, self.dropout, self.seed)
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         if self.dropout:
@@ -230,11 +197,6 @@ class _NetworkCall:
                 "a gradient of the gradient with dropout needs kernels=torch"
             )
         return self.network.in_torch(*inputs)
-
-
-def _seed(dropout: float) -> int:
-    """Sample from torch's generator, so that a seeded run can be repeated."""
-    return int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
 
 
 def _layers(encoder: TransformerEncoder) -> list[TransformerLayer]:
@@ -270,45 +232,42 @@ def _is_projection(embedding: nn.Module) -> bool:
         type(embedding) is TokenEmbedding
         and not embedding.adds
         and embedding.project is not None
-        and type(embedding.activate) in _CODES
+        and type(embedding.activate) in ACTIVATIONS
     )
 
 
-def _embedding_weights(embedding: TokenEmbedding) -> list[tuple[nn.Module, str]]:
-    assert embedding.project is not None
-    weights: list[tuple[nn.Module, str]] = [
-        (embedding.project, "weight"),
-        (embedding.project, "bias"),
-    ]
-    if embedding.types is not None:
-        weights.append((embedding.types, "weight"))
-    return weights
-
-
-def _attention_weights(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for name in ("to_query", "to_key", "to_value", "to_out"):
-        yield getattr(attention, name), "weight"
-
-
-def _encoder_weights(encoder: TransformerEncoder) -> Iterator[tuple[nn.Module, str]]:
+def _weights(
+    embedding: TokenEmbedding | None,
+    encoder: TransformerEncoder,
+    pooling: Pooling | None,
+) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the parameters in the order of ``Parameters`` in network.hpp."""
+    if embedding is not None:
+        assert embedding.project is not None
+        yield from _affine(embedding.project)
+        if embedding.types is not None:
+            yield embedding.types, "weight"
+    if pooling is not None and pooling.extra_tokens:
+        yield pooling, "tokens"
     for layer in _layers(encoder):
-        yield layer.attention_norm, "weight"
-        yield layer.attention_norm, "bias"
-        yield from _attention_weights(layer.attention)
-        for module in (
-            layer.feedforward_norm,
-            layer.feedforward[0],
-            layer.feedforward[2],
-        ):
-            yield module, "weight"
-            yield module, "bias"
-
-
-def _pooling_weights(pooling: Pooling) -> Iterator[tuple[nn.Module, str]]:
+        yield from _affine(layer.attention_norm)
+        yield from _projections(layer.attention)
+        yield from _affine(layer.feedforward_norm)
+        yield from _affine(layer.feedforward[0])
+        yield from _affine(layer.feedforward[2])
     if isinstance(pooling, AdaPooling):
-        yield from _attention_weights(pooling.attention)
+        yield from _projections(pooling.attention)
         if pooling.query == "learned":
             yield pooling, "learned_query"
+
+
+def _affine(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [(module, "weight"), (module, "bias")]
+
+
+def _projections(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for name in ("to_query", "to_key", "to_value", "to_out"):
+        yield getattr(attention, name), "weight"
 
 
 def _sizes(
@@ -318,19 +277,20 @@ def _sizes(
 ) -> NetworkSizes:
     layer = _layers(encoder)[0]
     types = None if embedding is None else embedding.types
+    activate = nn.Identity() if embedding is None else embedding.activate
     ada = pooling if isinstance(pooling, AdaPooling) else None
     head = None if pooling is None else _POOLINGS[type(pooling)]
     return NetworkSizes(
         features=0 if embedding is None else embedding.num_features,
         types=0 if types is None else types.num_embeddings,
         type_width=0 if types is None else types.embedding_dim,
-        input_activation=0 if embedding is None else _CODES[type(embedding.activate)],
+        input_activation=ACTIVATIONS[type(activate)],
         extra=0 if pooling is None else pooling.extra_tokens,
         dim=encoder.dim,
         layers=len(encoder.layers),
         heads=layer.attention.num_heads,
         dim_ff=cast(nn.Linear, layer.feedforward[0]).out_features,
-        activation=_CODES[type(layer.feedforward[1])],
+        activation=ACTIVATIONS[type(layer.feedforward[1])],
         scale=layer.attention.scale,
         pooling=kernel.POOLINGS[head],
         pooling_heads=1 if ada is None else ada.attention.num_heads,

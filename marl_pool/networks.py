@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.activations import Activation
+from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.kernels.native.call import NetworkInputs
 from marl_pool.kernels.native.plan import has_hooks
-from marl_pool.kernels.transforms import is_transformed
 from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
@@ -189,8 +188,9 @@ class SetNetwork(nn.Module):
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
         tokens = self._drop(tokens)
-        if self._native is not None and self.is_native(tokens):
-            return self._native(tokens)
+        native = self._fitting(self._native, tokens)
+        if native is not None:
+            return native(tokens)
         return self.pooling(*self.encode(tokens))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -201,8 +201,8 @@ class SetNetwork(nn.Module):
         may_test = not is_transformed() and may_read(tokens.padding)
         if may_test and not tokens.padding.any():
             padding = None
-        native = self._native_encoder
-        if native is not None and self._may_use(native, tokens):
+        native = self._fitting(self._native_encoder, tokens)
+        if native is not None:
             return native(tokens), padding, tokens.types
         cleared = tokens if padding is None else clear_padding(tokens)
         x = self.embedding(cleared)
@@ -210,42 +210,37 @@ class SetNetwork(nn.Module):
         x, padding, types = self.pooling.prepend(x, padding, cleared.types)
         return self.encoder(x, padding), padding, types
 
-    def is_native(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel computes the whole network."""
-        return self._native is not None and self._may_use(self._native, tokens)
+    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the compiled kernel computes the network for these tokens.
 
-    def has_native_encoder(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel computes the encoder at least."""
-        plans = (self._native, self._native_encoder)
-        return any(plan is not None and self._may_use(plan, tokens) for plan in plans)
+        With ``encoder``, it need not compute more than the encoder.
+        """
+        plans = [self._native, *([self._native_encoder] if encoder else [])]
+        return any(self._fitting(plan, tokens) is not None for plan in plans)
 
     def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:
-        """Return the kernel's arguments for `forward`, from features to the result.
+        """Return the kernel's arguments for `forward` of tokens of batch ``(B,)``.
 
-        Args:
-            tokens: tokens of batch ``(B,)``.
-
-        Returns:
-            None where the compiled kernel does not compute the embedding, too, where
-            the network is on a GPU, and where it has hooks.
+        None where the compiled kernel does not compute the embedding, too, where the
+        network is on a GPU, and where it has hooks.
         """
-        native = self._native
-        if (
-            native is None
-            or not native.embeds
-            or not tokens.features.is_cpu
-            or type(self).forward is not SetNetwork.forward
-            or has_hooks(self)
-            or not self.is_native(tokens)
-        ):
+        # A subclass may compute something else, which a hook may change.
+        if type(self).forward is not SetNetwork.forward or has_hooks(self):
             return None
-        return native.inputs(self._drop(tokens))
+        native = self._native
+        if native is None or not native.embeds or not tokens.features.is_cpu:
+            return None
+        return native.inputs(self._drop(tokens)) if self.is_native(tokens) else None
 
-    def _may_use(self, native: NativeNetwork, tokens: Tokens) -> bool:
-        parts = (self.embedding, self.encoder, self.pooling)
+    def _fitting(
+        self, plan: NativeNetwork | None, tokens: Tokens
+    ) -> NativeNetwork | None:
+        """Return the plan if it computes this call as torch would, else None."""
         # A subclass may encode otherwise.
-        encodes = type(self).encode is SetNetwork.encode
-        return encodes and native.fits(parts, tokens)
+        if plan is None or type(self).encode is not SetNetwork.encode:
+            return None
+        parts = (self.embedding, self.encoder, self.pooling)
+        return plan if plan.fits(parts, tokens) else None
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""
@@ -272,15 +267,15 @@ class SetNetwork(nn.Module):
         Returns:
             ``(B, T, dim_out)``, and the memory after the last set.
         """
-        x, padding = self._sequences(self._drop(tokens))
-        return self._head.unroll(x, padding, prev_actions, memory)
+        sequences = self._sequences(self._drop(tokens))
+        return self._head.unroll(*sequences, prev_actions, memory)
 
     def attention_weights(
         self, tokens: Tokens, prev_actions: Tensor, memory: Memory
     ) -> Tensor:
         """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
-        x, padding = self._sequences(tokens)
-        return self._head.attention_weights(x, padding, prev_actions, memory)
+        sequences = self._sequences(tokens)
+        return self._head.attention_weights(*sequences, prev_actions, memory)
 
     def _drop(self, tokens: Tokens) -> Tokens:
         if not (self.training and self.token_dropout):

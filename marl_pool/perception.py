@@ -1,7 +1,7 @@
 """Perturbed observations compared with what the environment showed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -59,13 +59,9 @@ class Perception:
         return self._map(Tensor.cpu)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Perception":
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, part in parts.items():
-            if isinstance(part, Tokens):
-                parts[name] = part.map(function)
-            elif isinstance(part, Tensor):
-                parts[name] = function(part)
-        return Perception(**parts)
+        true, seen = self.true.map(function), self.seen.map(function)
+        origin, removed = function(self.origin), function(self.removed)
+        return Perception(true, seen, origin, removed, self.word)
 
     @property
     def known(self) -> Tensor:
@@ -77,48 +73,29 @@ class Perception:
         """``(*B, M)`` bool, perceived tokens that the environment has not."""
         return ~self.seen.padding & (self.origin < 0)
 
-    @property
-    def repeated(self) -> Tensor:
-        """``(*B, M)`` bool, tokens whose true one an earlier token shows too."""
-        same = self.origin[..., :, None] == self.origin[..., None, :]
-        both = same & self.known[..., :, None] & self.known[..., None, :]
-        return both.tril(-1).any(-1)
-
-    @property
-    def altered(self) -> Tensor:
-        """``(*B, M)`` bool, tokens with other features than their true ones."""
-        source = self.origin.clamp(min=0)[..., None]
-        features = self.true.features
-        true = features.gather(
-            -2, source.expand(*source.shape[:-1], features.shape[-1])
-        )
-        return self.known & (true != self.seen.features).any(-1)
-
-    @property
-    def retyped(self) -> Tensor:
-        """``(*B, M)`` bool, tokens with another type than their true ones."""
-        true = self.true.types.gather(-1, self.origin.clamp(min=0))
-        return self.known & (true != self.seen.types)
-
-    @property
-    def reordered(self) -> Tensor:
-        """``(*B, M)`` bool, tokens in another slot than their true ones."""
-        slots = torch.arange(self.origin.shape[-1], device=self.origin.device)
-        moved = (self.origin != slots) & (slots < self.true.num_tokens)
-        return self.known & moved
-
     def marks(self) -> dict[Mark, Tensor]:
         """Return the differences that occur, with the tokens that have them.
 
         Masks are ``(*B, N)`` bool for `Mark.HIDDEN` and ``(*B, M)`` for the others.
         """
+        known, source = self.known, self.origin.clamp(min=0)
+        # Compare with the true token behind each one: features, type and slot.
+        features = self.true.features
+        index = source[..., None].expand(*source.shape, features.shape[-1])
+        altered = (features.gather(-2, index) != self.seen.features).any(-1)
+        retyped = self.true.types.gather(-1, source) != self.seen.types
+        slots = torch.arange(self.origin.shape[-1], device=self.origin.device)
+        moved = (self.origin != slots) & (slots < self.true.num_tokens)
+        # Find tokens whose true one an earlier token shows, too.
+        same = self.origin[..., :, None] == self.origin[..., None, :]
+        both = same & known[..., :, None] & known[..., None, :]
         masks = {
             Mark.HIDDEN: self.removed,
             Mark.INJECTED: self.injected,
-            Mark.ALTERED: self.altered,
-            Mark.RETYPED: self.retyped,
-            Mark.REPEATED: self.repeated,
-            Mark.REORDERED: self.reordered,
+            Mark.ALTERED: known & altered,
+            Mark.RETYPED: known & retyped,
+            Mark.REPEATED: both.tril(-1).any(-1),
+            Mark.REORDERED: known & moved,
         }
         return {mark: mask for mark, mask in masks.items() if mask.any()}
 

@@ -80,14 +80,13 @@ class StepGraph:
         play: Callable[[], tuple[Any, Any]],
         state: Any,
     ) -> None:
-        leaves, self._structure = tree_flatten(state)
-        self._state = [_copy(leaf) for leaf in leaves]
+        self._state, self._structure = tree_flatten(_copy(state))
         # The replay writes into the tensors of the capture, which comes last.
         self._recorded: Any = None
 
         def steps() -> None:
             # Copies, since what is recorded must not change with the state.
-            load(tree_unflatten(list(map(_copy, self._state)), self._structure))
+            load(_copy(tree_unflatten(self._state, self._structure)))
             self._recorded, after = play()
             _write(self._state, tree_flatten(after)[0])
 
@@ -101,12 +100,12 @@ class StepGraph:
             raise RuntimeError("the state has another structure than the captured one")
         _write(self._state, leaves)
         self._replay()
-        after = tree_unflatten(list(map(_copy, self._state)), self._structure)
-        return tree_map_only(Tensor, torch.clone, self._recorded), after
+        after = tree_unflatten(self._state, self._structure)
+        return _copy(self._recorded), _copy(after)
 
 
-def _copy(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+def _copy(tree: Any) -> Any:
+    return tree_map_only(Tensor, torch.clone, tree)
 
 
 def _write(to: list[Any], values: list[Any]) -> None:

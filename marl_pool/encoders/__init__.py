@@ -7,24 +7,24 @@ from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from marl_pool.encoders.base import Encoder as Encoder
-    from marl_pool.encoders.identity import IdentityEncoder as IdentityEncoder
+    from marl_pool.encoders.base import IdentityEncoder as IdentityEncoder
     from marl_pool.encoders.lstm import LSTMEncoder as LSTMEncoder
     from marl_pool.encoders.merging import (
         LearnedMergingEncoder as LearnedMergingEncoder,
     )
-    from marl_pool.encoders.set_linear import SetLinearEncoder as SetLinearEncoder
-    from marl_pool.encoders.set_transformer import (
+    from marl_pool.encoders.swarm import SetLinearEncoder as SetLinearEncoder
+    from marl_pool.encoders.swarm import SwarmEncoder as SwarmEncoder
+    from marl_pool.encoders.transformer import (
         SetTransformerEncoder as SetTransformerEncoder,
     )
-    from marl_pool.encoders.swarm import SwarmEncoder as SwarmEncoder
     from marl_pool.encoders.transformer import TransformerEncoder as TransformerEncoder
 
 ENCODERS: dict[str, str] = {
-    "identity": "marl_pool.encoders.identity:IdentityEncoder",
+    "identity": "marl_pool.encoders.base:IdentityEncoder",
     "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
     "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
-    "set_linear": "marl_pool.encoders.set_linear:SetLinearEncoder",
-    "set_transformer": "marl_pool.encoders.set_transformer:SetTransformerEncoder",
+    "set_linear": "marl_pool.encoders.swarm:SetLinearEncoder",
+    "set_transformer": "marl_pool.encoders.transformer:SetTransformerEncoder",
     "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
     "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
 }

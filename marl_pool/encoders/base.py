@@ -1,12 +1,14 @@
-"""Base class of encoders, which map a set of vectors to a set of vectors."""
+"""Base class of encoders, which map a set of vectors to a set, and the identity."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.tokens import Mask
 from marl_pool.utils.construction import check_constructor
+from marl_pool.utils.types import PositiveInt
 
 
 class Encoder(nn.Module, ABC):
@@ -41,3 +43,24 @@ class Encoder(nn.Module, ABC):
             x: the vectors, finite also under padding.
             padding: ``(B, N)`` bool, True = ignore; None where nothing is padded.
         """
+
+
+class IdentityEncoder(Encoder):
+    """Return the embedded tokens unchanged.
+
+    A control without interaction between tokens, and the encoder below a sensory layer
+    such as `AttentionNeuronPooling`.
+
+    Args:
+        dim: D, the width that tokens are projected to; None for no projection: the
+            vectors are the tokens' features, images scaled to [0, 1], and the type
+            embedding if the policy has one.
+    """
+
+    def __init__(self, *, dim: PositiveInt | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    @override
+    def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
+        return x

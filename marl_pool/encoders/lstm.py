@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.kernels.transforms import is_transformed
+from marl_pool.kernels.functional import is_transformed
 from marl_pool.tokens import Mask
 from marl_pool.utils.types import PositiveInt
 

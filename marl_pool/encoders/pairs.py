@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.kernels.transforms import is_transformed
+from marl_pool.kernels.functional import is_transformed
 from marl_pool.tokens import Mask
 from marl_pool.utils.devices import may_read
 

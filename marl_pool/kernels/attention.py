@@ -1,16 +1,21 @@
 """Multi-head attention with padding, for encoders and pooling heads."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from marl_pool.kernels.functional import (
+    input_gradients,
+    is_transformed,
+    plain_attention,
+    plain_gradients,
+)
 from marl_pool.kernels.narrow_attention import WIDEST, narrow_attention
-from marl_pool.kernels.plain_attention import plain_attention, plain_gradients
-from marl_pool.kernels.transforms import is_transformed
 from marl_pool.utils.errors import InputError
 
 AttentionScale = Literal["model", "head"]
@@ -51,8 +56,7 @@ class MultiHeadAttention(nn.Module):
             that a feature of the result is; in [0, 1).
 
     Raises:
-        InputError: ``num_heads`` does not divide ``dim``, an unknown scale, or a
-            dropout out of range.
+        InputError: ``num_heads`` does not divide ``dim``.
     """
 
     def __init__(
@@ -66,14 +70,6 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         validate_heads("num_heads", num_heads, dim)
-        if scale not in ("model", "head"):
-            raise InputError(
-                f"attention_scale: expected 'model' or 'head', got {scale!r}"
-            )
-        if not 0 <= dropout < 1:
-            raise InputError(
-                f"attention_dropout: expected a number in [0, 1), got {dropout}"
-            )
         self.num_heads, self.dropout = num_heads, dropout
         # Narrow heads have a kernel of their own.
         self._narrow = dim // num_heads <= WIDEST
@@ -99,27 +95,23 @@ class MultiHeadAttention(nn.Module):
         """
         # Project, and split into heads.
         queries, keys, values = map(self._split_heads, self._project(query, context))
-        # Only this operation drops attention weights.
-        if self.training and self.dropout:
-            mixed = _scaled_dot_product(
-                queries, keys, values, padding, self.scale, self.dropout
-            )
-            return F.dropout(
-                self.to_out(mixed.transpose(1, 2).flatten(2)), self.dropout
-            )
         # The gradient of narrow attention is a difference of means, for which bfloat16
         # has too few digits.
         precise = queries.dtype in (torch.float32, torch.float64)
         # Choose the fastest kernel that this context supports.
-        attend = fused_attention
-        if torch.compiler.is_compiling():
+        attend: Callable[..., Tensor] = fused_attention
+        dropout = self.dropout if self.training else 0.0
+        if dropout:
+            attend = partial(_scaled_dot_product, dropout=dropout)
+        elif torch.compiler.is_compiling():
             attend = _scaled_dot_product  # fused by the compiler
         elif is_transformed():
             attend = plain_attention
         elif self._narrow and precise and query.is_cpu:
             attend = narrow_attention
         mixed = attend(queries, keys, values, padding, self.scale)
-        return self.to_out(mixed.transpose(1, 2).flatten(2))
+        result = self.to_out(mixed.transpose(1, 2).flatten(2))
+        return F.dropout(result, dropout) if dropout else result
 
     def _project(self, query: Tensor, context: Tensor) -> tuple[Tensor, ...]:
         parts = (self.to_query, self.to_key, self.to_value)
@@ -170,22 +162,14 @@ def fused_attention(
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        result: Tensor = _FusedAttention.apply(*tensors, padding, scale)
-        return result
+        return _FusedAttention.apply(*tensors, padding, scale)
     return _scaled_dot_product(*tensors, padding, scale)
 
 
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        inputs = (query, key, value)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *inputs, padding, scale = arguments
         ctx.save_for_backward(*inputs, padding)
         ctx.scale = scale
         ctx.inner = _with_graph(inputs, ctx.needs_input_grad, padding, scale)
@@ -195,18 +179,14 @@ class _FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, padding = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            exact = plain_gradients(inputs, padding, ctx.scale, gradient)
-            return (*exact, None, None)
+            return *plain_gradients(inputs, padding, ctx.scale, gradient), None, None
         # Release the inner graph, so that its memory is freed as early as that of an
         # ordinary node. A second pass through a retained graph builds it again.
         inner, ctx.inner = ctx.inner, None
         if inner is None:
             inner = _with_graph(inputs, ctx.needs_input_grad, padding, ctx.scale)
         parts, result = inner
-        differentiable = [part for part in parts if part.requires_grad]
-        found = iter(torch.autograd.grad(result, differentiable, gradient))
-        gradients = (next(found) if part.requires_grad else None for part in parts)
-        return (*gradients, None, None)
+        return *input_gradients(result, parts, gradient), None, None
 
 
 def _with_graph(
@@ -232,19 +212,16 @@ def _scaled_dot_product(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    keep = None if padding is None else _keep(padding)
+    keep = empty = None
+    if padding is not None:
+        # In torch's attention True means attend. The mask is inverted here and nowhere
+        # else. An empty set keeps all its keys, so that its gradient is not NaN.
+        # (torch's CPU kernels return zeros for such rows since 2.5; CUDA's are not
+        # tested here.)
+        empty = padding.all(-1)[:, None, None, None]
+        keep = ~padding[:, None, None] | empty
     mixed = F.scaled_dot_product_attention(
         query, key, value, attn_mask=keep, dropout_p=dropout, scale=scale
     )
-    if padding is None:
-        return mixed
     # A softmax over no keys is undefined; here its result is zero.
-    return mixed.masked_fill(padding.all(-1)[:, None, None, None], 0.0)
-
-
-def _keep(padding: Tensor) -> Tensor:
-    # In torch's attention True means attend. The mask is inverted here and nowhere
-    # else. An empty set keeps all its keys, so that its gradient is not NaN. (torch's
-    # CPU kernels return zeros for such rows since 2.5; CUDA's are not tested here.)
-    keep = ~padding | padding.all(-1, keepdim=True)
-    return keep[:, None, None, :]
+    return mixed if empty is None else mixed.masked_fill(empty, 0.0)

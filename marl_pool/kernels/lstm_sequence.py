@@ -13,28 +13,26 @@ derivatives of the gates are computed for as many steps at once as fit the cache
 (tokens of a batch) are the last dimension, so that each gate is a contiguous block.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from marl_pool.kernels.functional import input_gradients
 
 CHUNK = 1 << 16
 """Gate values that are handled at once, 256 KB of float32."""
 
 
 class Gates(NamedTuple):
-    """Weights from input and hidden state to the four gates.
-
-    Attributes:
-        of_input: ``(4 K, I)``, U.
-        of_hidden: ``(4 K, K)``, W.
-        bias: ``(4 K,)``, b.
-    """
+    """Weights from input and hidden state to the four gates."""
 
     of_input: Tensor
+    """``(4 K, I)``, U."""
     of_hidden: Tensor
+    """``(4 K, K)``, W."""
     bias: Tensor
+    """``(4 K,)``, b."""
 
 
 def lstm_sequence(
@@ -57,8 +55,7 @@ def lstm_sequence(
     parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
     # Sums over many steps need more digits than mixed precision has.
     with torch.autocast(inputs.device.type, enabled=False):
-        result: tuple[Tensor, Tensor] = _LSTMSequence.apply(*parts)
-    return result
+        return _LSTMSequence.apply(*parts)
 
 
 def plain_lstm_sequence(
@@ -81,16 +78,8 @@ def plain_lstm_sequence(
 
 class _LSTMSequence(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        of_input: Tensor,
-        of_hidden: Tensor,
-        bias: Tensor,
-        hidden: Tensor,
-        state: Tensor,
-        held: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        inputs, of_input, of_hidden, bias, hidden, state, held = arguments
         steps, units = len(inputs), len(state)
         # Compute the inputs' part of the gates for all steps at once.
         gates = of_input @ inputs
@@ -112,19 +101,7 @@ class _LSTMSequence(torch.autograd.Function):
             if held is not None:
                 torch.where(held[t], states[t], new, out=new)
                 torch.where(held[t], hiddens[t], hiddens[t + 1], out=hiddens[t + 1])
-        ctx.save_for_backward(
-            inputs,
-            of_input,
-            of_hidden,
-            bias,
-            hidden,
-            state,
-            held,
-            gates,
-            hiddens,
-            states,
-            squashed,
-        )
+        ctx.save_for_backward(*arguments, gates, hiddens, states, squashed)
         return hiddens[1:].clone(), states[-1].clone()
 
     @staticmethod
@@ -132,26 +109,16 @@ class _LSTMSequence(torch.autograd.Function):
         ctx: Any, for_hiddens: Tensor, for_last: Tensor
     ) -> tuple[Tensor | None, ...]:
         with torch.autocast(for_last.device.type, enabled=False):
-            if torch.is_grad_enabled():  # create_graph=True
-                return _plain_gradients(ctx.saved_tensors[:7], for_hiddens, for_last)
-            return _gradients(ctx, for_hiddens, for_last)
-
-
-def _plain_gradients(
-    given: Sequence[Any], for_hiddens: Tensor, for_last: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments, in a form that is differentiable again."""
-    *tensors, held = given
-    # Views, so that a tensor passed as two arguments has a gradient for each.
-    inputs, *weights, hidden, state = parts = [part.view_as(part) for part in tensors]
-    results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
-    differentiable = [part for part in parts if part.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            results, differentiable, (for_hiddens, for_last), create_graph=True
-        )
-    )
-    return (*(next(found) if part.requires_grad else None for part in parts), None)
+            if not torch.is_grad_enabled():
+                return _gradients(ctx, for_hiddens, for_last)
+            # With create_graph=True the gradients have to be differentiable in turn.
+            *tensors, held = ctx.saved_tensors[:7]
+            # Views, so that a tensor passed as two arguments has a gradient for each.
+            parts = [part.view_as(part) for part in tensors]
+            inputs, *weights, hidden, state = parts
+            results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
+            given = (for_hiddens, for_last)
+            return *input_gradients(results, parts, given, create_graph=True), None
 
 
 def _gradients(
@@ -161,7 +128,8 @@ def _gradients(
     inputs, of_input, of_hidden, *_, held, gates, hiddens, states, squashed = (
         ctx.saved_tensors
     )
-    slopes = torch.empty_like(gates)
+    slopes, units = torch.empty_like(gates), len(for_last)
+    forget = gates[:, units : 2 * units]
     back = of_hidden.mT.contiguous()
     for_state, for_hidden = for_last.clone(), torch.zeros_like(for_last)
     # Backpropagate through time, chunk by chunk from the last step to the first.
@@ -172,13 +140,19 @@ def _gradients(
         through = _local_derivatives(
             gates[chunk], states[:-1][chunk], squashed[chunk], kept, slopes[chunk]
         )
-        forget = gates[chunk, len(for_last) : 2 * len(for_last)]
-        for_hidden = _backpropagate(
-            for_hiddens[chunk],
-            (slopes[chunk], through, forget, back, kept),
-            for_hidden,
-            for_state,
-        )
+        for t in reversed(range(first, first + len(through))):
+            # Add the gradient of this step's output to that from later steps.
+            for_hidden = for_hidden + for_hiddens[t]
+            for_state.addcmul_(for_hidden, through[t - first])
+            # The derivatives by the gates' logits become gradients in place.
+            slopes[t, : 3 * units].view(3, units, -1).mul_(for_state)
+            slopes[t, 3 * units :].mul_(for_hidden)
+            if held is None:
+                for_state *= forget[t]
+                for_hidden = back @ slopes[t]
+            else:
+                for_state *= torch.where(held[t], 1.0, forget[t])
+                for_hidden = (for_hidden * held[t]).addmm_(back, slopes[t])
     # `slopes` now holds the gradients of the gates' logits in all steps.
     for_inputs = of_input.mT @ slopes if ctx.needs_input_grad[0] else None
     of_inputs = torch.bmm(slopes, inputs.mT).sum(0)
@@ -222,38 +196,3 @@ def _local_derivatives(
         out.masked_fill_(held[:, None], 0.0)
         through.masked_fill_(held[:, None], 0.0)
     return through
-
-
-def _backpropagate(
-    for_hiddens: Tensor,
-    derivatives: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    for_hidden: Tensor,
-    for_state: Tensor,
-) -> Tensor:
-    """Backpropagate through S steps; the gates' derivatives become gradients in place.
-
-    Args:
-        for_hiddens: ``(S, K, R)``, the gradient of the returned hidden states.
-        derivatives: those by the gates' logits, those of h_t by c_t, the forget gates,
-            the transpose of W, and the rows that were held.
-        for_hidden: ``(K, R)``, the gradient of the last h_t from later steps.
-        for_state: ``(K, R)``, likewise of c_t; changed in place.
-
-    Returns:
-        The gradient of the hidden state before these steps.
-    """
-    slopes, through, forget, back, held = derivatives
-    units = len(for_state)
-    for t in reversed(range(len(slopes))):
-        # Add the gradient of this step's output to that from later steps.
-        for_hidden = for_hidden + for_hiddens[t]
-        for_state.addcmul_(for_hidden, through[t])
-        slopes[t, : 3 * units].view(3, units, -1).mul_(for_state)
-        slopes[t, 3 * units :].mul_(for_hidden)
-        if held is None:
-            for_state *= forget[t]
-            for_hidden = back @ slopes[t]
-        else:
-            for_state *= torch.where(held[t], 1.0, forget[t])
-            for_hidden = (for_hidden * held[t]).addmm_(back, slopes[t])
-    return for_hidden

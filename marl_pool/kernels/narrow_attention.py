@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.kernels.plain_attention import plain_gradients
+from marl_pool.kernels.functional import plain_gradients
 
 WIDEST = 3
 """Wider heads are faster in `scaled_dot_product_attention`."""
@@ -46,17 +46,9 @@ _scratch = threading.local()
 def narrow_attention(
     query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
 ) -> Tensor:
-    """Return ``softmax(scale · q kᵀ) v``.
+    """Return ``softmax(scale · q kᵀ) v``; the arguments are those of `plain_attention`.
 
-    Args:
-        query: ``(B, H, M, W)``.
-        key: ``(B, H, N, W)``.
-        value: ``(B, H, N, W)``.
-        padding: ``(B, N)`` bool, True = ignore. An empty set gives zero.
-        scale: factor of the scores.
-
-    Returns:
-        ``(B, H, M, W)``. A gradient of the gradient is that of `plain_attention`.
+    A gradient of the gradient is that of `plain_attention`, too.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -66,25 +58,17 @@ def narrow_attention(
 
 class _NarrowAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        result, saved = _attend(query, key, value, padding, scale, for_gradient=True)
-        ctx.save_for_backward(query, key, value, padding, *saved)
-        ctx.scale = scale
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *tensors, ctx.scale = arguments  # query, key, value and padding
+        result, saved = _attend(*arguments, for_gradient=True)
+        ctx.save_for_backward(*tensors, *saved)
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, padding, q, k, v, peak, total, means, ignore = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            exact = plain_gradients(inputs, padding, ctx.scale, gradient)
-            return (*exact, None, None)
+            return *plain_gradients(inputs, padding, ctx.scale, gradient), None, None
         width = len(q)
         g = _to_rows(gradient)
         mean_v, mean_k, mean_kv = _split(means, width)
@@ -138,7 +122,9 @@ def _attend(
     heads, width = query.shape[1], query.shape[3]
     # The weights are powers of 2, which cost less than those of e.
     q = _to_rows(query) * (scale / _LN2)
-    ignore = None if padding is None else _repeat_heads(padding, heads)
+    ignore = None
+    if padding is not None:
+        ignore = padding[:, None].expand(-1, heads, -1).flatten(0, 1)
     columns, low, high, mean = _columns(_to_rows(key), _to_rows(value), ignore)
     v, k, _ = _split(columns[1:], width)
     peak = _peak(k, q, low, high, ignore)
@@ -152,11 +138,6 @@ def _attend(
     means = sums[1:] / total
     result = _from_rows(means[:width] + mean, query.shape[:2])
     return result, (q, k, v, peak, total, means, ignore)
-
-
-def _repeat_heads(padding: Tensor, heads: int) -> Tensor:
-    """Repeat ``(B, N)`` for each head, ``(B heads, N)``."""
-    return padding[:, None].expand(-1, heads, -1).flatten(0, 1)
 
 
 def _peak(
@@ -261,11 +242,8 @@ def _chunks(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
         if width == 1:
             torch.mul(inner[0, rows, :, None], outer[0, rows, None], out=scores)
         else:
-            left, right = (
-                inner[:, rows].permute(1, 2, 0),
-                outer[:, rows].transpose(0, 1),
-            )
-            torch.bmm(left, right, out=scores)
+            left = inner[:, rows].permute(1, 2, 0)
+            torch.bmm(left, outer[:, rows].transpose(0, 1), out=scores)
         yield rows, scores
 
 

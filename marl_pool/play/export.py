@@ -16,7 +16,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.play.episodes import LiveEpisode
 from marl_pool.play.session import Session
 from marl_pool.policies.base import Policy

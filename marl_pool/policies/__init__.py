@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from marl_pool.policies.attention_agent import AttentionAgent as AttentionAgent
     from marl_pool.policies.base import Decision as Decision
     from marl_pool.policies.base import Policy as Policy
-    from marl_pool.policies.feed_forward import FeedForward as FeedForward
     from marl_pool.policies.random_policy import RandomPolicy as RandomPolicy
+    from marl_pool.policies.sensory import FeedForward as FeedForward
     from marl_pool.policies.sensory import Sensory as Sensory
     from marl_pool.policies.token_policy import TokenPolicy as TokenPolicy
     from marl_pool.policies.vision import Vision as Vision
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AGENTS: dict[str, str] = {
     "attention_agent": "marl_pool.policies.attention_agent:AttentionAgent",
-    "feed_forward": "marl_pool.policies.feed_forward:FeedForward",
+    "feed_forward": "marl_pool.policies.sensory:FeedForward",
     "sensory": "marl_pool.policies.sensory:Sensory",
     "vision": "marl_pool.policies.vision:Vision",
 }
@@ -63,10 +63,7 @@ def make_policy(
 
     options |= {"encoder": _part(encoder), "pooling": _part(pooling)}
     context = {"spec": spec, "action_space": action_space}
-    policy: TokenPolicy = build(
-        "token", POLICIES, "policy", TokenPolicy, options, context
-    )
-    return policy
+    return build("token", POLICIES, "policy", TokenPolicy, options, context)
 
 
 def make_agent(
@@ -83,8 +80,7 @@ def make_agent(
     from marl_pool.policies.agent import Agent
 
     context = {"spec": spec, "action_space": action_space}
-    agent: Agent = build(name, AGENTS, "policy", Agent, options, context)
-    return agent
+    return build(name, AGENTS, "policy", Agent, options, context)
 
 
 def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:

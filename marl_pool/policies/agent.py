@@ -1,21 +1,23 @@
-"""Agent: the base class of policies that are evolved or cloned."""
+"""Policies that are evolved or cloned: their base class, and populations of them."""
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map, tree_map_only
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import tanh
 from marl_pool.policies.actions import ActionSpec, sample
-from marl_pool.policies.base import Decision, SpecifiedPolicy, State
+from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
+from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Stream
 
 Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
@@ -33,14 +35,11 @@ class Agent(SpecifiedPolicy):
     one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
     a function of tensors that `torch.func.vmap` can vectorise, without Python branches
     on their values.
-
-    Attributes:
-        hidden_dim: H, width of the last hidden layer that `unroll_hidden` returns; 0
-            for an agent without that method.
     """
 
     recurrent = False
     hidden_dim: int = 0
+    """H, width of the last hidden layer of `unroll_hidden`; 0 without that method."""
 
     def __init__(
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
@@ -81,13 +80,10 @@ class Agent(SpecifiedPolicy):
         return self.unroll(*arguments)
 
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        """Return `unroll` for P members of a population with different parameters.
+        """Return `unroll` for P members with different parameters, ``(P, …)`` each.
 
         Its arguments and results have an additional leading dimension P. Subclasses
         may override it by a faster one.
-
-        Args:
-            parameters: by name, ``(P, …)``.
         """
 
         def member(own: dict[str, Tensor], *arguments: Any) -> Any:
@@ -159,3 +155,168 @@ class Agent(SpecifiedPolicy):
         if padding is not None:
             numbers = numbers.masked_fill(padding[..., None], 0.0)
         return numbers
+
+    def missing_tokens(self, count: int) -> int:
+        """Return how many of the tokens in training are not among ``count`` tokens.
+
+        Raises:
+            UnfitTokensError: there are more tokens than in training.
+        """
+        missing = self.spec.num_tokens - count
+        if missing < 0:
+            raise UnfitTokensError(
+                f"{type(self).__name__}: expected at most {self.spec.num_tokens} "
+                f"tokens, got {count}"
+            )
+        return missing
+
+
+def to_vector(agent: Agent) -> Tensor:
+    """Concatenate all parameters of an agent to one vector ``(n,)``."""
+    return torch.cat([part.detach().flatten() for part in agent.parameters()])
+
+
+def load_vector(agent: Agent, vector: Tensor) -> None:
+    """Set an agent's parameters to a vector ``(n,)`` in the order of `to_vector`."""
+    sizes = _sizes(agent)
+    if vector.shape != (sum(sizes),):
+        raise InputError(
+            f"parameters: expected {sum(sizes)} numbers, "
+            f"got shape {tuple(vector.shape)}"
+        )
+    with torch.no_grad():
+        for part, numbers in zip(agent.parameters(), vector.split(sizes), strict=True):
+            part.copy_(numbers.view_as(part))
+
+
+def _sizes(agent: Agent) -> list[int]:
+    return [part.numel() for part in agent.parameters()]
+
+
+class _MemberGrid(NamedTuple):
+    """Environments of a batch arranged in a rectangle, a row for each member."""
+
+    member: Tensor
+    """``(num_envs, agents)`` member of each; the very tensor of the state."""
+    cells: Tensor | None
+    """``(num_envs,)`` flat index in the rectangle; None where it is full."""
+    shape: tuple[int, int]
+    """Number of members left, and the largest number of environments of one."""
+    unroll: Unroll
+    """`Agent.unroll` of these members."""
+
+
+class Population(Policy):
+    """P parameter vectors of one agent, evaluated in one batch of environments.
+
+    Member p acts in the environments ``p·R`` to ``(p + 1)·R - 1`` of P·R. The state
+    holds the member of each agent, so that environments may end and be dropped. The
+    agent's `Agent.unroll` is vectorised over the parameters by `Agent.members`.
+
+    Args:
+        agent: the architecture; its own parameters are not used.
+        vectors: ``(P, n)`` parameters in the order of `to_vector`.
+    """
+
+    def __init__(self, agent: Agent, vectors: Tensor) -> None:
+        super().__init__()
+        self.agent = agent
+        wanted = sum(_sizes(agent))
+        if vectors.dim() != 2 or vectors.shape[1] != wanted:
+            raise InputError(
+                f"vectors: expected the shape (P, {wanted}), got {tuple(vectors.shape)}"
+            )
+        self.size = len(vectors)
+        self.noise_size = agent.noise_size
+        self.vectors: Tensor
+        self.register_buffer("vectors", vectors.to(agent.low))
+        self._grid: _MemberGrid | None = None
+
+    @override
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        """Return ``{"member", "agent"}``: the member of each, and the agent's state."""
+        if num_envs % self.size:
+            raise InputError(
+                f"num_envs: expected a multiple of the population size {self.size}, "
+                f"got {num_envs}"
+            )
+        each = torch.arange(self.size, device=self.vectors.device)
+        member = each.repeat_interleave(num_envs // self.size)
+        member = member[:, None].expand(-1, num_agents)
+        own = self.agent.initial_state(num_envs, num_agents, num_tokens)
+        return {"member": member, "agent": own}
+
+    @override
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        # Unlike in other policies, the state is required.
+        grid = self._member_grid(state["member"])
+        agents = tokens.batch_shape[1]
+        # Arrange the rows by member, compute all members at once, and arrange back.
+        arguments = self.agent.unroll_arguments(tokens, state["agent"])
+        arguments = tree_map_only(
+            Tensor, lambda part: _to_grid(part, grid, agents), arguments
+        )
+        outputs, memory = tree_map(
+            lambda part: _from_grid(part, grid, agents), grid.unroll(*arguments)
+        )
+        decision = self.agent.decide(outputs, memory, tokens, generator, explore)
+        own = {"member": state["member"], "agent": decision.state}
+        return decision._replace(state=own)
+
+    @override
+    def scale(self, action: Tensor) -> Tensor:
+        return self.agent.scale(action)
+
+    def _member_grid(self, member: Tensor) -> _MemberGrid:
+        # It is another tensor only after environments were dropped.
+        if self._grid is not None and self._grid.member is member:
+            return self._grid
+        # One row for each member left, as wide as the largest number of environments.
+        # All agents of an environment belong to one member.
+        left, rows, counts = member[:, 0].unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
+        width = int(counts.max())
+        cells = None
+        if (counts != width).any():
+            # Cell of each environment: its member's row, and its place within it.
+            first = counts.cumsum(0) - counts
+            within = torch.arange(len(member), device=member.device) - first[rows]
+            cells = rows * width + within
+        unroll = self.agent.members(self._named_parameters(left))
+        self._grid = _MemberGrid(member, cells, (len(left), width), unroll)
+        return self._grid
+
+    def _named_parameters(self, members: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of some members by name, ``(members, …)`` each."""
+        parts = self.vectors[members].split(_sizes(self.agent), dim=1)
+        named = zip(self.agent.named_parameters(), parts, strict=True)
+        return {
+            name: numbers.view(len(members), *part.shape)
+            for (name, part), numbers in named
+        }
+
+
+def _to_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+    """Arrange ``(num_envs · agents, …)`` as ``(members, width · agents, …)``."""
+    members, width = grid.shape
+    if grid.cells is not None:
+        by_env = part.unflatten(0, (-1, agents))
+        empty = part.new_zeros(members * width, *by_env.shape[1:])
+        part = empty.index_copy_(0, grid.cells, by_env).flatten(0, 1)
+    return part.unflatten(0, (members, width * agents))
+
+
+def _from_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+    """Invert `_to_grid`."""
+    flat = part.flatten(0, 1)
+    if grid.cells is None:
+        return flat
+    by_cell = flat.unflatten(0, (-1, agents))
+    return by_cell.index_select(0, grid.cells).flatten(0, 1)

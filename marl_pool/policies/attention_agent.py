@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import masked_softmax, tanh
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
-from marl_pool.policies.layers import mlp
 from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
-from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -228,20 +228,13 @@ class AttentionAgent(Agent):
 
     def _fill(self, x: Tensor, padding: Mask) -> tuple[Tensor, Tensor | None]:
         """Pad tokens to the number in training, so that the whole grid exists."""
-        missing = self.spec.num_tokens - x.shape[1]
+        missing = self.missing_tokens(x.shape[1])
         hidden = None if padding is None else padding[:, 0]
-        if missing < 0:
-            raise UnfitTokensError(
-                f"AttentionAgent: expected at most {self.spec.num_tokens} tokens, "
-                f"got {x.shape[1]}"
-            )
-        # Append padded tokens up to the number in training.
-        if missing:
-            if hidden is None:
-                hidden = torch.zeros_like(x[..., 0], dtype=torch.bool)
-            x = pad(x, (0, 0, 0, missing))
-            hidden = pad(hidden, (0, missing), value=True)
-        return x, hidden
+        if not missing:
+            return x, hidden
+        if hidden is None:
+            hidden = torch.zeros_like(x[..., 0], dtype=torch.bool)
+        return pad(x, (0, 0, 0, missing)), pad(hidden, (0, missing), value=True)
 
     def _mix(
         self, x: Tensor, prev_action: Tensor, memory: Memory
@@ -256,14 +249,10 @@ class AttentionAgent(Agent):
     def _importance(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         """Return the importance ``(B, V)`` of vectors; 0 under padding."""
         scores = (self.query(x) * self.scale_factor) @ self.key(x).mT
-        if hidden is not None:
-            lowest = torch.finfo(scores.dtype).min
-            scores = scores.masked_fill(hidden[:, None], lowest)
-        weights = scores.softmax(-1)
-        if hidden is not None:
-            absent = hidden[:, None] | hidden[..., None]
-            weights = weights.masked_fill(absent, 0.0)
-        return weights.sum(-2)
+        if hidden is None:
+            return scores.softmax(-1).sum(-2)
+        weights = masked_softmax(scores, hidden[:, None])
+        return weights.masked_fill(hidden[..., None], 0.0).sum(-2)
 
     def _places(self, choice: "HardAttention") -> Tensor:
         """Return rows and columns in turn, ``(B, 2k)``; 0 for missing vectors."""

@@ -40,12 +40,10 @@ class Policy(nn.Module, ABC):
     What it carries from step to step is returned in `Decision.state` and passed to the
     next call, so that one policy can act in any number of environments, and a learner
     can replay any step. Implement `act`, and `initial_state` for a policy with a state.
-
-    Attributes:
-        noise_size: uniform random numbers per decision that exploration consumes.
     """
 
     noise_size: int = 0
+    """Uniform random numbers per decision that exploration consumes."""
 
     @abstractmethod
     def act(

@@ -126,8 +126,7 @@ def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None
 def _run(path: Path, tokens: tuple[Tensor, ...], to: Format) -> Tensor:
     """Compute actions from the written file alone."""
     if to == "torch":
-        loaded: Tensor = torch.export.load(path).module()(*tokens)
-        return loaded
+        return torch.export.load(path).module()(*tokens)
     from onnxruntime import InferenceSession
 
     session = InferenceSession(str(path), providers=["CPUExecutionProvider"])

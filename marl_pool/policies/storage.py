@@ -169,8 +169,6 @@ def load_env_config(path: str | Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class _PolicyFile:
-    """Content of `CONFIG`."""
-
     modules: dict[str, dict[str, Any]]
     groups: dict[str, str]
     env: dict[str, Any] | None = None

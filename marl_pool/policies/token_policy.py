@@ -11,13 +11,13 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.activations import ACTIVATIONS, Activation
+from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
-from marl_pool.policies.layers import mlp
 from marl_pool.pooling.memory import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -77,13 +77,10 @@ class TokenPolicy(SpecifiedPolicy):
             never the agent's own. Neither probability is saved with the policy.
         seed: of the initial weights; policies with the same seed and different pooling
             heads have the same weights in all other parts.
-
-    Attributes:
-        lowest_logits: limits of the logits of a Box, ``(L,)``. ``highest_logits``: the
-            upper.
     """
 
     lowest_logits: Tensor
+    """Lower limits of the logits of a Box, ``(L,)``; ``highest_logits``: the upper."""
     highest_logits: Tensor
 
     def __init__(
@@ -129,12 +126,9 @@ class TokenPolicy(SpecifiedPolicy):
         self.noise_size = self.actions.noise_size
         self.activation = activation
         # Means have no limits.
-        for name, mean, log_std in zip(
-            ("lowest_logits", "highest_logits"),
-            (-torch.inf, torch.inf),
-            log_std_range,
-            strict=True,
-        ):
+        bounds = zip((-torch.inf, torch.inf), log_std_range, strict=True)
+        names = ("lowest_logits", "highest_logits")
+        for name, (mean, log_std) in zip(names, bounds, strict=True):
             parts = [torch.full_like(self.low, limit) for limit in (mean, log_std)]
             self.register_buffer(name, torch.cat(parts), persistent=False)
         # One set network, or one for each head.
@@ -173,8 +167,7 @@ class TokenPolicy(SpecifiedPolicy):
 
     def forward(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Return logits ``(*B, L)`` and values ``(*B,)`` at an episode's start."""
-        logits, values, _ = self._outputs(tokens, ())
-        return logits.unflatten(0, tokens.batch_shape), values.view(tokens.batch_shape)
+        return self._outputs(tokens, ())[:2]
 
     def pool(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Return the inputs ``(B, D)`` of both heads for tokens of batch ``(B,)``."""
@@ -199,25 +192,21 @@ class TokenPolicy(SpecifiedPolicy):
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
-    def is_native(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel pools tokens of batch ``(B,)``."""
-        return all(network.is_native(tokens) for network in self._networks)
+    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the compiled kernel pools tokens of batch ``(B,)``.
 
-    def has_native_encoder(self, tokens: Tokens) -> bool:
-        """Return True if the compiled kernel encodes tokens of batch ``(B,)``."""
-        return all(network.has_native_encoder(tokens) for network in self._networks)
+        With ``encoder``, it need not compute more than the encoders.
+        """
+        return all(
+            network.is_native(tokens, encoder=encoder) for network in self._networks
+        )
 
     def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
-        """Return the policy as the compiled kernel reads it.
+        """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
 
-        Within `fixed` the checks are those of the first tokens of a shape.
-
-        Args:
-            tokens: tokens of batch ``(B,)``.
-
-        Returns:
-            None where something is left to torch: a part of the network or of a head, a
-            second network, a hook, or the method of a subclass.
+        None where something is left to torch: a part of the network or of a head, a
+        second network, a hook, or the method of a subclass. Within `fixed` the checks
+        are those of the first tokens of a shape.
         """
         prepared = _PREPARED.get().get(self)
         if prepared is None:
@@ -280,8 +269,6 @@ class TokenPolicy(SpecifiedPolicy):
         explore: bool = False,
     ) -> Decision:
         logits, values, memory = self._outputs(tokens, state)
-        logits = logits.unflatten(0, tokens.batch_shape)
-        values = values.view(tokens.batch_shape)
         if explore:
             action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
@@ -305,24 +292,27 @@ class TokenPolicy(SpecifiedPolicy):
 
     @override
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
-        weights: Tensor | None
-        if self.recurrent:
+        if not self.recurrent:
+            weights = self.network.weights(tokens.flatten_batch())
+        else:
             sequences, prev_action, memory = self.single_step(tokens, state)
             weights = self.network.attention_weights(sequences, prev_action, memory[0])
-        else:
-            weights = self.network.weights(tokens.flatten_batch())
         return None if weights is None else weights.unflatten(0, tokens.batch_shape)
 
     def _outputs(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Return logits ``(rows, L)``, values ``(rows,)``, and the new memory."""
+        """Return logits ``(*B, L)``, values ``(*B,)``, and the new memory."""
+        native = None
         if not torch.is_grad_enabled() and not self.recurrent:
             native = self.actor_critic(tokens.flatten_batch())
-            if native is not None:
-                return *run_actor_critic(native), ()
-        for_action, for_value, memory = self._pool_step(tokens, state)
-        return self.logits(for_action), self.values(for_value), memory
+        if native is not None:
+            logits, values, memory = *run_actor_critic(native), ()
+        else:
+            for_action, for_value, memory = self._pool_step(tokens, state)
+            logits, values = self.logits(for_action), self.values(for_value)
+        batch = tokens.batch_shape
+        return logits.unflatten(0, batch), values.view(batch), memory
 
     @override
     @contextmanager

@@ -9,12 +9,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.batched import tanh
+from marl_pool.kernels.functional import tanh
+from marl_pool.kernels.native.mlp import linear_layers, mlp
 from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
-from marl_pool.policies.layers import linear_layers, mlp
 from marl_pool.policies.sensory import SensorAgent, make_sensor
 from marl_pool.pooling.memory import Memory
 from marl_pool.pooling.multiset import unique_patches
@@ -199,15 +199,12 @@ class Vision(SensorAgent):
         if counts is None and features.dtype == torch.uint8:
             features, counts = unique_patches(features, padding)
             padding = None
-        x = self.scale_features(features, padding, self._precision(features))
+        # Where a CNN embeds the patches, one cast to autocast's dtype, not two.
+        device, dtype = features.device.type, None
+        if self.sensor.embedding is not None and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        x = self.scale_features(features, padding, dtype)
         return self.sensor.unroll(x, padding, prev_action, memory, counts)
-
-    def _precision(self, features: Tensor) -> torch.dtype | None:
-        """Return autocast's dtype where a CNN embeds the patches: one cast, not two."""
-        device = features.device.type
-        if self.sensor.embedding is None or not torch.is_autocast_enabled(device):
-            return None
-        return torch.get_autocast_dtype(device)
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:

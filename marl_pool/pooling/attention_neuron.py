@@ -7,10 +7,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.batched import Layer, batched_linear, strip_prefix, tanh
+from marl_pool.kernels.functional import (
+    Layer,
+    batched_linear,
+    is_transformed,
+    masked_softmax,
+    strip_prefix,
+    tanh,
+)
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
-from marl_pool.kernels.softmax import masked_softmax
-from marl_pool.kernels.transforms import is_transformed
 from marl_pool.pooling.memory import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.attention import validate_heads
-from marl_pool.kernels.softmax import masked_softmax
+from marl_pool.kernels.functional import masked_softmax
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt

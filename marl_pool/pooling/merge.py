@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.transforms import is_transformed
+from marl_pool.kernels.functional import is_transformed
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.devices import may_read

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.encoders.set_transformer import AttentionBlock
+from marl_pool.encoders.transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale, validate_heads
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types

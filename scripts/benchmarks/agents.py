@@ -13,7 +13,7 @@ from benchmarks.common import Row, Size, seconds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.population import load_vector, to_vector
+from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.sensory import Sensory
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.rollout import Rollout

@@ -24,8 +24,7 @@ from benchmarks.common import (
 from benchmarks.sampling import floor_of
 from marl_pool.config import compose
 from marl_pool.kernels.native import use_kernels
-from marl_pool.kernels.native.ppo_gradient import ppo_gradient
-from marl_pool.kernels.native.ppo_loss import Coefficients, RecordedSteps
+from marl_pool.kernels.native.ppo import Coefficients, RecordedSteps, ppo_gradient
 from marl_pool.policies.actions import log_prob, mode
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens

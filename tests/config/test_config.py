@@ -287,7 +287,7 @@ def test_ada_has_as_many_heads_as_the_encoder_unless_it_is_told():
     assert compose("train", heads)["pooling"]["num_heads"] == 2
     told = compose("train", [*heads, "pooling.num_heads=4"])
     assert told["pooling"]["num_heads"] == 4
-    plain = compose("train", ["encoder=marl_pool.encoders.identity:IdentityEncoder"])
+    plain = compose("train", ["encoder=marl_pool.encoders.base:IdentityEncoder"])
     assert plain["pooling"]["num_heads"] == 1
 
 

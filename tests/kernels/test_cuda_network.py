@@ -14,7 +14,7 @@ from marl_pool.kernels.cuda import call as cuda
 from marl_pool.kernels.cuda import compiler
 from marl_pool.kernels.cuda.compiler import CompilerError
 from marl_pool.kernels.native import call as native
-from marl_pool.kernels.native.call import NetworkSizes
+from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
 
 pytestmark = pytest.mark.skipif(
     cuda_on_cpu.COMPILER is None or native.library() is None,
@@ -48,15 +48,15 @@ class OnlyForGpus:
     def __init__(self) -> None:
         self.calls = 0
 
-    def run(self, *arguments: Any, dropout: float, seed: int) -> Tensor:
+    def run(self, inputs: NetworkInputs) -> Tensor:
         self.calls += 1
-        return cuda.run(*arguments)
+        return cuda.run(inputs)
 
     def gradients(
-        self, *arguments: Any, dropout: float, seed: int, for_values: bool
+        self, inputs: NetworkInputs, gradient: Tensor, *, for_values: bool
     ) -> tuple[Tensor | None, Sequence[Tensor]]:
         self.calls += 1
-        return cuda.gradients(*arguments, for_values=for_values)
+        return cuda.gradients(inputs, gradient, for_values=for_values)
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call, use_kernels
-from marl_pool.kernels.native.mlp import MLP
-from marl_pool.policies.layers import mlp
+from marl_pool.kernels.native.mlp import MLP, mlp
 
 pytestmark = pytest.mark.skipif(
     call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
@@ -101,10 +100,11 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_sizes_and_types_are_checked() -> None:
-    parameters = list(make([3, 4, 2]).double().parameters())
+    module = make([3, 4, 2]).double()
+    assert module._native is not None
     for values in (torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, 3)):
         with pytest.raises(AssertionError):
-            call.run_mlp(1, values, parameters)
+            module._native.run(values, *module.parameters())
 
 
 def test_state_dict_is_that_of_a_sequence() -> None:

@@ -19,8 +19,7 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from helpers.set_networks import HEADS, WIDTHS, make_tokens
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.kernels.native.actor_critic import ActorCritic
-from marl_pool.kernels.native.ppo_gradient import fits, ppo_gradient
-from marl_pool.kernels.native.ppo_loss import Coefficients
+from marl_pool.kernels.native.ppo import Coefficients, ppo_gradient
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
@@ -97,7 +96,7 @@ def in_one_call(
     flat = FlatParameters(policy.parameters())
     given, recorded = policy.actor_critic(tokens), recorded_steps(rows)
     assert given is not None
-    assert fits(given, recorded)
+    assert recorded.fits(given.network.values)
     flat.view_grad()
     found = ppo_gradient(given, c, recorded, scale)
     assert flat.values.grad is not None

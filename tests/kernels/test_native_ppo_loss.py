@@ -15,7 +15,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from marl_pool.kernels.native import call, use_kernels
-from marl_pool.kernels.native.ppo_loss import Coefficients, ppo_loss
+from marl_pool.kernels.native.ppo import Coefficients, ppo_loss
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
 

@@ -20,8 +20,8 @@ from marl_pool.evaluation.measure import measure
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.shuffle import Shuffle
-from marl_pool.policies.feed_forward import FeedForward
 from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.policies.sensory import FeedForward
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.rollout import Rollout

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.cartpole.env import CartPole
-from marl_pool.kernels.batched import batched_linear, tanh
+from marl_pool.kernels.functional import batched_linear, tanh
 from marl_pool.policies import make_agent
-from marl_pool.policies.agent import Agent
-from marl_pool.policies.feed_forward import FeedForward
-from marl_pool.policies.population import Population, load_vector, to_vector
-from marl_pool.policies.sensory import Sensory
+from marl_pool.policies.agent import Agent, Population, load_vector, to_vector
+from marl_pool.policies.sensory import FeedForward, Sensory
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens

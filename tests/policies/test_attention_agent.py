@@ -12,8 +12,8 @@ from torch import Tensor
 
 from marl_pool.config import compose
 from marl_pool.policies import make_agent
+from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.attention_agent import AttentionAgent
-from marl_pool.policies.population import Population, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError

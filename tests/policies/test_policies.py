@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from helpers.samples import SPEC, random_tokens
+from marl_pool.kernels.native.mlp import mlp
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, Policy
-from marl_pool.policies.layers import mlp
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.utils.errors import InputError

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from marl_pool.policies import make_agent
-from marl_pool.policies.population import Population, to_vector
+from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.vision import Vision
 from marl_pool.pooling import make_pooling, multiset

@@ -4,8 +4,7 @@ import ctypes
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,14 @@ from marl_pool.kernels.cuda.compiler import (
     most_shared_memory,
     nvrtc,
 )
-from marl_pool.kernels.native.call import POOLINGS, QUERIES, NetworkSizes
+from marl_pool.kernels.native.call import (
+    POOLINGS,
+    QUERIES,
+    NetworkInputs,
+    NetworkSizes,
+    fields,
+    new_result,
+)
 
 WIDEST = 16
 """Wider networks are left to torch: a thread holds a token in its registers."""
@@ -34,22 +40,15 @@ _BLOCKS = 1056
 that the order of the sums does not depend on the device."""
 _POINTER = ctypes.c_void_p
 
-Launcher = Callable[[int, int, int, Sequence[Any]], None]
-"""Launch a kernel: blocks, threads, bytes of shared memory, arguments."""
-
 
 class _Batch(ctypes.Structure):
     """``Batch`` of network.cu."""
 
     _fields_ = (
-        ("values", _POINTER),
-        ("types", _POINTER),
-        ("padding", _POINTER),
+        *fields(_POINTER, "values types padding"),
         ("rows", ctypes.c_longlong),
-        ("tokens", ctypes.c_int),
-        ("sets", ctypes.c_int),
-        ("scale", ctypes.c_double),
-        ("pooling_scale", ctypes.c_double),
+        *fields(ctypes.c_int, "tokens sets"),
+        *fields(ctypes.c_double, "scale pooling_scale"),
     )
 
 
@@ -62,17 +61,16 @@ def can_run(sizes: NetworkSizes, tokens: int, dtype: torch.dtype, device: int) -
         dtype: float32 or float64.
         device: index of the CUDA device.
     """
-    if torch.version.cuda is None or sizes.dim > WIDEST:
-        return False
-    if sizes.dim % sizes.heads or sizes.dim % sizes.pooling_heads:
-        return False
-    count = tokens + sizes.extra
-    if count > MOST_TOKENS or nvrtc() is None:
-        return False
-    shared = shared_memory(sizes, _threads(count), dtype)
-    if shared > most_shared_memory(device):
-        return False
-    return _compiles(sizes, _most_threads(count), dtype, torch.device("cuda", device))
+    count, heads = tokens + sizes.extra, (sizes.heads, sizes.pooling_heads)
+    return (
+        torch.version.cuda is not None
+        and sizes.dim <= WIDEST
+        and not any(sizes.dim % number for number in heads)
+        and count <= MOST_TOKENS
+        and nvrtc() is not None
+        and shared_memory(sizes, _threads(count), dtype) <= most_shared_memory(device)
+        and _compiles(sizes, _most_threads(count), dtype, torch.device("cuda", device))
+    )
 
 
 @functools.cache
@@ -90,57 +88,38 @@ def _compiles(
     return True
 
 
-def run(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-) -> Tensor:
+def run(inputs: NetworkInputs) -> Tensor:
     """Run the network forward; see `marl_pool.kernels.native.call.run`.
 
-    The result of a set with a type out of range is not a number.
+    There is no dropout. The result of a set with a type out of range is not a number.
     """
-    call = _Launch(sizes, values, types, padding, parameters)
-    rows, tokens = values.shape[:2]
-    inner = () if sizes.pooling else (sizes.extra + tokens,)
-    out = values.new_empty((rows, *inner, sizes.dim))
-    if rows:
+    call, out = _Launch(inputs), new_result(inputs)
+    if len(out):
         call.launch("forward", call.groups, [_POINTER(out.data_ptr())])
     return out
 
 
 def gradients(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-    out_gradient: Tensor,
-    *,
-    for_values: bool = False,
+    inputs: NetworkInputs, out_gradient: Tensor, *, for_values: bool = False
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by ``values``, if asked for, and by each parameter.
+    """Return the gradients by the values, if asked for, and by each parameter.
 
-    The arguments are those of `run`, with the gradient by its result.
+    The arguments are those of `marl_pool.kernels.native.call.gradients`.
     """
-    call = _Launch(sizes, values, types, padding, parameters)
+    call, parameters = _Launch(inputs), inputs.parameters
     starts, size = _starts(tuple(map(torch.numel, parameters)))
     blocks = min(call.groups, _BLOCKS)
-    partial = values.new_zeros((max(blocks, 1), size))
+    partial = call.values.new_zeros((max(blocks, 1), size))
     found = torch.empty_like(call.values) if for_values else None
     out_gradient = out_gradient.contiguous()
     if blocks:
-        call.launch(
-            "backward",
-            blocks,
-            [
-                _POINTER(out_gradient.data_ptr()),
-                ctypes.c_longlong(size),
-                _POINTER(partial.data_ptr()),
-                _POINTER(_address(found)),
-            ],
-        )
+        arguments = [
+            _POINTER(out_gradient.data_ptr()),
+            ctypes.c_longlong(size),
+            _POINTER(partial.data_ptr()),
+            _POINTER(_address(found)),
+        ]
+        call.launch("backward", blocks, arguments)
     total = partial.sum(0)
     return found, [
         total[start : start + parameter.numel()].view_as(parameter)
@@ -171,14 +150,8 @@ def _pack(parameters: Sequence[Tensor]) -> Tensor:
 class _Launch:
     """The arguments of one call, checked before their pointers are passed."""
 
-    def __init__(
-        self,
-        sizes: NetworkSizes,
-        values: Tensor,
-        types: Tensor | None,
-        padding: Tensor | None,
-        parameters: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, inputs: NetworkInputs) -> None:
+        sizes, values, types, padding, parameters, *_ = inputs
         rows, tokens, width = values.shape
         assert width == (sizes.features or sizes.dim)
         # Keep the copies until the kernel has been launched.
@@ -203,10 +176,9 @@ class _Launch:
 
     def launch(self, name: str, blocks: int, arguments: list[Any]) -> None:
         weights = _POINTER(self.weights.data_ptr())
-        shared = shared_memory(self.sizes, self.threads, self.values.dtype)
-        most = _most_threads(self.batch.tokens)
-        where = (self.values.dtype, self.values.device)
-        launch = _launcher(self.sizes, name, most, *where)
+        dtype, most = self.values.dtype, _most_threads(self.batch.tokens)
+        shared = shared_memory(self.sizes, self.threads, dtype)
+        launch = _launcher(self.sizes, name, most, dtype, self.values.device)
         launch(blocks, self.threads, shared, [weights, self.batch, *arguments])
 
 
@@ -241,15 +213,14 @@ def definitions(
     sizes: NetworkSizes, threads: int, dtype: torch.dtype
 ) -> dict[str, str]:
     """Return the definitions with which network.cu is compiled."""
-    given = asdict(sizes)
+    given = vars(sizes) | {"residual": int(sizes.residual)}
     del given["scale"], given["pooling_scale"]
-    given |= {"residual": int(sizes.residual)}
-    ada = sizes.pooling == POOLINGS["ada"]
-    given["pooling_heads"] = sizes.pooling_heads if ada else 1
-    given["query"] = sizes.query if ada else QUERIES["mean"]
-    found = {name.upper(): str(value) for name, value in given.items()}
+    # Only AdaPool has heads and a query.
+    if sizes.pooling != POOLINGS["ada"]:
+        given |= {"pooling_heads": 1, "query": QUERIES["mean"]}
     real = "double" if dtype == torch.float64 else "float"
-    return {**found, "REAL": real, "MOST_THREADS": str(threads)}
+    given |= {"real": real, "most_threads": threads}
+    return {name.upper(): str(value) for name, value in given.items()}
 
 
 @functools.cache
@@ -259,7 +230,7 @@ def _launcher(
     threads: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Launcher:
+) -> Kernel:
     """Compile the network for a device; both kernels come from one compilation."""
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability()

@@ -60,11 +60,9 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
     library = nvrtc()
     assert library is not None
     program = ctypes.c_void_p()
-    text = source.encode()
-    name = b"marl_pool.cu"
-    _check(
-        library.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None),
-        "nvrtcCreateProgram",
+    text, name = source.encode(), b"marl_pool.cu"
+    _call(
+        library, "nvrtcCreateProgram", ctypes.byref(program), text, name, 0, None, None
     )
     try:
         given = [option.encode() for option in options]
@@ -79,15 +77,16 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
 
 def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    _check(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+    _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
     content = ctypes.create_string_buffer(size.value)
-    _check(getattr(library, f"nvrtcGet{what}")(program, content), what)
+    _call(library, f"nvrtcGet{what}", program, content)
     return content.raw
 
 
-def _check(status: int, call: str) -> None:
+def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
+    status = getattr(library, name)(*arguments)
     if status:
-        raise CompilerError(f"{call}: status {status}")
+        raise CompilerError(f"{name}: status {status}")
 
 
 @functools.cache
@@ -108,21 +107,11 @@ class Kernel:
         torch.cuda.current_stream()  # makes the device's context
         self._device = torch.cuda.current_device()
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        driver = _driver()
-        _check(
-            driver.cuModuleLoadData(ctypes.byref(self._module), code),
-            "cuModuleLoadData",
-        )
-        _check(
-            driver.cuModuleGetFunction(
-                ctypes.byref(self._function), self._module, name.encode()
-            ),
-            "cuModuleGetFunction",
-        )
-        _check(
-            driver.cuFuncSetAttribute(self._function, _ALLOW_SHARED, shared),
-            "cuFuncSetAttribute",
-        )
+        driver, function = _driver(), name.encode()
+        _call(driver, "cuModuleLoadData", ctypes.byref(self._module), code)
+        found = ctypes.byref(self._function)
+        _call(driver, "cuModuleGetFunction", found, self._module, function)
+        _call(driver, "cuFuncSetAttribute", self._function, _ALLOW_SHARED, shared)
 
     def __call__(
         self, blocks: int, threads: int, shared: int, arguments: Sequence[Any]
@@ -131,13 +120,9 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         with torch.cuda.device(self._device):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            _check(
-                _driver().cuLaunchKernel(
-                    *(self._function, blocks, 1, 1, threads, 1, 1),
-                    *(shared, stream, pointers, None),
-                ),
-                "cuLaunchKernel",
-            )
+            grid = (blocks, 1, 1, threads, 1, 1)
+            more = (shared, stream, pointers, None)
+            _call(_driver(), "cuLaunchKernel", self._function, *grid, *more)
 
 
 @functools.cache
@@ -145,8 +130,6 @@ def most_shared_memory(device: int) -> int:
     """Return the bytes of shared memory that a block of the device may have."""
     value = ctypes.c_int()
     torch.cuda.init()
-    _check(
-        _driver().cuDeviceGetAttribute(ctypes.byref(value), _LARGEST_SHARED, device),
-        "cuDeviceGetAttribute",
-    )
+    found = ctypes.byref(value)
+    _call(_driver(), "cuDeviceGetAttribute", found, _LARGEST_SHARED, device)
     return value.value

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args
+from typing import cast, get_args
 
 from marl_pool.kernels.native.call import library
 from marl_pool.utils.errors import InputError
@@ -12,7 +12,7 @@ from marl_pool.utils.types import Kernels
 KERNELS_VARIABLE = "MARL_POOL_KERNELS"
 """Environment variable with the choice, so that worker processes inherit it."""
 
-_CHOICES: tuple[Kernels, ...] = get_args(Kernels)
+_CHOICES = get_args(Kernels)
 
 
 def chosen_kernels() -> Kernels:
@@ -22,12 +22,11 @@ def chosen_kernels() -> Kernels:
         InputError: the environment variable is none of the choices.
     """
     choice = os.environ.get(KERNELS_VARIABLE, "auto")
-    for known in _CHOICES:
-        if choice == known:
-            return known
-    raise InputError(
-        f"{KERNELS_VARIABLE}: expected auto, torch or native, got {choice!r}"
-    )
+    if choice not in _CHOICES:
+        raise InputError(
+            f"{KERNELS_VARIABLE}: expected auto, torch or native, got {choice!r}"
+        )
+    return cast(Kernels, choice)
 
 
 @contextmanager
@@ -71,10 +70,11 @@ def has_kernel(device: str) -> bool:
 
 def describe_kernels(device: str = "cpu") -> str:
     """Say in a few words what computes narrow networks on a device, for logs."""
-    choice = chosen_kernels()
-    if device != "cpu" and choice != "torch":
+    if chosen_kernels() == "torch":
+        return "torch"
+    if device != "cpu":
         return "cuda" if has_kernel(device) else "torch (no kernel can be compiled)"
-    kernel = None if choice == "torch" else library()
+    kernel = library()
     if kernel is None:
-        return "torch" if choice == "torch" else "torch (no kernel was compiled)"
+        return "torch (no kernel was compiled)"
     return f"native ({kernel._name.rpartition('kernel-')[2].removesuffix('.so')})"

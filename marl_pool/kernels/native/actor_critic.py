@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,9 +12,8 @@ from marl_pool.kernels.native.call import (
     MlpSizes,
     NetworkInputs,
     Weights,
-    library,
+    fields,
     mlp_sizes,
-    num_threads,
     pointer,
 )
 from marl_pool.kernels.native.plan import are_precise
@@ -26,18 +25,8 @@ class _Heads(ctypes.Structure):
     _fields_ = (
         ("action", MlpSizes),
         ("value", MlpSizes),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "action_weights",
-                "value_weights",
-                "lowest",
-                "highest",
-                "value_scale",
-                "logits",
-                "values",
-            )
-        ),
+        *fields(ctypes.c_void_p, "action_weights value_weights lowest highest"),
+        *fields(ctypes.c_void_p, "value_scale logits values"),
     )
 
 
@@ -69,11 +58,8 @@ class ActorCritic:
     @property
     def parameters(self) -> list[Tensor]:
         """All weights."""
-        return [
-            *self.network.parameters,
-            *self.action.parameters,
-            *self.value.parameters,
-        ]
+        parts = (self.network, self.action, self.value)
+        return [parameter for part in parts for parameter in part.parameters]
 
     @property
     def num_logits(self) -> int:
@@ -93,18 +79,13 @@ class ActorCritic:
         # The copy of a weight that is not contiguous would keep its numbers.
         if not all(parameter.is_contiguous() for parameter in self.parameters):
             return self
-        weights = [
-            Weights.of(part.parameters)
-            for part in (self.network, self.action, self.value)
-        ]
-        for each in weights:
-            each.keep()
-        return ActorCritic(
-            self.network._replace(parameters=weights[0]),
-            self.action._replace(parameters=weights[1]),
-            self.value._replace(parameters=weights[2]),
-            self.limits,
-        )
+        parts: list[Any] = []
+        for part in (self.network, self.action, self.value):
+            weights = Weights.of(part.parameters)
+            weights.keep()
+            parts.append(part._replace(parameters=weights))
+        network, action, value = parts
+        return ActorCritic(network, action, value, self.limits)
 
     def is_precise(self) -> bool:
         """Return True if all numbers are of one dtype that the kernel computes."""
@@ -112,19 +93,14 @@ class ActorCritic:
         return are_precise(tensors)
 
 
-class ActorCriticCall:
-    """The arguments of one call, checked before their pointers are passed.
+class ActorCriticCall(KernelCall):
+    """The arguments of one call, with those of the heads.
 
     Args:
         policy: policy of which `ActorCritic.is_precise` is True.
         logits: memory of the logits, ``(B, L)``.
         values: memory of the values, ``(B,)``.
         value_scale: ``(B,)``, factors of the values; None for 1.
-
-    Attributes:
-        network: the network's arguments.
-        arguments: sizes, tokens, parameters and heads, as the entries of the library
-            take them; valid as long as this object.
     """
 
     def __init__(
@@ -134,6 +110,7 @@ class ActorCriticCall:
         values: Tensor,
         value_scale: Tensor | None = None,
     ) -> None:
+        super().__init__(policy.network)
         rows, dim = policy.network.values.shape[0], policy.network.sizes.dim
         heads = (policy.action, policy.value)
         sizes = [mlp_sizes(h.activation, rows, dim, h.parameters) for h in heads]
@@ -150,16 +127,15 @@ class ActorCriticCall:
         numbers = (lowest, highest, value_scale, logits, values)
         for tensor in numbers:
             assert tensor is None or tensor.is_contiguous()
-            assert tensor is None or tensor.dtype == policy.network.values.dtype
+            assert tensor is None or tensor.dtype == self.dtype
         # Keep the copies and arrays until the kernel has read them.
         self._numbers = numbers
         self._weights = [Weights.of(head.parameters) for head in heads]
         for weights in self._weights:
-            assert weights.dtype == policy.network.values.dtype
+            assert weights.dtype == self.dtype
         addresses = [ctypes.addressof(weights.addresses) for weights in self._weights]
         self._heads = _Heads(*sizes, *addresses, *map(pointer, numbers))
-        self.network = KernelCall(*policy.network)
-        self.arguments = (*self.network.arguments, ctypes.byref(self._heads))
+        self.arguments = (*self.arguments, ctypes.byref(self._heads))
 
 
 def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
@@ -175,13 +151,5 @@ def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
     rows = policy.network.values.shape[0]
     logits = policy.network.values.new_empty((rows, policy.num_logits))
     values = policy.network.values.new_empty((rows,))
-    call, kernel = ActorCriticCall(policy, logits, values), library()
-    assert kernel is not None
-    double = call.network.double
-    entry = (
-        kernel.marl_pool_actor_critic_double
-        if double
-        else kernel.marl_pool_actor_critic_float
-    )
-    call.network.validate(entry(*call.arguments, num_threads()))
+    ActorCriticCall(policy, logits, values)("actor_critic")
     return logits, values

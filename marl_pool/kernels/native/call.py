@@ -9,7 +9,6 @@ cache. The forward pass is computed again for the gradient. Start reading in
 import ctypes
 import functools
 import hashlib
-import math
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_POINTER = ctypes.c_void_p
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
 _threads = ContextVar[int | None]("threads", default=None)
 
@@ -45,34 +43,20 @@ def threads_for_kernel() -> Iterator[None]:
         _threads.reset(token)
 
 
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Return fields of one type for a `ctypes.Structure`, given their names."""
+    return [(name, kind) for name in names.split()]
+
+
 class _Sizes(ctypes.Structure):
     """``Sizes`` of network.hpp."""
 
     _fields_ = (
         ("rows", ctypes.c_int64),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "tokens",
-                "features",
-                "types",
-                "type_width",
-                "input_activation",
-                "extra",
-                "dim",
-                "layers",
-                "heads",
-                "dim_ff",
-                "activation",
-                "pooling",
-                "pooling_heads",
-                "query",
-                "residual",
-            )
-        ),
-        ("scale", ctypes.c_double),
-        ("pooling_scale", ctypes.c_double),
-        ("dropout", ctypes.c_double),
+        *fields(ctypes.c_int32, "tokens features types type_width input_activation"),
+        *fields(ctypes.c_int32, "extra dim layers heads dim_ff activation"),
+        *fields(ctypes.c_int32, "pooling pooling_heads query residual"),
+        *fields(ctypes.c_double, "scale pooling_scale dropout"),
         ("seed", ctypes.c_uint64),
     )
 
@@ -82,13 +66,12 @@ class MlpSizes(ctypes.Structure):
 
     _fields_ = (
         ("rows", ctypes.c_int64),
-        ("layers", ctypes.c_int32),
-        ("activation", ctypes.c_int32),
-        ("widths", _POINTER),
+        *fields(ctypes.c_int32, "layers activation"),
+        ("widths", ctypes.c_void_p),
     )
 
 
-ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.GELU: 1, nn.ReLU: 2}
 POOLINGS = {None: 0, "avg": 1, "max": 2, "sum": 3, "first": 4, "ada": 5}
 QUERIES = {"self": 0, "mean": 1, "learned": 2}
 
@@ -135,20 +118,20 @@ class NetworkSizes:
 
 
 class NetworkInputs(NamedTuple):
-    """The arguments of `run`."""
+    """A network and its tokens, as the kernels read them."""
 
     sizes: NetworkSizes
     values: Tensor
     """``(B, N, F)`` features, or ``(B, N, D)`` vectors if ``sizes.features`` is 0."""
     types: Tensor | None
-    """``(B, N)`` int64."""
+    """``(B, N)`` int64, or None."""
     padding: Tensor | None
-    """``(B, N)`` bool, True = ignore."""
+    """``(B, N)`` bool, True = ignore, or None."""
     parameters: Sequence[Tensor]
     """The weights, in the order of ``Parameters`` in network.hpp."""
-    dropout: float
+    dropout: float = 0.0
     """Probability after each feed-forward part."""
-    seed: int
+    seed: int = 0
     """Seed of the dropout."""
 
 
@@ -179,14 +162,10 @@ def library() -> ctypes.CDLL | None:
 
 def _libraries() -> list[Path]:
     """Find the libraries: beside this file, or of an editable installation."""
-    here = Path(__file__).parent
-    inside = Path("marl_pool", "kernels", "native")
-    folders = [here, Path(sysconfig.get_path("platlib")) / inside]
-    for folder in folders:
-        found = list(folder.glob("kernel-*.so"))
-        if found:
-            return found
-    return []
+    installed = Path(sysconfig.get_path("platlib"), "marl_pool", "kernels", "native")
+    folders = (Path(__file__).parent, installed)
+    each = (list(folder.glob("kernel-*.so")) for folder in folders)
+    return next(filter(None, each), [])
 
 
 def _hash_sources() -> bytes:
@@ -196,26 +175,8 @@ def _hash_sources() -> bytes:
     return hashlib.sha256("".join(each).encode()).hexdigest().encode()
 
 
-def run(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-    *,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> Tensor:
+def run(inputs: NetworkInputs) -> Tensor:
     """Run the network forward.
-
-    Args:
-        sizes: sizes of the network.
-        values: ``(B, N, F)`` features, or ``(B, N, D)`` vectors if ``features`` is 0.
-        types: ``(B, N)`` int64, or None.
-        padding: ``(B, N)`` bool, True = ignore, or None.
-        parameters: the weights, in the order of ``Parameters`` in network.hpp.
-        dropout: probability after each feed-forward part.
-        seed: seed of the dropout.
 
     Returns:
         ``(B, D)``, or ``(B, extra + N, D)`` without a pooling head.
@@ -224,35 +185,36 @@ def run(
         IndexError: a type is out of range.
         MemoryError: there is no memory for the call.
     """
-    call = KernelCall(sizes, values, types, padding, parameters, dropout, seed)
-    rows, tokens = values.shape[:2]
-    inner = () if sizes.pooling else (sizes.extra + tokens,)
-    out = values.new_empty((rows, *inner, sizes.dim))
-    call(out)
+    out = new_result(inputs)
+    KernelCall(inputs)("run", pointer(out), None, None, None)
     return out
 
 
-def gradients(
-    sizes: NetworkSizes,
-    values: Tensor,
-    types: Tensor | None,
-    padding: Tensor | None,
-    parameters: Sequence[Tensor],
-    out_gradient: Tensor,
-    *,
-    dropout: float = 0.0,
-    seed: int = 0,
-    for_values: bool = False,
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by ``values``, if asked for, and by each parameter.
+def new_result(inputs: NetworkInputs) -> Tensor:
+    """Return memory for the result of `run`."""
+    sizes, (rows, tokens) = inputs.sizes, inputs.values.shape[:2]
+    inner = () if sizes.pooling else (sizes.extra + tokens,)
+    return inputs.values.new_empty((rows, *inner, sizes.dim))
 
-    The arguments are those of `run`, with the gradient by its result.
+
+def gradients(
+    inputs: NetworkInputs, out_gradient: Tensor, *, for_values: bool = False
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return the gradients by the values, if asked for, and by each parameter.
+
+    Args:
+        inputs: those of `run`.
+        out_gradient: gradient by the result of `run`.
+        for_values: compute the gradient by the values, too.
     """
-    call = KernelCall(sizes, values, types, padding, parameters, dropout, seed)
+    values, parameters = inputs.values, inputs.parameters
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     found = values.new_empty(values.shape) if for_values else None  # contiguous
-    call(None, out_gradient.contiguous(), parts, found)
+    out_gradient = out_gradient.contiguous()
+    KernelCall(inputs)(
+        "run", None, pointer(out_gradient), pointers(parts), pointer(found)
+    )
     return found, list(parts)
 
 
@@ -262,15 +224,11 @@ def _network_sizes(sizes: NetworkSizes) -> _Sizes:
 
 
 class Weights(tuple[Tensor, ...]):
-    """Weights as the kernel reads them: contiguous, on the CPU, of one dtype.
-
-    Attributes:
-        dtype: dtype of all.
-        addresses: addresses of their numbers.
-    """
+    """Weights as the kernel reads them: contiguous, on the CPU, of one dtype."""
 
     dtype: torch.dtype
     addresses: ctypes.Array[ctypes.c_void_p]
+    """Addresses of their numbers."""
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor]) -> "Weights":
@@ -293,26 +251,16 @@ class Weights(tuple[Tensor, ...]):
 class KernelCall:
     """The network's arguments of one call, checked before their pointers are passed.
 
-    The arguments of the constructor are those of `run`.
-
     Attributes:
-        arguments: sizes, tokens and parameters, as every entry of the library takes
-            them; valid as long as this object.
-        double: True for float64, False for float32.
+        arguments: what every entry of the library takes first; valid as long as this
+            object.
     """
 
-    def __init__(
-        self,
-        sizes: NetworkSizes,
-        values: Tensor,
-        types: Tensor | None,
-        padding: Tensor | None,
-        parameters: Sequence[Tensor],
-        dropout: float,
-        seed: int,
-    ) -> None:
+    def __init__(self, inputs: NetworkInputs) -> None:
+        sizes, values, types, padding, parameters, dropout, seed = inputs
         rows, tokens, width = values.shape
         assert width == (sizes.features or sizes.dim)
+        self.dtype = values.dtype
         self.tensors = [values.contiguous(), types, padding]
         for i, dtype in ((1, torch.int64), (2, torch.bool)):
             tensor = self.tensors[i]
@@ -320,131 +268,47 @@ class KernelCall:
                 assert tensor.shape == (rows, tokens)
                 self.tensors[i] = tensor.to(dtype).contiguous()
         self.weights = Weights.of(parameters)
-        assert self.weights.dtype == values.dtype
+        assert self.weights.dtype == self.dtype
         for tensor in self.tensors:
             assert tensor is None or tensor.is_cpu
         self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
         self.sizes.rows, self.sizes.tokens = rows, tokens
         self.sizes.dropout, self.sizes.seed = dropout, seed
-        self.double = values.dtype == torch.float64
-        self.arguments = (
+        self.arguments: tuple[Any, ...] = (
             ctypes.byref(self.sizes),
             *map(pointer, self.tensors),
             self.weights.addresses,
         )
 
-    def __call__(
-        self,
-        out: Tensor | None,
-        out_gradient: Tensor | None = None,
-        for_parameters: Sequence[Tensor] | None = None,
-        for_values: Tensor | None = None,
-    ) -> None:
-        """Write the result, or the gradients, to the given tensors."""
-        kernel = library()
-        assert kernel is not None
-        entry = (
-            kernel.marl_pool_run_double if self.double else kernel.marl_pool_run_float
-        )
-        status = entry(
-            *self.arguments,
-            pointer(out),
-            pointer(out_gradient),
-            None if for_parameters is None else pointers(for_parameters),
-            pointer(for_values),
-            num_threads(),
-        )
-        self.validate(status)
+    def __call__(self, name: str, *arguments: Any) -> int:
+        """Call an entry of the library, and return its status.
 
-    def validate(self, status: int) -> None:
-        """Raise the error that the status of a call stands for."""
-        if status == _NO_MEMORY:
-            raise MemoryError("the compiled kernel could not allocate its memory")
+        Args:
+            name: name of the entry, without the dtype.
+            *arguments: what the entry takes after the network's arguments.
+        """
+        status = entry(name, self.dtype)(*self.arguments, *arguments, num_threads())
+        validate(status)
         if status == _UNKNOWN_TYPE:
             raise IndexError(f"types: expected 0 to {self.sizes.types - 1}")
+        return status
+
+
+def entry(name: str, dtype: torch.dtype) -> Any:
+    """Return a function of the library, for float32 or float64."""
+    number = "double" if dtype == torch.float64 else "float"
+    return getattr(library(), f"marl_pool_{name}_{number}")
+
+
+def validate(status: int) -> None:
+    """Raise the error that a status of any entry stands for."""
+    if status == _NO_MEMORY:
+        raise MemoryError("the compiled kernel could not allocate its memory")
 
 
 def num_threads() -> int:
     """Return the number of threads that the kernel may use."""
     return _threads.get() or torch.get_num_threads()
-
-
-def run_mlp(activation: int, values: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Run a multilayer perceptron forward.
-
-    Args:
-        activation: code of the activation between layers.
-        values: ``(*B, D)``.
-        parameters: weight ``(outputs, inputs)`` and bias ``(outputs,)`` of each layer.
-
-    Returns:
-        ``(*B, L)``, where L is the width of the last layer.
-
-    Raises:
-        MemoryError: there is no memory for the call.
-    """
-    out = values.new_empty((*values.shape[:-1], parameters[-1].shape[0]))
-    _call_mlp(activation, values, parameters, out)
-    return out
-
-
-def mlp_gradients(
-    activation: int,
-    values: Tensor,
-    parameters: Sequence[Tensor],
-    out_gradient: Tensor,
-    *,
-    for_values: bool = False,
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the gradients by ``values``, if asked for, and by each parameter.
-
-    The arguments are those of `run_mlp`, with the gradient by its result.
-    """
-    flat = values.new_empty(sum(map(torch.numel, parameters)))
-    parts = torch._utils._unflatten_dense_tensors(flat, parameters)
-    found = values.new_empty(values.shape) if for_values else None  # contiguous
-    assert out_gradient.shape == (*values.shape[:-1], len(parameters[-1]))
-    assert out_gradient.dtype == values.dtype
-    assert out_gradient.is_cpu
-    _call_mlp(
-        activation, values, parameters, None, out_gradient.contiguous(), flat, found
-    )
-    return found, list(parts)
-
-
-def _call_mlp(
-    activation: int,
-    values: Tensor,
-    parameters: Sequence[Tensor],
-    out: Tensor | None,
-    out_gradient: Tensor | None = None,
-    gradient: Tensor | None = None,
-    for_values: Tensor | None = None,
-) -> None:
-    """Check the arguments, then pass their pointers."""
-    kernel, double = library(), values.dtype == torch.float64
-    assert kernel is not None
-    dtype = torch.float64 if double else torch.float32
-    for tensor in (values, *parameters):
-        assert tensor.is_cpu
-        assert tensor.dtype == dtype
-    *batch, inputs = values.shape
-    sizes = mlp_sizes(activation, math.prod(batch), inputs, parameters)
-    # Keep the copies until the kernel has read them.
-    values = values.contiguous()
-    contiguous = [parameter.contiguous() for parameter in parameters]
-    status = (kernel.marl_pool_mlp_double if double else kernel.marl_pool_mlp_float)(
-        ctypes.byref(sizes),
-        pointer(values),
-        pointers(contiguous),
-        pointer(out),
-        pointer(out_gradient),
-        pointer(gradient),
-        pointer(for_values),
-        num_threads(),
-    )
-    if status == _NO_MEMORY:
-        raise MemoryError("the compiled kernel could not allocate its memory")
 
 
 def mlp_sizes(
@@ -459,27 +323,26 @@ def mlp_sizes(
         parameters: weight and bias of each layer.
     """
     widths = (inputs, *[bias.shape[0] for bias in parameters[1::2]])
-    assert [tensor.shape for tensor in parameters] == _mlp_shapes(widths)
-    address = ctypes.addressof(_mlp_widths(widths))
-    return MlpSizes(rows, len(widths) - 1, activation, address)
+    array, shapes = _mlp_widths(widths)
+    assert [tensor.shape for tensor in parameters] == shapes
+    return MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
 
 
 @functools.cache
-def _mlp_widths(widths: tuple[int, ...]) -> ctypes.Array[ctypes.c_int32]:
-    return (ctypes.c_int32 * len(widths))(*widths)
-
-
-@functools.cache
-def _mlp_shapes(widths: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _mlp_widths(
+    widths: tuple[int, ...],
+) -> tuple[ctypes.Array[ctypes.c_int32], list[tuple[int, ...]]]:
+    """Return the widths for the kernel, and the shapes of weights and biases."""
     layers = [((outputs, inputs), (outputs,)) for inputs, outputs in pairwise(widths)]
-    return [shape for layer in layers for shape in layer]
+    array = (ctypes.c_int32 * len(widths))(*widths)
+    return array, [shape for layer in layers for shape in layer]
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
     """Return the address of a tensor's numbers; None for None."""
-    return None if tensor is None else _POINTER(tensor.data_ptr())
+    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
 
 
 def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     """Return the addresses of the tensors' numbers."""
-    return (_POINTER * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])

@@ -1,18 +1,19 @@
 """Multilayer perceptron, computed by the compiled kernel where it fits."""
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.activations import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
-
-_CODES = {kind: kernel.ACTIVATIONS[name] for name, kind in ACTIVATIONS.items()}
 
 
 class MLP(nn.Sequential):
@@ -46,9 +47,20 @@ class MLP(nn.Sequential):
         return Head(self._native.activation, cast(list[Tensor], parameters))
 
 
-class _MlpPlan(NativePlan):
-    """The call of an MLP's kernel."""
+def linear_layers(
+    widths: Sequence[int], activation: Callable[[], nn.Module]
+) -> list[nn.Module]:
+    """Build a linear layer and an activation from each width to the next."""
+    pairs = [(nn.Linear(*dims), activation()) for dims in pairwise(widths)]
+    return [layer for pair in pairs for layer in pair]
 
+
+def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> MLP:
+    """Build linear layers with an activation between them."""
+    return MLP(*linear_layers(widths, activation)[:-1])
+
+
+class _MlpPlan(NativePlan):
     def __init__(self, mlp: MLP) -> None:
         layers = list(mlp)
         super().__init__(
@@ -57,7 +69,7 @@ class _MlpPlan(NativePlan):
             [(layer, name) for layer in layers[::2] for name in ("weight", "bias")],
         )
         self.mlp = mlp
-        self.activation = _CODES[type(layers[1])] if len(layers) > 1 else 0
+        self.activation = kernel.ACTIVATIONS[type(layers[1])] if len(layers) > 1 else 0
 
     def fits(self, x: Tensor) -> bool:
         """Return True if the kernel computes this call as torch would."""
@@ -70,16 +82,48 @@ class _MlpPlan(NativePlan):
         )
 
     def run(self, *inputs: Tensor) -> Tensor:
-        return kernel.run_mlp(self.activation, inputs[0], inputs[1:])
+        values, *parameters = inputs
+        out = values.new_empty((*values.shape[:-1], parameters[-1].shape[0]))
+        self._call(values, parameters, (out, None, None, None))
+        return out
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
         values, *parameters = inputs
-        found, each = kernel.mlp_gradients(
-            self.activation, values, parameters, gradient, for_values=for_first
+        flat = values.new_empty(sum(map(torch.numel, parameters)))
+        found = values.new_empty(values.shape) if for_first else None  # contiguous
+        assert gradient.shape == (*values.shape[:-1], len(parameters[-1]))
+        assert gradient.dtype == values.dtype
+        assert gradient.is_cpu
+        self._call(values, parameters, (None, gradient.contiguous(), flat, found))
+        return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
+
+    def _call(
+        self,
+        values: Tensor,
+        parameters: Sequence[Tensor],
+        results: tuple[Tensor | None, ...],
+    ) -> None:
+        """Check the arguments, then pass their pointers.
+
+        ``results`` are memory of the result, the gradient by it, and memory of those by
+        the parameters and by the values; None for what is not computed.
+        """
+        *batch, inputs = values.shape
+        sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)
+        # Keep the copies until the kernel has read them.
+        values, weights = values.contiguous(), kernel.Weights.of(parameters)
+        assert values.is_cpu
+        assert values.dtype == weights.dtype
+        status = kernel.entry("mlp", values.dtype)(
+            ctypes.byref(sizes),
+            kernel.pointer(values),
+            weights.addresses,
+            *map(kernel.pointer, results),
+            kernel.num_threads(),
         )
-        return [found, *each]
+        kernel.validate(status)
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         with self.with_parameters(inputs[1:]):
@@ -94,6 +138,6 @@ def _qualifies(mlp: nn.Sequential) -> bool:
         and all(type(m) is nn.Linear and m.bias is not None for m in linears)
         and all(a.out_features == b.in_features for a, b in pairwise(linears))
         and len({type(module) for module in activations}) <= 1
-        and all(type(module) in _CODES for module in activations)
+        and all(type(module) in ACTIVATIONS.values() for module in activations)
         and all(getattr(m, "approximate", "none") == "none" for m in activations)
     )

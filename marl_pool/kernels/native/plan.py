@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from marl_pool.kernels.functional import input_gradients, is_transformed
 from marl_pool.kernels.native import chosen_kernels
 from marl_pool.kernels.native.call import library
-from marl_pool.kernels.transforms import is_transformed
-
-Weights = Sequence[tuple[nn.Module, str]]
-"""Parameters in the kernel's order, as modules and names."""
 
 _CHILDREN_AND_HOOKS = operator.itemgetter(
     "_modules",
@@ -26,11 +23,7 @@ _CHILDREN_AND_HOOKS = operator.itemgetter(
 
 
 def may_run(device: str = "cpu") -> bool:
-    """Return True if neither a choice nor torch's mode rules out the kernel.
-
-    Args:
-        device: type of the device that would compute.
-    """
+    """Return True if neither a choice nor torch's mode rules out a device's kernel."""
     # A compiler must not meet the rest.
     if is_transformed() or chosen_kernels() == "torch":
         return False
@@ -52,14 +45,14 @@ class NativePlan:
         modules: all modules that the kernel computes.
         options: by class, attributes on which a module's result depends, besides
             parameters and modules.
-        weights: parameters in the kernel's order.
+        weights: parameters in the kernel's order, as modules and names.
     """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
         options: Mapping[type[nn.Module], tuple[str, ...]],
-        weights: Weights,
+        weights: Sequence[tuple[nn.Module, str]],
     ) -> None:
         self.modules, self.weights = modules, weights
         self.kinds = [type(module) for module in modules]
@@ -114,9 +107,7 @@ def are_precise(
 ) -> bool:
     """Return True if all are on a device and of one dtype, float32 or float64.
 
-    Args:
-        tensors: the tensors; None stands for one that is missing.
-        device: the device; None for the CPU.
+    None stands for a tensor that is missing, and for the CPU.
     """
     device = torch.device("cpu") if device is None else device
     kinds = {None if t is None else (t.dtype, t.device) for t in tensors}
@@ -141,8 +132,7 @@ class NativeCall(Protocol):
 def compute(call: NativeCall, *inputs: Tensor) -> Tensor:
     """Run a call, so that autograd knows its gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        result: Tensor = _Function.apply(call, *inputs)
-        return result
+        return _Function.apply(call, *inputs)
     return call.run(*inputs)
 
 
@@ -157,18 +147,8 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         call: NativeCall = ctx.call
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *_differentiable(call, ctx, gradient)
+            inputs = ctx.saved_tensors
+            result = call.in_torch(*inputs)
+            return None, *input_gradients(result, inputs, gradient, create_graph=True)
         for_first = ctx.needs_input_grad[1]
         return None, *call.gradients(ctx.saved_tensors, gradient, for_first)
-
-
-def _differentiable(
-    call: NativeCall, ctx: Any, gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients by torch's own operations, which have gradients again."""
-    inputs = ctx.saved_tensors
-    needed = ctx.needs_input_grad[1:]
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    result = call.in_torch(*inputs)
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)

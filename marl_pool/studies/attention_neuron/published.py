@@ -12,7 +12,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, Result, print_rows
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
-from marl_pool.policies.feed_forward import FeedForward
+from marl_pool.policies.sensory import FeedForward
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.vision_neuron import VisionNeuronPooling
 from marl_pool.utils.names import resolve

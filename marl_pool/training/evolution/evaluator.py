@@ -11,9 +11,8 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import make_agent
-from marl_pool.policies.agent import Agent
+from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
-from marl_pool.policies.population import Population, load_vector
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.description import validate_env_change
-from marl_pool.policies.population import load_vector
+from marl_pool.policies.agent import load_vector
 from marl_pool.policies.storage import save_policies
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing

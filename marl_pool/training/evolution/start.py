@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from marl_pool.policies.agent import Agent
-from marl_pool.policies.population import to_vector
+from marl_pool.policies.agent import Agent, to_vector
 from marl_pool.policies.storage import load_policy
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError

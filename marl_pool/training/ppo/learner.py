@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from marl_pool.kernels.native.call import threads_for_kernel
-from marl_pool.kernels.native.ppo_gradient import fits, ppo_gradient
-from marl_pool.kernels.native.ppo_loss import Coefficients, ppo_loss
+from marl_pool.kernels.native.ppo import Coefficients, ppo_gradient, ppo_loss
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
@@ -235,7 +234,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             return None
         policy = module.policy.actor_critic(Tokens(**rows[Columns.OBS]))
         recorded = recorded_steps(rows)
-        if policy is None or not fits(policy, recorded):
+        if policy is None or not recorded.fits(policy.network.values):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
         flat.view_grad()
@@ -382,7 +381,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         native = all(
             self.module[mid]
             .unwrapped()
-            .policy.has_native_encoder(Tokens(**rows[Columns.OBS]))
+            .policy.is_native(Tokens(**rows[Columns.OBS]), encoder=True)
             for mid, rows in batch.items()
         )
         return threads_for_kernel() if native else nullcontext()

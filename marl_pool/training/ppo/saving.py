@@ -14,7 +14,7 @@ from ray.rllib.core import (
     COMPONENT_RL_MODULE,
 )
 
-from marl_pool.kernels.batched import strip_prefix
+from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.training.fixed_policies import Fixed, frozen_module

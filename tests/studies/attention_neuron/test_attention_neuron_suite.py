@@ -29,10 +29,9 @@ from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.video.render import outline_top
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
+from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.base import Policy, SpecifiedPolicy
-from marl_pool.policies.feed_forward import FeedForward
-from marl_pool.policies.population import Population, to_vector
-from marl_pool.policies.sensory import Sensory
+from marl_pool.policies.sensory import FeedForward, Sensory
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling

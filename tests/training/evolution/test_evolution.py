@@ -23,7 +23,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.policies import make_agent
-from marl_pool.policies.population import load_vector, to_vector
+from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run

@@ -1,0 +1,244 @@
+"""The loss of proximal policy optimization and its gradient, by the compiled kernel."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from marl_pool.kernels.native.actor_critic import ActorCritic, ActorCriticCall
+from marl_pool.kernels.native.call import entry, fields, pointer, pointers
+from marl_pool.kernels.native.plan import are_precise, may_run
+
+_UNKNOWN_ACTION = 3  # Status of kernel.hpp
+
+
+class _Loss(ctypes.Structure):
+    """``Loss`` of ppo_loss.hpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        *fields(ctypes.c_int32, "width discrete"),
+        *fields(ctypes.c_double, "clip value_coeff value_clip entropy_coeff kl_coeff"),
+        *fields(ctypes.c_void_p, "logits values actions log_probs old_logits"),
+        *fields(ctypes.c_void_p, "advantages targets for_logits for_values"),
+    )
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Coefficients of the loss; `marl_pool.training.ppo.loss.PPOTerms` has the formula.
+
+    Args:
+        clip: ε, the limit of the ratio's distance from 1.
+        value: c_v.
+        value_clip: d, the limit of a squared error of the values; inf for none.
+        entropy: c_e.
+        kl: c_kl.
+    """
+
+    clip: float
+    value: float
+    value_clip: float
+    entropy: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """Columns of the training batch.
+
+    Args:
+        actions: ``(B, L / 2)``, or ``(B,)`` int64 for choices.
+        log_probs: ``(B,)``.
+        logits: ``(B, L)`` of the policy that sampled.
+        advantages: ``(B,)``.
+        targets: ``(B,)``.
+    """
+
+    actions: Tensor
+    log_probs: Tensor
+    logits: Tensor
+    advantages: Tensor
+    targets: Tensor
+
+    def fits(self, *outputs: Tensor) -> bool:
+        """Return True if the kernel can compute the loss of logits and values.
+
+        ``outputs`` are these, or tensors of the dtype that they will have.
+        """
+        numbers = [*outputs, self.log_probs, self.logits, self.advantages, self.targets]
+        if self.actions.dtype != torch.int64:
+            numbers.append(self.actions)
+        return (
+            may_run()
+            and are_precise(numbers)
+            and self.actions.is_cpu
+            and all(output.shape[0] > 0 for output in outputs)
+        )
+
+    def contiguous(self) -> "RecordedSteps":
+        """Return the columns in contiguous memory."""
+        return RecordedSteps(*[column.contiguous() for column in vars(self).values()])
+
+
+def ppo_loss(
+    coefficients: Coefficients, recorded: RecordedSteps, logits: Tensor, values: Tensor
+) -> Tensor:
+    """Return the mean loss, a scalar, with a gradient by ``logits`` and ``values``.
+
+    Args:
+        coefficients: coefficients of the terms.
+        recorded: steps that `RecordedSteps.fits` accepts with these outputs.
+        logits: ``(B, L)`` of the current policy.
+        values: ``(B,)`` in the units of the targets.
+
+    Raises:
+        IndexError: an action is not among the choices.
+    """
+    return _LossFunction.apply(coefficients, recorded, logits, values)
+
+
+class _LossFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        coefficients: Coefficients,
+        recorded: RecordedSteps,
+        logits: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        # The gradients cost little more than the loss, so both are computed here.
+        assert recorded.fits(logits, values)
+        # Keep the copies until the kernel has read them.
+        logits, values = logits.contiguous(), values.contiguous()
+        recorded = recorded.contiguous()
+        rows, width = logits.shape
+        memory = logits.new_empty(rows * (width + 1) + 1)
+        for_logits, for_values, loss = memory.split([rows * width, rows, 1])
+        columns = _loss_argument(
+            coefficients, recorded, logits, values, for_logits, for_values
+        )
+        compute = entry("ppo_loss", logits.dtype)
+        compute.restype = ctypes.c_bool
+        if not compute(ctypes.byref(columns), pointer(loss)):
+            raise _unknown_action(width)
+        ctx.save_for_backward(for_logits.view_as(logits), for_values)
+        return loss.view(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        for_logits, for_values = ctx.saved_tensors
+        return None, None, gradient * for_logits, gradient * for_values
+
+
+def _loss_argument(
+    coefficients: Coefficients,
+    recorded: RecordedSteps,
+    logits: Tensor,
+    values: Tensor,
+    for_logits: Tensor,
+    for_values: Tensor,
+) -> _Loss:
+    """Check the columns, which have to be contiguous, and return their pointers.
+
+    The gradients by logits and values need memory for B · L and B numbers.
+    """
+    rows, width = logits.shape
+    discrete = recorded.actions.dtype == torch.int64
+    assert recorded.logits.shape == logits.shape
+    assert recorded.actions.shape == ((rows,) if discrete else (rows, width / 2))
+    for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
+        assert column.shape == (rows,)
+    columns = (logits, values, *vars(recorded).values(), for_logits, for_values)
+    for column in columns:
+        assert column.is_contiguous()
+    return _Loss(
+        rows,
+        width,
+        discrete,
+        *vars(coefficients).values(),
+        *map(Tensor.data_ptr, columns),
+    )
+
+
+def _unknown_action(width: int) -> IndexError:
+    return IndexError(f"actions: expected 0 to {width - 1}")
+
+
+class _Results(ctypes.Structure):
+    """``Results`` of ppo_gradient.hpp."""
+
+    _fields_ = (
+        *fields(ctypes.c_void_p, "for_network for_action for_value losses loss"),
+    )
+
+
+class PPOGradient(NamedTuple):
+    """The loss, and the outputs that it was computed from."""
+
+    loss: Tensor
+    """Scalar, the mean over the rows."""
+    logits: Tensor
+    """``(B, L)``."""
+    values: Tensor
+    """``(B,)`` in the units of the targets."""
+
+
+def ppo_gradient(
+    policy: ActorCritic,
+    coefficients: Coefficients,
+    recorded: RecordedSteps,
+    value_scale: Tensor | None,
+) -> PPOGradient:
+    """Write the gradient of the mean loss to ``grad`` of every parameter of a policy.
+
+    The network is computed once, where autograd's backward pass would compute it again.
+    Each parameter must have a contiguous ``grad``, which is overwritten.
+
+    Args:
+        policy: policy of which `ActorCritic.is_precise` is True.
+        coefficients: coefficients of the loss.
+        recorded: steps that `RecordedSteps.fits` accepts with the policy's tokens.
+        value_scale: ``(B,)``, factors of the values in the loss; None for 1.
+
+    Raises:
+        IndexError: an action is not among the choices, or a type is out of range.
+        MemoryError: there is no memory for the call.
+    """
+    assert recorded.fits(policy.network.values)
+    # Memory of the results: logits and values with their gradients, and the losses of
+    # the rows with their mean.
+    rows, width = policy.network.values.shape[0], policy.num_logits
+    memory = policy.network.values.new_empty(rows * (2 * width + 3) + 1)
+    logits, for_logits, values, for_values, losses, loss = memory.split(
+        [rows * width, rows * width, rows, rows, rows, 1]
+    )
+    logits = logits.view(rows, width)
+    # Keep copies and arrays of pointers until the kernel has read them.
+    recorded = recorded.contiguous()
+    columns = _loss_argument(
+        coefficients, recorded, logits, values, for_logits, for_values
+    )
+    parts = (policy.network, policy.action, policy.value)
+    arrays = [pointers(_gradients(part.parameters)) for part in parts]
+    results = _Results(
+        *map(ctypes.addressof, arrays), losses.data_ptr(), loss.data_ptr()
+    )
+    call = ActorCriticCall(policy, logits, values, value_scale)
+    status = call("ppo_gradient", ctypes.byref(columns), ctypes.byref(results))
+    if status == _UNKNOWN_ACTION:
+        raise _unknown_action(width)
+    return PPOGradient(loss.view(()), logits, values)
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    gradients = [parameter.grad for parameter in parameters]
+    for gradient in gradients:  # grad has the parameter's shape and dtype
+        assert gradient is not None
+        assert gradient.is_contiguous()
+    return cast(list[Tensor], gradients)
