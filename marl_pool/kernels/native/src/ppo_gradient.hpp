@@ -7,8 +7,7 @@
 
 namespace marl_pool {
 
-// Results besides logits and values, as Python passes them (ppo_gradient.py, class
-// _Results).
+// Results besides logits and values, as Python passes them (ppo.py, class _Results).
 struct Results {
   void *const *for_network, *const *for_action, *const *for_value;  // by parameter
   void *losses, *loss;  // of the rows (B), and their mean

@@ -8,7 +8,7 @@
 
 namespace marl_pool {
 
-// Sizes, coefficients and columns, as Python passes them (ppo_loss.py, class LossArgument).
+// Sizes, coefficients and columns, as Python passes them (ppo.py, class _Loss).
 struct Loss {
   int64_t rows;
   int32_t width;     // logits of a row
