@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, take_features
 
 
 class Mark(Enum):
@@ -87,11 +87,7 @@ class Perception:
     @property
     def altered(self) -> Tensor:
         """``(*B, M)`` bool, tokens with other features than their true ones."""
-        source = self.origin.clamp(min=0)[..., None]
-        features = self.true.features
-        true = features.gather(
-            -2, source.expand(*source.shape[:-1], features.shape[-1])
-        )
+        true = take_features(self.true.features, self.origin.clamp(min=0))
         return self.known & (true != self.seen.features).any(-1)
 
     @property

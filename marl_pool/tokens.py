@@ -67,6 +67,24 @@ class Tokens(NamedTuple):
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
+def append(tokens: Tokens, added: Tokens) -> Tokens:
+    """Append the slots of ``added`` to those of ``tokens``."""
+    return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
+
+
+def take_features(features: Tensor, origin: Tensor) -> Tensor:
+    """Reorder tokens' features ``(*B, N, F)`` by ``origin`` ``(*B, M)``."""
+    return features.gather(
+        -2, origin[..., None].expand(*origin.shape, features.shape[-1])
+    )
+
+
+def identity_origin(tokens: Tokens) -> Tensor:
+    """Return the ``origin`` of unmoved tokens, ``(*B, N)`` int64."""
+    places = torch.arange(tokens.num_tokens, device=tokens.types.device)
+    return places.expand_as(tokens.types)
+
+
 def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
     """Hide each token with a probability, by padding.
 

@@ -11,14 +11,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perception import Perception
-from marl_pool.perturbations.sampling import sample_severities, uniform_like
-from marl_pool.perturbations.selection import append, identity_origin, lowest
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
+SEVERITY_POSITION = -1
+"""Position of the severity in a perturbation's stream; other numbers begin at 0."""
 PerturbationState = dict[str, Tensor]
 """Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
 N)`` is the index of the environment's token behind each one seen, -1 for none."""
@@ -272,7 +274,7 @@ class SampledPerturbation(Perturbation):
         where: Tensor | None = None,
         episodes: Tensor | None = None,
     ) -> PerturbationState:
-        severity = sample_severities((self.low, self.high), keys, self.ramp, episodes)
+        severity = self._sample_severities(keys, episodes)
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
             return self._resample(tokens, first)
@@ -319,6 +321,20 @@ class SampledPerturbation(Perturbation):
             origin = torch.where(affected[..., None], origin, unmoved)
             state = {**state, "origin": origin}
         return super().perceive(true, seen, state)
+
+    def _sample_severities(self, keys: Tensor, episodes: Tensor | None) -> Tensor:
+        """Sample severities ``(num_envs,)`` float64; arguments as of `start`.
+
+        An environment has the same severity alone and in a batch, and its other random
+        numbers do not depend on the bounds.
+        """
+        low, high = self.low, self.high
+        sampled = torch.full_like(keys, low, dtype=torch.float64)
+        if low < high:
+            sampled += (high - low) * uniform(keys, 1, SEVERITY_POSITION)[:, 0]
+        if self.ramp is None or episodes is None:
+            return sampled
+        return sampled * (episodes.double() / self.ramp).clamp(max=1)
 
     def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
@@ -407,8 +423,17 @@ class TokenShare(ProtectingPerturbation):
             return state["chosen"]
         return self._choose(eligible, state)
 
+    def num_chosen(self, eligible: Tensor, state: PerturbationState) -> Tensor:
+        """Count the eligible tokens to select, ``(num_envs, agents, 1)`` int64."""
+        share = state["severity"].view(-1, 1, 1)
+        return (eligible.sum(-1, keepdim=True).double() * share).round().long()
+
     def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
-        return lowest(state["scores"], eligible, state["severity"].view(-1, 1, 1))
+        # Find each row's threshold, the score of the last token to select.
+        queue = state["scores"].masked_fill(~eligible, torch.inf)
+        count = self.num_chosen(eligible, state)
+        last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
+        return (queue <= last) & (count > 0) & eligible
 
 
 def choose(

@@ -9,9 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"

@@ -1,4 +1,4 @@
-"""Shuffle: another order of the tokens."""
+"""Another order: tokens that change places, and features shown by other tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
-from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, take_features
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, stream_keys
 from marl_pool.utils.types import PositiveInt, Seed, Severity
@@ -125,3 +124,53 @@ class Shuffle(TokenShare):
         return Tokens(
             features, tokens.types.gather(-1, origin), tokens.padding.gather(-1, origin)
         )
+
+
+@dataclass(kw_only=True, eq=False)
+class Rewire(TokenShare):
+    """Permute the features of the tokens present; types and padding stay.
+
+    Unlike a shuffle this changes the set, and no policy without memory can undo it.
+    When a token vanishes, the token that shows its features is padded too.
+
+    Args:
+        severity: share of the tokens present that take part in the permutation.
+    """
+
+    word: ClassVar[str] = "rewired"
+    severity: Severity = 1.0
+    protect_self: bool = False
+
+    @override
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        crossed = super().apply_severity(tokens, state)["chosen"]
+        return {"origin": permutation(state["scores"], crossed)}
+
+    @override
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+        features, types, padding = tokens
+        origin = state["origin"]
+        dead = padding | padding.gather(-1, origin)
+        return Tokens(take_features(features, origin), types, dead)
+
+
+def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
+    """Permute the slots that take part; the others stay.
+
+    Args:
+        scores: ``(*B, N)``, without ties; random ones make all permutations as likely.
+        taking_part: ``(*B, N)`` bool.
+
+    Returns:
+        ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
+    """
+    # The slots that take part, in the order of their scores and of their places: the
+    # slot at a place gets the content of the one at the same rank by score.
+    by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
+    by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    moved = places < taking_part.sum(-1, keepdim=True)
+    source = torch.where(moved, by_score, by_place)
+    return torch.empty_like(source).scatter_(-1, by_place, source)
