@@ -11,7 +11,7 @@ from marl_pool.networks import seeded
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.layers import mlp
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, TokenSpec
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.types import PositiveInt

@@ -16,7 +16,7 @@ from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
 from marl_pool.policies.layers import linear_layers, mlp
 from marl_pool.policies.sensory import SensorAgent, make_sensor
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.pooling.multiset import unique_patches
 from marl_pool.pooling.vision_neuron import (
     Convolution,

@@ -11,7 +11,7 @@ from marl_pool.kernels.batched import Layer, batched_linear, strip_prefix, tanh
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
 from marl_pool.kernels.softmax import masked_softmax
 from marl_pool.kernels.transforms import is_transformed
-from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt

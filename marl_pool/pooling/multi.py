@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from typing_extensions import override
 
 from marl_pool.pooling.attention_neuron import sinusoids
-from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat, PositiveInt
