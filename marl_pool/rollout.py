@@ -17,7 +17,7 @@ from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
-from marl_pool.utils.devices import without_reads
+from marl_pool.utils.devices import may_read, without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
@@ -38,21 +38,6 @@ class Transition(NamedTuple):
     """Decisions of the policies, with the next states."""
     step: Step
     """Rewards and ends of episodes."""
-
-
-class FinalObservation(NamedTuple):
-    """Observation, followed by no action, after an episode's or fragment's last step.
-
-    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
-    batch dimensions ``(rows, agents)``.
-    """
-
-    time: int
-    """Step of the fragment, from 0, that it follows."""
-    rows: Tensor
-    """``(rows,)`` int64, the environments concerned."""
-    tokens: dict[str, Tokens]
-    states: dict[str, State]
 
 
 @dataclass(frozen=True)
@@ -113,12 +98,19 @@ class _Ending(NamedTuple):
     returns: dict[str, Tensor]
     lengths: Tensor
 
-    def at(self, rows: Tensor) -> tuple[FinalObservation, Episodes]:
-        """Return the final observations and the episodes of the environments."""
-        parts = (self.tokens, self.states, self.returns, self.lengths)
-        tokens, states, returns, lengths = _index(parts, rows)
-        final = FinalObservation(self.time, rows, tokens, states)
-        return final, Episodes(returns, lengths)
+
+class _FinalObservation(NamedTuple):
+    """Observation, followed by no action, after an episode's or fragment's last step.
+
+    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
+    batch dimensions ``(rows, agents)``.
+    """
+
+    time: int
+    rows: Tensor
+    """``(rows,)`` int64, the environments concerned."""
+    tokens: dict[str, Tokens]
+    states: dict[str, State]
 
 
 class Rollout:
@@ -256,7 +248,7 @@ class Rollout:
             self._finished += episodes
             # The fragment ends here for every environment, in mid-episode or not.
             rows = torch.arange(self.env.num_envs, device=self.env.device)
-            last = FinalObservation(count - 1, rows, self.tokens, self.states)
+            last = _FinalObservation(count - 1, rows, self.tokens, self.states)
             return {
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
@@ -338,13 +330,17 @@ class Rollout:
         for t in range(count):
             # Act on the current observations, and step all environments.
             active = self.env.active
-            transition = self._step(reads=not self.sync_free)
+            transition = self._step()
             fragment.append(self._record(transition, active))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
             if self.sync_free or ended.any():
-                endings.append(self._ending(t, ended))
+                # Copy the dictionaries, whose entries the reset replaces.
+                states, returns = dict(self.states), dict(self._returns)
+                endings.append(
+                    _Ending(t, ended, self.tokens, states, returns, self._lengths)
+                )
                 self._restart(ended)
         return fragment, endings
 
@@ -358,7 +354,7 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
-                step = self._step(reads=not self.sync_free).step
+                step = self._step().step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
@@ -412,14 +408,14 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            transition = self._step(reads=True)
+            transition = self._step()
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
-                self._finish(ended)
+                self._played = self._played + ended
                 order.append(positions[ended])
-                parts.append(self._finished.pop())
+                parts.append(_index((self._returns, self._lengths), ended))
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
                     positions = positions[~over]
@@ -429,7 +425,8 @@ class Rollout:
                 self._observe()
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        self._finished.append(_index(_concatenate(parts), by_position))
+        returns, lengths = _index(_concatenate(parts), by_position)
+        self._finished.append(Episodes(returns, lengths))
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""
@@ -463,12 +460,8 @@ class Rollout:
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self, *, reads: bool) -> Transition:
-        """Act and step once; the caller then observes and ends episodes.
-
-        Args:
-            reads: values may be read.
-        """
+    def _step(self) -> Transition:
+        """Act and step once; the caller then observes and ends episodes."""
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -500,7 +493,7 @@ class Rollout:
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
         if active:
-            self._reset_states_of_newborn(active, reads=reads)
+            self._reset_states_of_newborn(active)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             self._returns[name] = self._returns[name] + rewards
@@ -528,22 +521,13 @@ class Rollout:
 
     @contextmanager
     def _many_steps(self, *, reads: bool) -> Iterator[None]:
-        """Let policies prepare once for many steps.
-
-        Args:
-            reads: values may be read.
-        """
+        """Let policies prepare once for many steps, which may read values or not."""
         with ExitStack() as stack:
             if not reads:
                 stack.enter_context(without_reads())
             for policy in self.policies.values():
                 stack.enter_context(policy.fixed())
             yield
-
-    def _ending(self, time: int, ended: Tensor) -> _Ending:
-        # Copy the dictionaries, whose entries the reset replaces.
-        states, returns = dict(self.states), dict(self._returns)
-        return _Ending(time, ended, self.tokens, states, returns, self._lengths)
 
     def _restart(self, ended: Tensor) -> None:
         """Start new episodes where ``ended``, ``(num_envs,)`` bool."""
@@ -556,12 +540,6 @@ class Rollout:
         with env_call(self.env, "a reset"):
             self.env.reset(ended)
         self._start_episodes(ended)
-
-    def _finish(self, ended: Tensor) -> None:
-        """Record the episodes that ended, ``(num_envs,)`` bool."""
-        self._played = self._played + ended
-        returns = {name: total[ended] for name, total in self._returns.items()}
-        self._finished.append(Episodes(returns, self._lengths[ended]))
 
     def _start_episodes(self, where: Tensor | None) -> None:
         """Start episodes in the environments ``where``, which have been reset.
@@ -600,13 +578,11 @@ class Rollout:
             start = self._initial_state(name)
             self.states[name] = _choose(where, start, self.states.get(name))
 
-    def _reset_states_of_newborn(
-        self, was_active: dict[str, Tensor], *, reads: bool
-    ) -> None:
+    def _reset_states_of_newborn(self, was_active: Mapping[str, Tensor]) -> None:
         """Give agents that were born in mid-episode an initial state."""
         for name, active in self.env.active.items():
             newborn = active & ~was_active[name]
-            if self.states[name] and not (reads and not newborn.any()):
+            if self.states[name] and (not may_read(newborn) or newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 
@@ -653,8 +629,8 @@ class Rollout:
         self,
         name: str,
         steps: list[Trajectory],
-        finals: list[FinalObservation],
-        last: FinalObservation,
+        finals: list[_FinalObservation],
+        last: _FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
@@ -695,7 +671,7 @@ def collect(
 
 def _collect(
     endings: list[_Ending],
-) -> tuple[list[FinalObservation], list[Episodes]]:
+) -> tuple[list[_FinalObservation], list[Episodes]]:
     """Return the final observations and the episodes that ended, by step."""
     if not endings:
         return [], []
@@ -703,12 +679,13 @@ def _collect(
     ended = torch.stack([ending.ended for ending in endings]).cpu()
     rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
     counts = ended.sum(1).tolist()
-    parts = [
-        ending.at(own)
-        for ending, own in zip(endings, rows.split(counts), strict=True)
-        if len(own)
-    ]
-    return [final for final, _ in parts], [episodes for _, episodes in parts]
+    finals, episodes = [], []
+    for ending, own in zip(endings, rows.split(counts), strict=True):
+        if len(own):
+            tokens, states, *rest = _index(ending[2:], own)
+            finals.append(_FinalObservation(ending.time, own, tokens, states))
+            episodes.append(Episodes(*rest))
+    return finals, episodes
 
 
 def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
