@@ -253,7 +253,7 @@ class Mirror:
         for name in found:
             if name.startswith("/") or {"..", ""} & {*name.split("/")}:
                 raise InputError(f"{self.url}: expected names of files, got {name!r}")
-        return {name for name in found if not _is_hidden(name) or _aside_of(name)}
+        return {name for name in found if "/." not in f"/{name}" or _aside_of(name)}
 
     def _reached(self, action: Callable[[], Result]) -> Result:
         try:
@@ -342,10 +342,6 @@ def _order(unit: str) -> tuple[bool, bool, str]:
 def _manifest_last(name: str) -> tuple[bool, int]:
     """Sort a folder's manifest last, after those of folders in it."""
     return name.endswith(f"/{MANIFEST}"), -name.count("/")
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _bytes(path: Path) -> bytes:
