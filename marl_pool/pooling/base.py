@@ -15,6 +15,8 @@ from marl_pool.utils.types import PositiveInt
 
 Memory = Any
 """A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
+Inputs = tuple[Tensor, Mask, Types]
+"""Vectors of a set, their padding and their types."""
 NO_TYPE = -1
 """The type of a head's extra tokens: they are neither the observer nor an entity."""
 
@@ -91,9 +93,7 @@ class Pooling(nn.Module, ABC):
         """
         return None
 
-    def prepend(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepend(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Put the extra tokens, unpadded and of type -1, before the set."""
         if not self.extra_tokens:
             return x, padding, types
@@ -115,9 +115,7 @@ class Pooling(nn.Module, ABC):
             )
         return pooled
 
-    def prepare(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
         # Check the set, then the masks and types that belong to it.
         name = type(self).__name__
