@@ -54,10 +54,6 @@ class ActionPerturbation(SampledPerturbation):
         return 1
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        return {}  # random numbers of a step follow from its number alone
-
-    @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         return tokens
 

@@ -236,15 +236,17 @@ class SampledPerturbation(Perturbation):
             return torch.zeros_like(steps)
         return (steps - self.onset).clamp(min=0) // self.every
 
-    @abstractmethod
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Sample what holds until the next resampling, independent of the severity.
+
+        By default nothing is random but the severity.
 
         Args:
             tokens: of batch ``(num_envs, agents)``.
             keys: ``(num_envs,)`` of the random streams.
             turn: ``(num_envs,)`` int64, number of earlier samplings in the episode.
         """
+        return {}
 
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState

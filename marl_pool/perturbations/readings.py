@@ -205,10 +205,6 @@ class Delay(ProtectingPerturbation):
     steps: PositiveInt = 8
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        return {}  # only the severity is random
-
-    @override
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
