@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +39,7 @@ class Transition(NamedTuple):
     """Rewards and ends of episodes."""
 
 
-@dataclass(frozen=True)
-class Trajectory:
+class Trajectory(NamedTuple):
     """Steps of one group of agents; leading dimensions ``(T, num_envs, agents)``.
 
     A row may hold the end of one episode and the start of the next.
@@ -111,6 +109,10 @@ class _FinalObservation(NamedTuple):
     """``(rows,)`` int64, the environments concerned."""
     tokens: dict[str, Tokens]
     states: dict[str, State]
+
+
+_Fragment = tuple[list[dict[str, Trajectory]], list[_Ending]]
+"""Steps by group, and the ends of episodes in between."""
 
 
 class Rollout:
@@ -254,8 +256,8 @@ class Rollout:
                 for name in self.policies
             }
 
-    def _play(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
-        """Take ``count`` steps; return them and the ends of episodes in between."""
+    def _play(self, count: int) -> _Fragment:
+        """Take ``count`` steps."""
         if self.uses_graph:
             # Episodes that finished before are not part of a step's state.
             finished, self._finished = self._finished, []
@@ -265,7 +267,7 @@ class Rollout:
                 self._finished = finished
         return self._play_eagerly(count)
 
-    def _replay(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+    def _replay(self, count: int) -> _Fragment:
         """Take ``count`` steps by a graph, which the second call captures."""
         length = math.gcd(count, MOST_STEPS)
         # A graph reads the weights where they lay when it was captured.
@@ -284,7 +286,7 @@ class Rollout:
         for start in range(0, count, length):
             before = self.state_dict()
             try:
-                (fields, ends), state = graph.run(before)
+                (played, ends), state = graph.run(before)
             except RuntimeError as error:
                 # The state is no longer one that the graph can continue from.
                 self._give_up_graphs(error)
@@ -293,10 +295,7 @@ class Rollout:
                 last = [end._replace(time=start + end.time) for end in last]
                 return steps + rest, endings + last
             self.load_state_dict(state)
-            steps += [
-                {name: Trajectory(**parts) for name, parts in step.items()}
-                for step in fields
-            ]
+            steps += played
             endings += [end._replace(time=start + end.time) for end in ends]
         return steps, endings
 
@@ -308,10 +307,7 @@ class Rollout:
         """Capture steps; None, and no more tries, if they cannot be captured."""
 
         def play() -> tuple[Any, Any]:
-            fragment, endings = self._play_eagerly(length)
-            # A dataclass is no pytree.
-            fields = [{n: vars(part) for n, part in step.items()} for step in fragment]
-            return (fields, endings), self.state_dict()
+            return self._play_eagerly(length), self.state_dict()
 
         before = self.state_dict()
         try:
@@ -322,9 +318,7 @@ class Rollout:
         finally:
             self.load_state_dict(before)
 
-    def _play_eagerly(
-        self, count: int
-    ) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+    def _play_eagerly(self, count: int) -> _Fragment:
         fragment: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
         for t in range(count):
@@ -488,7 +482,6 @@ class Rollout:
             )
         with env_call(self.env, "a step"):
             step = self.env.step(actions)
-        self._validate_rewards(step.rewards)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
@@ -496,19 +489,15 @@ class Rollout:
             self._reset_states_of_newborn(active)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
+            # Another shape would broadcast.
+            if rewards.shape != (shape := self._returns[name].shape):
+                raise InputError(
+                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
+                    f"shape {tuple(shape)}, got {tuple(rewards.shape)}"
+                )
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
-
-    def _validate_rewards(self, rewards: Mapping[str, Tensor]) -> None:
-        # Another shape would broadcast in the sums of an episode.
-        for name, reward in rewards.items():
-            shape = (self.env.num_envs, self.env.groups[name].num_agents)
-            if reward.shape != shape:
-                raise InputError(
-                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
-                    f"shape {shape}, got {tuple(reward.shape)}"
-                )
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""
@@ -634,12 +623,9 @@ class Rollout:
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
-        stacked = {
-            field: _stack([getattr(step, field) for step in steps])
-            for field in vars(steps[0])
-        }
+        stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
         # Within an episode the next observation's value is that of the next step.
-        next_values = stacked["values"].roll(-1, 0)
+        next_values = stacked.values.roll(-1, 0)
         # At its end, and at the fragment's, it is that of the final observation. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
@@ -650,7 +636,7 @@ class Rollout:
         *final_values, next_values[-1] = values.split([len(end.rows) for end in ends])
         for final, value in zip(finals, final_values, strict=True):
             next_values[final.time, final.rows] = value
-        return Trajectory(**{**stacked, "next_values": next_values})
+        return stacked._replace(next_values=next_values)
 
 
 def collect(
@@ -705,7 +691,7 @@ def _index(tree: Any, rows: Tensor) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
 
-def _stack(parts: list[Any]) -> Any:
+def _stack(parts: tuple[Any, ...]) -> Any:
     """Stack the steps of a tensor, of tokens or of another pytree."""
     if isinstance(parts[0], Tensor):
         return torch.stack(parts)
