@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
-from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
@@ -208,7 +208,7 @@ class Rollout:
         }
         # The states of policies and perturbations, and the current observations.
         self.states: dict[str, State] = {}
-        self.perturbation_states: dict[str, PerturbationState] = {}
+        self.perturbation_states: dict[str, dict[str, Tensor]] = {}
         self.tokens: dict[str, Tokens] = {}
         # Lengths and returns of the running episodes, and the finished ones.
         self._lengths = torch.zeros_like(env.steps)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
+from marl_pool.perturbations.base import SampledPerturbation, State
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -37,7 +37,7 @@ class ActionPerturbation(SampledPerturbation):
         actions: Tensor,
         numbers: Tensor,
         spec: ActionSpec,
-        state: PerturbationState,
+        state: State,
     ) -> Tensor:
         """Change actions, each of which is in the range of ``spec``.
 
@@ -54,22 +54,20 @@ class ActionPerturbation(SampledPerturbation):
         return 1
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         return tokens
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         return tokens, {**state, "steps": state["steps"] + 1}
 
     @override
     def act(
         self,
         actions: Tensor,
-        state: PerturbationState,
+        state: State,
         space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+    ) -> tuple[Tensor, State]:
         if self.high == 0:
             return actions, state
         # The observation before this action has been counted.
@@ -122,7 +120,7 @@ class ActionNoise(ActionPerturbation):
         actions: Tensor,
         numbers: Tensor,
         spec: ActionSpec,
-        state: PerturbationState,
+        state: State,
     ) -> Tensor:
         severity = state["severity"].view(-1, 1)
         if spec.discrete:
@@ -161,7 +159,7 @@ class DropActions(ActionPerturbation):
         actions: Tensor,
         numbers: Tensor,
         spec: ActionSpec,
-        state: PerturbationState,
+        state: State,
     ) -> Tensor:
         fallback = in_range(torch.zeros_like(actions), spec)
         if self.instead == "repeat" and "executed" in state:

@@ -21,7 +21,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
 SEVERITY_POSITION = -1
 """Position of the severity in a perturbation's stream; other numbers begin at 0."""
-PerturbationState = dict[str, Tensor]
+State = dict[str, Tensor]
 """Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
 N)`` is the index of the environment's token behind each one seen, -1 for none."""
 
@@ -67,10 +67,10 @@ class Perturbation(ABC):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: PerturbationState | None = None,
+        state: State | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> PerturbationState:
+    ) -> State:
         """Return the state at the start of an episode.
 
         Args:
@@ -83,17 +83,15 @@ class Perturbation(ABC):
         """
 
     @abstractmethod
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         """Perturb the tokens of one step; return them and the next state."""
 
     def act(
         self,
         actions: Tensor,
-        state: PerturbationState,
+        state: State,
         space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+    ) -> tuple[Tensor, State]:
         """Perturb the actions of one step; return them and the next state.
 
         Called after `__call__` for the same step. By default actions are unchanged.
@@ -123,9 +121,7 @@ class Perturbation(ABC):
             UnfitTokensError: an option that does not fit.
         """
 
-    def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
-    ) -> Perception:
+    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
         """Relate the perturbed tokens of a step to the unperturbed ones.
 
         Args:
@@ -236,7 +232,7 @@ class SampledPerturbation(Perturbation):
             return torch.zeros_like(steps)
         return (steps - self.onset).clamp(min=0) // self.every
 
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         """Sample what holds until the next resampling, independent of the severity.
 
         By default nothing is random but the severity.
@@ -248,9 +244,7 @@ class SampledPerturbation(Perturbation):
         """
         return {}
 
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         """Derive new entries of the state; none by default.
 
         Args:
@@ -259,12 +253,12 @@ class SampledPerturbation(Perturbation):
         """
         return {}
 
-    def update(self, state: PerturbationState) -> PerturbationState:
+    def update(self, state: State) -> State:
         """Update the state at every step, where observations need several samples."""
         return state
 
     @abstractmethod
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         """Perturb ``tokens`` by the latest sample in ``state``."""
 
     @override
@@ -272,10 +266,10 @@ class SampledPerturbation(Perturbation):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: PerturbationState | None = None,
+        state: State | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> PerturbationState:
+    ) -> State:
         severity = self._sample_severities(keys, episodes)
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
@@ -285,9 +279,7 @@ class SampledPerturbation(Perturbation):
         return self._resample_rows(where, tokens, state)
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         # Without severity, nothing can change.
         if self.high == 0:
             return tokens, state
@@ -311,9 +303,7 @@ class SampledPerturbation(Perturbation):
         return seen, {**state, "steps": steps + 1}
 
     @override
-    def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
-    ) -> Perception:
+    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None and "origin" in state:
             # Tokens have moved only where they are perturbed.
@@ -338,16 +328,14 @@ class SampledPerturbation(Perturbation):
             return sampled
         return sampled * (episodes.double() / self.ramp).clamp(max=1)
 
-    def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+    def _resample(self, tokens: Tokens, state: State) -> State:
         """Resample all environments of ``state``."""
         # The turn numbers the samplings of an episode, each with its own numbers.
         keys, turn = state["keys"], self.turn(state["steps"])
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
 
-    def _resample_rows(
-        self, where: Tensor, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def _resample_rows(self, where: Tensor, tokens: Tokens, state: State) -> State:
         """Resample the environments in ``where``.
 
         On a CPU no others are sampled, since that is expensive.
@@ -404,17 +392,15 @@ class TokenShare(ProtectingPerturbation):
         return present & (tokens.types != SELF_TYPE) if self.protects else present
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         eligible = self.eligible(tokens)
         return {"eligible": eligible, "chosen": self._choose(eligible, state)}
 
-    def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
+    def chosen(self, tokens: Tokens, state: State) -> Tensor:
         """Currently selected tokens, ``(num_envs, agents, N)`` bool.
 
         Where a token has appeared or vanished since the last resampling, the same
@@ -425,12 +411,12 @@ class TokenShare(ProtectingPerturbation):
             return state["chosen"]
         return self._choose(eligible, state)
 
-    def num_chosen(self, eligible: Tensor, state: PerturbationState) -> Tensor:
+    def num_chosen(self, eligible: Tensor, state: State) -> Tensor:
         """Count the eligible tokens to select, ``(num_envs, agents, 1)`` int64."""
         share = state["severity"].view(-1, 1, 1)
         return (eligible.sum(-1, keepdim=True).double() * share).round().long()
 
-    def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
+    def _choose(self, eligible: Tensor, state: State) -> Tensor:
         # Find each row's threshold, the score of the last token to select.
         queue = state["scores"].masked_fill(~eligible, torch.inf)
         count = self.num_chosen(eligible, state)
@@ -438,9 +424,7 @@ class TokenShare(ProtectingPerturbation):
         return (queue <= last) & (count > 0) & eligible
 
 
-def choose(
-    where: Tensor, fresh: PerturbationState, old: PerturbationState
-) -> PerturbationState:
+def choose(where: Tensor, fresh: State, old: State) -> State:
     """Select the rows of ``fresh`` in ``where`` and those of ``old`` elsewhere."""
     return {
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])

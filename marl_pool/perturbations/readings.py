@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perturbations.base import (
-    PerturbationState,
     ProtectingPerturbation,
+    State,
     TokenShare,
 )
 from marl_pool.perturbations.sampling import normal, uniform_like
@@ -64,19 +64,17 @@ class DisturbedReadings(ProtectingPerturbation):
         """Apply errors to readings, both ``(num_envs, agents, N, F)`` floats."""
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         validate_indices("features", self.features, tokens.features.shape[-1])
         return {"errors": normal(uniform_like(keys, turn, tokens.features.shape[1:]))}
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         deviation = (state["severity"] * self.size).float().view(-1, 1, 1, 1)
         return {"errors": state["errors"] * deviation}
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         # The errors were sampled earlier and apply until they are resampled.
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
@@ -174,14 +172,12 @@ class Freeze(TokenShare):
     severity: Severity = 0.5
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         chosen = super().apply_severity(tokens, state)["chosen"]
         return {"frozen": chosen, "readings": tokens.features.clone()}
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         frozen = state["frozen"][..., None]
         features = torch.where(frozen, state["readings"], tokens.features)
         return tokens._replace(features=features)
@@ -205,18 +201,14 @@ class Delay(ProtectingPerturbation):
     steps: PositiveInt = 8
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         longest = round(self.high * self.steps)
         first = tokens.features[:, None].expand(-1, 1 + longest, -1, -1, -1)
         late = (state["severity"] * self.steps).round().long()
         return {"late": late, "readings": first, "absent": tokens.padding.clone()}
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         if self.high == 0:
             return tokens, state
         # Push the newest features; where a token has appeared, they are all it has.
@@ -229,7 +221,7 @@ class Delay(ProtectingPerturbation):
         return super().__call__(tokens, {**state, **history})
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         late, readings = state["late"], state["readings"]
         envs = torch.arange(len(late), device=late.device)
         features = readings[envs, late]
@@ -273,12 +265,12 @@ class Confuse(TokenShare):
             )
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         numbers = uniform_like(keys, turn, (2, *tokens.types.shape[1:]))
         return {"scores": numbers[:, 0], "choice": numbers[:, 1]}
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         own = tokens.types - self.first
         # Self, at -1 here, is not among the types to choose from.
         others = torch.where(own < 0, self.count, self.count - 1)

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.base import Perturbation, State
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
 from marl_pool.utils.randomness import Purpose, stream_keys
@@ -35,9 +35,7 @@ class Hand(Perturbation):
     """
 
     @override
-    def start(
-        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
-    ) -> PerturbationState:
+    def start(self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any) -> State:
         none = torch.zeros_like(tokens.padding)
         return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
 
@@ -45,8 +43,8 @@ class Hand(Perturbation):
         self,
         tokens: Tokens,
         chosen: dict[str, Tensor],
-        old: PerturbationState | None = None,
-    ) -> PerturbationState:
+        old: State | None = None,
+    ) -> State:
         """Return the state of a choice; tokens that were frozen keep their readings.
 
         Args:
@@ -67,9 +65,7 @@ class Hand(Perturbation):
         return {**kept, "readings": readings, "copies": copies, "origin": origin}
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         frozen, copies = state["frozen"][..., None], state["copies"]
         features = torch.where(frozen, state["readings"], tokens.features)
         seen = Tokens(features, tokens.types, tokens.padding | state["hidden"])
@@ -106,14 +102,10 @@ class LivePerturbation(Perturbation):
         self.parts = {n: p for n in ORDER if (p := parts.get(n)) is not None}
 
     @override
-    def start(
-        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
-    ) -> PerturbationState:
+    def start(self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any) -> State:
         return self.restart(tokens, {"keys": keys, "steps": torch.zeros_like(keys)})
 
-    def restart(
-        self, tokens: Tokens, state: PerturbationState, name: str = ""
-    ) -> PerturbationState:
+    def restart(self, tokens: Tokens, state: State, name: str = "") -> State:
         """Return the state with the part ``name`` started anew, and new parts begun.
 
         Later parts go on, unless they now receive another number of tokens.
@@ -141,9 +133,7 @@ class LivePerturbation(Perturbation):
         # A paused page shows these tokens before the next step counts them.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
-    def choose(
-        self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]
-    ) -> PerturbationState:
+    def choose(self, tokens: Tokens, state: State, chosen: dict[str, Tensor]) -> State:
         """Return the state with another choice of the `Hand`."""
         hand, old = self.parts[HAND], _own(HAND, state)
         assert isinstance(hand, Hand)
@@ -151,9 +141,7 @@ class LivePerturbation(Perturbation):
         return self.restart(tokens, {**state, **_prefixed(HAND, own)})
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         origin, result = identity_origin(tokens), dict(state)
         for name, part in self.parts.items():
             tokens, own = part(tokens, _own(name, state))
@@ -168,9 +156,9 @@ class LivePerturbation(Perturbation):
     def act(
         self,
         actions: Tensor,
-        state: PerturbationState,
+        state: State,
         space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+    ) -> tuple[Tensor, State]:
         result = dict(state)
         for name, part in self.parts.items():
             actions, own = part.act(actions, _own(name, state), space)
@@ -183,11 +171,11 @@ def own_tokens(tokens: Tokens, *, has_self: bool) -> Tensor:
     return (tokens.types == SELF_TYPE) & has_self
 
 
-def _own(name: str, state: PerturbationState) -> PerturbationState:
+def _own(name: str, state: State) -> State:
     prefix = f"{name}/"
     own = {k: v for k, v in state.items() if k.startswith(prefix)}
     return {key.removeprefix(prefix): value for key, value in own.items()}
 
 
-def _prefixed(name: str, state: PerturbationState) -> PerturbationState:
+def _prefixed(name: str, state: State) -> State:
     return {f"{name}/{key}": value for key, value in state.items()}
