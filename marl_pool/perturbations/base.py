@@ -280,7 +280,6 @@ class SampledPerturbation(Perturbation):
 
     @override
     def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
-        # Without severity, nothing can change.
         if self.high == 0:
             return tokens, state
         steps = state["steps"]

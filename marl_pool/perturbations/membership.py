@@ -215,7 +215,6 @@ class Inject(SampledPerturbation):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Images have no positions to place a token at.
         if self.dtype != "float32":
             raise UnfitTokensError(
                 "perturbation inject: expected features with positions, got images"
@@ -225,12 +224,10 @@ class Inject(SampledPerturbation):
                 "perturbation.place: expected alike or far, since these tokens include "
                 "none of the observer, got near"
             )
-        # Injected tokens look like noise unless a type is given.
         given = self.token_type
         self.type_index = (
             self._noise_type() if given is None else self._given_type(given)
         )
-        # Allocate slots for the highest severity.
         self.num_slots = round(self.high * self.count)
         self.shifted = self._shifted_features()
         validate_indices("position_features", self.shifted, self.num_features)
@@ -245,9 +242,15 @@ class Inject(SampledPerturbation):
         numbers = uniform_like(keys, turn, shape)[:, :, : self.num_slots]
         # One number chooses the anchor, the others the offset.
         choice, offset = numbers.split([1, width], -1)
+        if self.place == "far":
+            # Gaussian numbers have no preferred direction.
+            direction = torch.nn.functional.normalize(normal(offset), dim=-1)
+            offset = self.distance * direction
+        else:
+            offset = (2 * offset - 1) * self.spread
         return {
             "anchor": self._anchors(tokens, choice[..., 0]),
-            "offset": self._offset(offset).to(tokens.features.dtype),
+            "offset": offset.to(tokens.features.dtype),
         }
 
     @override
@@ -270,13 +273,6 @@ class Inject(SampledPerturbation):
         types = torch.full_like(anchor, self.type_index)
         padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
         return append(tokens, Tokens(features, types, padding))
-
-    def _offset(self, numbers: Tensor) -> Tensor:
-        """Transform ``numbers``, uniform in (0, 1), to offsets from the anchors."""
-        if self.place != "far":
-            return (2 * numbers - 1) * self.spread
-        # Gaussian numbers have no preferred direction.
-        return self.distance * torch.nn.functional.normalize(normal(numbers), dim=-1)
 
     def _anchors(self, tokens: Tokens, choice: Tensor) -> Tensor:
         """Sample anchors with replacement by numbers in (0, 1), ``(*B, slots)``.

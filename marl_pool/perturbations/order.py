@@ -56,13 +56,11 @@ class Shuffle(TokenShare):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Both options say when permutations change.
         if self.held is not None and self.every is not None:
             raise InputError(
                 f"perturbation.held: expected null where perturbation.every is given, "
                 f"got {self.held} and {self.every}"
             )
-        # Frames can be permuted if there are several.
         if self.scope == "frame" and self.num_frames < 2:
             raise UnfitTokensError(
                 "perturbation.scope: expected token, since these tokens show a single "

@@ -186,10 +186,8 @@ class HopfieldPooling(Pooling):
     ) -> None:
         super().__init__(dim)
         validate_heads("pooling.num_heads", num_heads, dim)
-        # The inverse temperature of the retrieval, and the number of its updates.
         self.num_heads, self.num_updates = num_heads, num_updates
         self.beta = (dim // num_heads) ** -0.5 if beta is None else beta
-        # The state pattern is learned; the tokens are the stored patterns.
         self.learned_query = nn.Parameter(torch.randn(dim))
         self.norm_state = nn.LayerNorm(dim)
         self.norm_stored = nn.LayerNorm(dim)

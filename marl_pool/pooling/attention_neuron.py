@@ -96,7 +96,6 @@ class AttentionNeuronPooling(MemoryPooling):
     ) -> None:
         super().__init__(dim, action_dim)
         self.dim_out = num_codes * dim
-        # Reject options that contradict each other.
         if dim % frames:
             raise InputError(
                 f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
@@ -285,7 +284,6 @@ def _run_cell(
         i, f, u, o = batched_linear(joined, *gates).sigmoid().chunk(4, dim=-1)
         new_state = torch.addcmul(f * state - i, i, u, value=2)  # f c + i (2 u - 1)
         new_hidden = o * tanh(new_state)
-        # A padded token keeps its memory.
         if padding is not None:
             held = padding[..., t, :, None]
             new_hidden = torch.where(held, hidden, new_hidden)

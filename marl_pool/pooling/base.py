@@ -117,7 +117,6 @@ class Pooling(nn.Module, ABC):
 
     def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
-        # Check the set, then the masks and types that belong to it.
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
             raise InputError(
@@ -137,7 +136,6 @@ class Pooling(nn.Module, ABC):
                 raise InputError(
                     f"{name}: expected padding of dtype bool, got {padding.dtype}"
                 )
-            # Clear the padding, which may hold any number.
             x = x.masked_fill(padding[..., None], 0.0)
         return x, padding, types
 

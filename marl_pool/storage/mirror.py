@@ -152,9 +152,11 @@ class Mirror:
             self._put(name)
 
     def _put(self, name: str) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
         source, target = str(self.folder / name), self._at(name)
         # An object is replaced at once, but a file of a disk while it is written.
-        if self._is_disk:
+        if isinstance(self.fs, LocalFileSystem):
             above, _, last = target.rpartition("/")
             self.fs.put_file(source, f"{above}/.{last}.new")
             self.fs.mv(f"{above}/.{last}.new", target)
@@ -237,12 +239,6 @@ class Mirror:
             print(f"marl-pool: {line}", file=sys.stderr, flush=True)
 
     # Helpers
-
-    @property
-    def _is_disk(self) -> bool:
-        from fsspec.implementations.local import LocalFileSystem
-
-        return isinstance(self.fs, LocalFileSystem)
 
     def _at(self, name: str) -> str:
         return f"{self.root}/{name}"
