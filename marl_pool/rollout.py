@@ -655,9 +655,7 @@ def collect(
     return rollout.steps(steps)
 
 
-def _collect(
-    endings: list[_Ending],
-) -> tuple[list[_FinalObservation], list[Episodes]]:
+def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Episodes]]:
     """Return the final observations and the episodes that ended, by step."""
     if not endings:
         return [], []

@@ -348,10 +348,7 @@ class Run:
 
     @contextmanager
     def checkpoint(
-        self,
-        iteration: int,
-        parts: Iterable[str] = (),
-        best_score: float | None = None,
+        self, iteration: int, parts: Iterable[str] = (), best_score: float | None = None
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 

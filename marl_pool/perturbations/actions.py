@@ -33,11 +33,7 @@ class ActionPerturbation(SampledPerturbation):
 
     @abstractmethod
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: State,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         """Change actions, each of which is in the range of ``spec``.
 
@@ -116,11 +112,7 @@ class ActionNoise(ActionPerturbation):
 
     @override
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: State,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         severity = state["severity"].view(-1, 1)
         if spec.discrete:
@@ -155,11 +147,7 @@ class DropActions(ActionPerturbation):
 
     @override
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: State,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         fallback = in_range(torch.zeros_like(actions), spec)
         if self.instead == "repeat" and "executed" in state:

@@ -9,11 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perception import Perception
-from marl_pool.perturbations.base import (
-    SampledPerturbation,
-    State,
-    TokenShare,
-)
+from marl_pool.perturbations.base import SampledPerturbation, State, TokenShare
 from marl_pool.perturbations.readings import validate_indices
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import (
-    ProtectingPerturbation,
-    State,
-    TokenShare,
-)
+from marl_pool.perturbations.base import ProtectingPerturbation, State, TokenShare
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import constant, may_read

@@ -40,10 +40,7 @@ class Hand(Perturbation):
         return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
 
     def choose(
-        self,
-        tokens: Tokens,
-        chosen: dict[str, Tensor],
-        old: State | None = None,
+        self, tokens: Tokens, chosen: dict[str, Tensor], old: State | None = None
     ) -> State:
         """Return the state of a choice; tokens that were frozen keep their readings.
 
