@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import SampledPerturbation, State
+from marl_pool.perturbations.base import ActionSpace, SampledPerturbation, State
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -59,10 +58,7 @@ class ActionPerturbation(SampledPerturbation):
 
     @override
     def act(
-        self,
-        actions: Tensor,
-        state: State,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
+        self, actions: Tensor, state: State, space: ActionSpace
     ) -> tuple[Tensor, State]:
         if self.high == 0:
             return actions, state

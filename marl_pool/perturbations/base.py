@@ -19,6 +19,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
+ActionSpace = spaces.Box | spaces.Discrete | ActionSpec
 SEVERITY_POSITION = -1
 """Position of the severity in a perturbation's stream; other numbers begin at 0."""
 State = dict[str, Tensor]
@@ -87,10 +88,7 @@ class Perturbation(ABC):
         """Perturb the tokens of one step; return them and the next state."""
 
     def act(
-        self,
-        actions: Tensor,
-        state: State,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
+        self, actions: Tensor, state: State, space: ActionSpace
     ) -> tuple[Tensor, State]:
         """Perturb the actions of one step; return them and the next state.
 

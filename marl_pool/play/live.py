@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import Perturbation, State
-from marl_pool.policies.actions import ActionSpec
+from marl_pool.perturbations.base import ActionSpace, Perturbation, State
 from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -151,10 +149,7 @@ class LivePerturbation(Perturbation):
 
     @override
     def act(
-        self,
-        actions: Tensor,
-        state: State,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
+        self, actions: Tensor, state: State, space: ActionSpace
     ) -> tuple[Tensor, State]:
         result = dict(state)
         for name, part in self.parts.items():
