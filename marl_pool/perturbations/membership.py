@@ -220,10 +220,7 @@ class Inject(SampledPerturbation):
                 "perturbation.place: expected alike or far, since these tokens include "
                 "none of the observer, got near"
             )
-        given = self.token_type
-        self.type_index = (
-            self._noise_type() if given is None else self._given_type(given)
-        )
+        self.type_index = self._type_index()
         self.num_slots = round(self.high * self.count)
         self.shifted = self._shifted_features()
         validate_indices("position_features", self.shifted, self.num_features)
@@ -289,36 +286,35 @@ class Inject(SampledPerturbation):
         picked = first.gather(-1, (choice * number).long())
         return picked.masked_fill(number == 0, -1)
 
-    def _noise_type(self) -> int:
-        """Return the last type that is not signal; acting types come before it."""
+    def _type_index(self) -> int:
+        """Return the type of distractors, by default the last that is not signal."""
+        option, names = "perturbation.token_type", self.type_names
+        given = self.token_type
+        if isinstance(given, int):
+            # A number needs no names.
+            if names and given >= len(names):
+                most = len(names) - 1
+                raise UnfitTokensError(f"{option}: expected 0 to {most}, got {given}")
+            return given
+        if given is not None:
+            if not names:
+                raise UnfitTokensError(
+                    f"{option}: expected a number, or type_names with it, got {given!r}"
+                )
+            return _type_number(option, given, names)
         if not self.signal_types:
             raise UnfitTokensError(
-                "perturbation.token_type: expected a type, since these tokens do not "
-                "say which of their types are noise, got null"
+                f"{option}: expected a type, since these tokens do not say which of "
+                "their types are noise, got null"
             )
-        names = self.type_names
+        # Types that act come before those of noise.
         noise = [i for i, name in enumerate(names) if name not in self.signal_types]
         if not noise:
             raise UnfitTokensError(
-                "perturbation.token_type: expected a type, since these tokens have no "
-                f"type of noise, got null: choose from {', '.join(names)}"
+                f"{option}: expected a type, since these tokens have no type of noise, "
+                f"got null: choose from {', '.join(names)}"
             )
         return noise[-1]
-
-    def _given_type(self, token_type: int | str) -> int:
-        option, names = "perturbation.token_type", self.type_names
-        if not isinstance(token_type, int):
-            if not names:
-                raise UnfitTokensError(
-                    f"{option}: expected a number, or type_names with it, "
-                    f"got {token_type!r}"
-                )
-            return _type_number(option, token_type, names)
-        # A number needs no names.
-        if names and token_type >= len(names):
-            most = len(names) - 1
-            raise UnfitTokensError(f"{option}: expected 0 to {most}, got {token_type}")
-        return token_type
 
     def _shifted_features(self) -> list[int]:
         """Return the features that an offset moves, by default those in the spec."""
