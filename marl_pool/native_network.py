@@ -16,9 +16,9 @@ from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.call import ACTIVATIONS, NetworkInputs, NetworkSizes
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
+from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling, SumPooling
-from marl_pool.pooling.cls_token import ClsPooling
 from marl_pool.tokens import Tokens
 
 WIDEST = 64

@@ -16,8 +16,7 @@ from marl_pool.kernels.native.call import NetworkInputs
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.native_network import NativeNetwork
 from marl_pool.pooling import POOLING
-from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.construction import build
 from marl_pool.utils.devices import may_read

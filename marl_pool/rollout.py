@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +12,11 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
-from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
-from marl_pool.utils.devices import without_reads
+from marl_pool.utils.devices import may_read, without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
@@ -40,23 +39,7 @@ class Transition(NamedTuple):
     """Rewards and ends of episodes."""
 
 
-class FinalObservation(NamedTuple):
-    """Observation, followed by no action, after an episode's or fragment's last step.
-
-    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
-    batch dimensions ``(rows, agents)``.
-    """
-
-    time: int
-    """Step of the fragment, from 0, that it follows."""
-    rows: Tensor
-    """``(rows,)`` int64, the environments concerned."""
-    tokens: dict[str, Tokens]
-    states: dict[str, State]
-
-
-@dataclass(frozen=True)
-class Trajectory:
+class Trajectory(NamedTuple):
     """Steps of one group of agents; leading dimensions ``(T, num_envs, agents)``.
 
     A row may hold the end of one episode and the start of the next.
@@ -113,12 +96,23 @@ class _Ending(NamedTuple):
     returns: dict[str, Tensor]
     lengths: Tensor
 
-    def at(self, rows: Tensor) -> tuple[FinalObservation, Episodes]:
-        """Return the final observations and the episodes of the environments."""
-        parts = (self.tokens, self.states, self.returns, self.lengths)
-        tokens, states, returns, lengths = _index(parts, rows)
-        final = FinalObservation(self.time, rows, tokens, states)
-        return final, Episodes(returns, lengths)
+
+class _FinalObservation(NamedTuple):
+    """Observation, followed by no action, after an episode's or fragment's last step.
+
+    Its value completes `Trajectory.next_values`. Tokens and states, by group, have the
+    batch dimensions ``(rows, agents)``.
+    """
+
+    time: int
+    rows: Tensor
+    """``(rows,)`` int64, the environments concerned."""
+    tokens: dict[str, Tokens]
+    states: dict[str, State]
+
+
+_Fragment = tuple[list[dict[str, Trajectory]], list[_Ending]]
+"""Steps by group, and the ends of episodes in between."""
 
 
 class Rollout:
@@ -214,7 +208,7 @@ class Rollout:
         }
         # The states of policies and perturbations, and the current observations.
         self.states: dict[str, State] = {}
-        self.perturbation_states: dict[str, PerturbationState] = {}
+        self.perturbation_states: dict[str, dict[str, Tensor]] = {}
         self.tokens: dict[str, Tokens] = {}
         # Lengths and returns of the running episodes, and the finished ones.
         self._lengths = torch.zeros_like(env.steps)
@@ -256,14 +250,14 @@ class Rollout:
             self._finished += episodes
             # The fragment ends here for every environment, in mid-episode or not.
             rows = torch.arange(self.env.num_envs, device=self.env.device)
-            last = FinalObservation(count - 1, rows, self.tokens, self.states)
+            last = _FinalObservation(count - 1, rows, self.tokens, self.states)
             return {
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
 
-    def _play(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
-        """Take ``count`` steps; return them and the ends of episodes in between."""
+    def _play(self, count: int) -> _Fragment:
+        """Take ``count`` steps."""
         if self.uses_graph:
             # Episodes that finished before are not part of a step's state.
             finished, self._finished = self._finished, []
@@ -273,7 +267,7 @@ class Rollout:
                 self._finished = finished
         return self._play_eagerly(count)
 
-    def _replay(self, count: int) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+    def _replay(self, count: int) -> _Fragment:
         """Take ``count`` steps by a graph, which the second call captures."""
         length = math.gcd(count, MOST_STEPS)
         # A graph reads the weights where they lay when it was captured.
@@ -292,7 +286,7 @@ class Rollout:
         for start in range(0, count, length):
             before = self.state_dict()
             try:
-                (fields, ends), state = graph.run(before)
+                (played, ends), state = graph.run(before)
             except RuntimeError as error:
                 # The state is no longer one that the graph can continue from.
                 self._give_up_graphs(error)
@@ -301,10 +295,7 @@ class Rollout:
                 last = [end._replace(time=start + end.time) for end in last]
                 return steps + rest, endings + last
             self.load_state_dict(state)
-            steps += [
-                {name: Trajectory(**parts) for name, parts in step.items()}
-                for step in fields
-            ]
+            steps += played
             endings += [end._replace(time=start + end.time) for end in ends]
         return steps, endings
 
@@ -316,10 +307,7 @@ class Rollout:
         """Capture steps; None, and no more tries, if they cannot be captured."""
 
         def play() -> tuple[Any, Any]:
-            fragment, endings = self._play_eagerly(length)
-            # A dataclass is no pytree.
-            fields = [{n: vars(part) for n, part in step.items()} for step in fragment]
-            return (fields, endings), self.state_dict()
+            return self._play_eagerly(length), self.state_dict()
 
         before = self.state_dict()
         try:
@@ -330,21 +318,23 @@ class Rollout:
         finally:
             self.load_state_dict(before)
 
-    def _play_eagerly(
-        self, count: int
-    ) -> tuple[list[dict[str, Trajectory]], list[_Ending]]:
+    def _play_eagerly(self, count: int) -> _Fragment:
         fragment: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
         for t in range(count):
             # Act on the current observations, and step all environments.
             active = self.env.active
-            transition = self._step(reads=not self.sync_free)
+            transition = self._step()
             fragment.append(self._record(transition, active))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
             if self.sync_free or ended.any():
-                endings.append(self._ending(t, ended))
+                # Copy the dictionaries, whose entries the reset replaces.
+                states, returns = dict(self.states), dict(self._returns)
+                endings.append(
+                    _Ending(t, ended, self.tokens, states, returns, self._lengths)
+                )
                 self._restart(ended)
         return fragment, endings
 
@@ -358,7 +348,7 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
-                step = self._step(reads=not self.sync_free).step
+                step = self._step().step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
@@ -412,14 +402,14 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            transition = self._step(reads=True)
+            transition = self._step()
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
             if ended.any():
-                self._finish(ended)
+                self._played = self._played + ended
                 order.append(positions[ended])
-                parts.append(self._finished.pop())
+                parts.append(_index((self._returns, self._lengths), ended))
                 over |= ended
                 if over.sum() > idle * len(over) or over.all():
                     positions = positions[~over]
@@ -429,7 +419,8 @@ class Rollout:
                 self._observe()
         # Episodes were recorded as they ended; sort them by position.
         by_position = torch.cat(order).argsort()
-        self._finished.append(_index(_concatenate(parts), by_position))
+        returns, lengths = _index(_concatenate(parts), by_position)
+        self._finished.append(Episodes(returns, lengths))
 
     def pop_finished(self) -> list[Episodes]:
         """Return the episodes that ended since the last call."""
@@ -463,12 +454,8 @@ class Rollout:
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self, *, reads: bool) -> Transition:
-        """Act and step once; the caller then observes and ends episodes.
-
-        Args:
-            reads: values may be read.
-        """
+    def _step(self) -> Transition:
+        """Act and step once; the caller then observes and ends episodes."""
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -495,27 +482,22 @@ class Rollout:
             )
         with env_call(self.env, "a step"):
             step = self.env.step(actions)
-        self._validate_rewards(step.rewards)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
         if active:
-            self._reset_states_of_newborn(active, reads=reads)
+            self._reset_states_of_newborn(active)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
+            # Another shape would broadcast.
+            if rewards.shape != (shape := self._returns[name].shape):
+                raise InputError(
+                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
+                    f"shape {tuple(shape)}, got {tuple(rewards.shape)}"
+                )
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
-
-    def _validate_rewards(self, rewards: Mapping[str, Tensor]) -> None:
-        # Another shape would broadcast in the sums of an episode.
-        for name, reward in rewards.items():
-            shape = (self.env.num_envs, self.env.groups[name].num_agents)
-            if reward.shape != shape:
-                raise InputError(
-                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
-                    f"shape {shape}, got {tuple(reward.shape)}"
-                )
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""
@@ -528,22 +510,13 @@ class Rollout:
 
     @contextmanager
     def _many_steps(self, *, reads: bool) -> Iterator[None]:
-        """Let policies prepare once for many steps.
-
-        Args:
-            reads: values may be read.
-        """
+        """Let policies prepare once for many steps, which may read values or not."""
         with ExitStack() as stack:
             if not reads:
                 stack.enter_context(without_reads())
             for policy in self.policies.values():
                 stack.enter_context(policy.fixed())
             yield
-
-    def _ending(self, time: int, ended: Tensor) -> _Ending:
-        # Copy the dictionaries, whose entries the reset replaces.
-        states, returns = dict(self.states), dict(self._returns)
-        return _Ending(time, ended, self.tokens, states, returns, self._lengths)
 
     def _restart(self, ended: Tensor) -> None:
         """Start new episodes where ``ended``, ``(num_envs,)`` bool."""
@@ -556,12 +529,6 @@ class Rollout:
         with env_call(self.env, "a reset"):
             self.env.reset(ended)
         self._start_episodes(ended)
-
-    def _finish(self, ended: Tensor) -> None:
-        """Record the episodes that ended, ``(num_envs,)`` bool."""
-        self._played = self._played + ended
-        returns = {name: total[ended] for name, total in self._returns.items()}
-        self._finished.append(Episodes(returns, self._lengths[ended]))
 
     def _start_episodes(self, where: Tensor | None) -> None:
         """Start episodes in the environments ``where``, which have been reset.
@@ -600,13 +567,11 @@ class Rollout:
             start = self._initial_state(name)
             self.states[name] = _choose(where, start, self.states.get(name))
 
-    def _reset_states_of_newborn(
-        self, was_active: dict[str, Tensor], *, reads: bool
-    ) -> None:
+    def _reset_states_of_newborn(self, was_active: Mapping[str, Tensor]) -> None:
         """Give agents that were born in mid-episode an initial state."""
         for name, active in self.env.active.items():
             newborn = active & ~was_active[name]
-            if self.states[name] and not (reads and not newborn.any()):
+            if self.states[name] and (not may_read(newborn) or newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 
@@ -653,17 +618,14 @@ class Rollout:
         self,
         name: str,
         steps: list[Trajectory],
-        finals: list[FinalObservation],
-        last: FinalObservation,
+        finals: list[_FinalObservation],
+        last: _FinalObservation,
     ) -> Trajectory:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
-        stacked = {
-            field: _stack([getattr(step, field) for step in steps])
-            for field in vars(steps[0])
-        }
+        stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
         # Within an episode the next observation's value is that of the next step.
-        next_values = stacked["values"].roll(-1, 0)
+        next_values = stacked.values.roll(-1, 0)
         # At its end, and at the fragment's, it is that of the final observation. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
@@ -674,7 +636,7 @@ class Rollout:
         *final_values, next_values[-1] = values.split([len(end.rows) for end in ends])
         for final, value in zip(finals, final_values, strict=True):
             next_values[final.time, final.rows] = value
-        return Trajectory(**{**stacked, "next_values": next_values})
+        return stacked._replace(next_values=next_values)
 
 
 def collect(
@@ -693,9 +655,7 @@ def collect(
     return rollout.steps(steps)
 
 
-def _collect(
-    endings: list[_Ending],
-) -> tuple[list[FinalObservation], list[Episodes]]:
+def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Episodes]]:
     """Return the final observations and the episodes that ended, by step."""
     if not endings:
         return [], []
@@ -703,12 +663,13 @@ def _collect(
     ended = torch.stack([ending.ended for ending in endings]).cpu()
     rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
     counts = ended.sum(1).tolist()
-    parts = [
-        ending.at(own)
-        for ending, own in zip(endings, rows.split(counts), strict=True)
-        if len(own)
-    ]
-    return [final for final, _ in parts], [episodes for _, episodes in parts]
+    finals, episodes = [], []
+    for ending, own in zip(endings, rows.split(counts), strict=True):
+        if len(own):
+            tokens, states, *rest = _index(ending[2:], own)
+            finals.append(_FinalObservation(ending.time, own, tokens, states))
+            episodes.append(Episodes(*rest))
+    return finals, episodes
 
 
 def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
@@ -728,7 +689,7 @@ def _index(tree: Any, rows: Tensor) -> Any:
     return tree_map(lambda tensor: tensor[rows], tree)
 
 
-def _stack(parts: list[Any]) -> Any:
+def _stack(parts: tuple[Any, ...]) -> Any:
     """Stack the steps of a tensor, of tokens or of another pytree."""
     if isinstance(parts[0], Tensor):
         return torch.stack(parts)

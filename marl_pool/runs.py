@@ -122,7 +122,7 @@ class Run:
                 a run that was killed before it had a configuration.
         """
         path = Path(path)
-        if path.is_dir() and not is_unused(path):
+        if path.is_dir() and files_in(path):
             raise InputError(
                 f"{path}: expected a new or empty folder for the run, got one with "
                 f"files; to continue a run: `marl-pool resume {path}`"
@@ -231,7 +231,10 @@ class Run:
                 for folder in self.path.iterdir():
                     if folder.name not in OUTPUTS:
                         atomic.discard_leftovers(folder)
-                self._recover_best()
+                if (best := self._unsaved_best()) is not None:
+                    with self.save_policy_dir(best) as folder:
+                        policy = self._checkpoint_path(best.iteration) / POLICY
+                        shutil.copytree(policy, folder, dirs_exist_ok=True)
             yield
 
     def recover(self) -> None:
@@ -239,12 +242,6 @@ class Run:
         if self._unsaved_best() is not None:
             with self.lock():
                 pass
-
-    def _recover_best(self) -> None:
-        if (best := self._unsaved_best()) is not None:
-            with self.save_policy_dir(best) as folder:
-                policy = self._checkpoint_path(best.iteration) / POLICY
-                shutil.copytree(policy, folder, dirs_exist_ok=True)
 
     def _unsaved_best(self) -> Best | None:
         """Return the newest checkpoint if it is the best and its policy is not saved.
@@ -351,10 +348,7 @@ class Run:
 
     @contextmanager
     def checkpoint(
-        self,
-        iteration: int,
-        parts: Iterable[str] = (),
-        best_score: float | None = None,
+        self, iteration: int, parts: Iterable[str] = (), best_score: float | None = None
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
@@ -578,7 +572,7 @@ class _TolerantFile:
         self._file, self._has_failed = file, False
 
     def write(self, data: bytes) -> None:
-        self._attempt(lambda: self._file.write(data))
+        self._attempt(self._file.write, data)
 
     def flush(self) -> None:
         self._attempt(self._file.flush)
@@ -587,18 +581,12 @@ class _TolerantFile:
         with suppress(OSError):
             self._file.close()
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        if self._has_failed:
-            return
+    def _attempt(self, action: Callable[..., object], *arguments: bytes) -> None:
         try:
-            action()
+            if not self._has_failed:
+                action(*arguments)
         except OSError:
             self._has_failed = True
-
-
-def is_unused(folder: Path) -> bool:
-    """Return True for a folder whose files precede a run's configuration."""
-    return not files_in(folder)
 
 
 def files_in(folder: Path) -> list[str]:

@@ -167,20 +167,20 @@ class Sweep:
             return []
         content = read_sealed_yaml(file, last=VERSION)
         try:
-            listed = check_value(
-                "proposals", content["proposals"], list[dict[str, Any]]
-            )
+            listed = content["proposals"]
+            listed = check_value("proposals", listed, list[dict[str, Any]])
             found = [Proposal(**check_settings(Proposal, each)) for each in listed]
         except (KeyError, InputError) as error:
             raise InputError(f"{file}: expected proposals, got {error}") from error
+        space = self.space or {}
         for each in found:
-            if each.values.keys() != (self.space or {}).keys():
+            if each.values.keys() != space.keys():
                 raise InputError(
-                    f"{file}: expected values of {', '.join(self.space or {})}, got "
+                    f"{file}: expected values of {', '.join(space)}, got "
                     f"{', '.join(each.values)}"
                 )
             for key, value in each.values.items():
-                _validate_inside(f"{file}: {key}", value, (self.space or {})[key])
+                _validate_inside(f"{file}: {key}", value, space[key])
         return found
 
     def write_proposals(self, proposals: Sequence[Proposal]) -> None:
@@ -300,9 +300,8 @@ def _validate_inside(key: str, value: Any, range_: Sequence[Any]) -> None:
 
 
 def _label(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"))
+    is_text = isinstance(value, str)
+    return value if is_text else json.dumps(value, separators=(",", ":"))
 
 
 def _cell(value: Any) -> Any:

@@ -67,6 +67,24 @@ class Tokens(NamedTuple):
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
+def append(tokens: Tokens, added: Tokens) -> Tokens:
+    """Append the slots of ``added`` to those of ``tokens``."""
+    return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
+
+
+def take_features(features: Tensor, origin: Tensor) -> Tensor:
+    """Reorder tokens' features ``(*B, N, F)`` by ``origin`` ``(*B, M)``."""
+    return features.gather(
+        -2, origin[..., None].expand(*origin.shape, features.shape[-1])
+    )
+
+
+def identity_origin(tokens: Tokens) -> Tensor:
+    """Return the ``origin`` of unmoved tokens, ``(*B, N)`` int64."""
+    places = torch.arange(tokens.num_tokens, device=tokens.types.device)
+    return places.expand_as(tokens.types)
+
+
 def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
     """Hide each token with a probability, by padding.
 
@@ -128,22 +146,14 @@ class TokenSpec:
         # All sizes are positive, and all names and indices exist.
         for name in ("num_tokens", "num_features", "num_frames"):
             self._validate(name, getattr(self, name) >= 1, "at least 1")
-        self._validate("type_names", bool(self.type_names), "at least one name")
-        self._validate(
-            "signal_types",
-            {*self.signal_types} <= {*self.type_names},
-            f"some of {', '.join(self.type_names)}",
-        )
-        self._validate(
-            "num_frames",
-            self.num_features % self.num_frames == 0,
-            f"a divisor of num_features = {self.num_features}",
-        )
-        self._validate(
-            "positions",
-            all(0 <= index < self.num_features for index in self.positions or ()),
-            f"indices of features below {self.num_features}",
-        )
+        names, width = self.type_names, self.num_features
+        self._validate("type_names", bool(names), "at least one name")
+        known = {*self.signal_types} <= {*names}
+        self._validate("signal_types", known, f"some of {', '.join(names)}")
+        divides = width % self.num_frames == 0
+        self._validate("num_frames", divides, f"a divisor of num_features = {width}")
+        inside = all(0 <= index < width for index in self.positions or ())
+        self._validate("positions", inside, f"indices of features below {width}")
 
     def _validate(self, name: str, fits: bool, expected: str) -> None:
         if not fits:

@@ -96,8 +96,7 @@ def played(
         for role, group in env.groups.items()
     }
     rollout = Rollout(env, policies, perturbation=perturbation, sync_free=sync_free)
-    fields = [vars(part) for part in rollout.steps(STEPS).values()]
-    leaves = tree_leaves((fields, rollout.pop_finished()))
+    leaves = tree_leaves((rollout.steps(STEPS), rollout.pop_finished()))
     return [leaf.cpu() for leaf in leaves]
 
 
@@ -191,8 +190,7 @@ def check_graph(name: str, device: str) -> None:
                     parameter += 0.1
         parts.append(rollout.steps(8))
         assert rollout.uses_graph == (uses_graph and device != "cpu")
-        fields = [[vars(part) for part in step.values()] for step in parts]
-        results.append(tree_leaves((fields, rollout.pop_finished())))
+        results.append(tree_leaves((parts, rollout.pop_finished())))
     compare(results[0], results[1], 1e-5)
 
 

@@ -30,7 +30,7 @@ COMMANDS = [
 ]
 UNNAMED = (
     *("ray", "matplotlib"),
-    *("marl_pool.encoders.swarm", "marl_pool.perturbations.shuffle"),
+    *("marl_pool.encoders.swarm", "marl_pool.perturbations.order"),
 )
 # Rooms that a policy needs for nothing.
 BEYOND_POLICIES = (
@@ -67,7 +67,7 @@ if os.fork() == 0:
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         assert main(["train", "--cfg", "encoder=lstm", "perturbation=occlude"]) == 0
         assert main(["train", "ppo.lr=0"]) == 2
-    for named in ("encoders.lstm", "perturbations.occlude"):
+    for named in ("encoders.lstm", "perturbations.membership"):
         assert "marl_pool." + named in sys.modules
     tell("config", {UNNAMED!r})
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):

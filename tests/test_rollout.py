@@ -262,7 +262,7 @@ def stack(rows: list[Any]) -> Trajectory:
 
 def tensors(part: Trajectory) -> dict[str, Tensor]:
     """All tensors of a trajectory by name."""
-    fields = {**vars(part)}
+    fields = part._asdict()
     states = {f"state {i}": t for i, t in enumerate(tree_leaves(fields.pop("states")))}
     return {**fields.pop("tokens")._asdict(), **fields, **states}
 
@@ -285,14 +285,14 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
     here = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), here))
     apart = ("tokens", "states")
-    others = {k: v[:, here] for k, v in vars(part).items() if k not in apart}
+    others = {k: v[:, here] for k, v in part._asdict().items() if k not in apart}
     states = tree_map(lambda leaf: leaf[:, here], part.states)
     return Trajectory(tokens=tokens, states=states, **others)
 
 
 def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
     """Fragments one after the other."""
-    fields = [{**vars(part[name])} for part in parts]
+    fields = [part[name]._asdict() for part in parts]
     return Trajectory(
         **{
             key: tree_map(lambda *cut: torch.cat(cut), *(f[key] for f in fields))

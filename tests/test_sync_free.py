@@ -268,7 +268,7 @@ def state_of(rollout: Rollout) -> Any:
 
 
 def fields(trajectories: dict[str, Any]) -> list[Any]:
-    return [list(vars(part).values()) for part in trajectories.values()]
+    return [list(part) for part in trajectories.values()]
 
 
 @pytest.mark.parametrize("label", ENVS)

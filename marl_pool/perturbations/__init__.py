@@ -13,33 +13,33 @@ if TYPE_CHECKING:
     from marl_pool.perturbations.base import Perturbation as Perturbation
     from marl_pool.perturbations.base import SampledPerturbation as SampledPerturbation
     from marl_pool.perturbations.base import TokenShare as TokenShare
-    from marl_pool.perturbations.confuse import Confuse as Confuse
-    from marl_pool.perturbations.delay import Delay as Delay
-    from marl_pool.perturbations.duplicate import Duplicate as Duplicate
-    from marl_pool.perturbations.freeze import Freeze as Freeze
-    from marl_pool.perturbations.inject import Inject as Inject
-    from marl_pool.perturbations.occlude import Occlude as Occlude
+    from marl_pool.perturbations.membership import Duplicate as Duplicate
+    from marl_pool.perturbations.membership import Inject as Inject
+    from marl_pool.perturbations.membership import Occlude as Occlude
+    from marl_pool.perturbations.order import Rewire as Rewire
+    from marl_pool.perturbations.order import Shuffle as Shuffle
     from marl_pool.perturbations.readings import Bias as Bias
+    from marl_pool.perturbations.readings import Confuse as Confuse
+    from marl_pool.perturbations.readings import Delay as Delay
+    from marl_pool.perturbations.readings import Freeze as Freeze
     from marl_pool.perturbations.readings import Jitter as Jitter
     from marl_pool.perturbations.readings import Scale as Scale
-    from marl_pool.perturbations.rewire import Rewire as Rewire
-    from marl_pool.perturbations.shuffle import Shuffle as Shuffle
     from marl_pool.tokens import TokenSpec
 
 PERTURBATIONS: dict[str, str] = {
     "action_noise": "marl_pool.perturbations.actions:ActionNoise",
     "bias": "marl_pool.perturbations.readings:Bias",
-    "confuse": "marl_pool.perturbations.confuse:Confuse",
-    "delay": "marl_pool.perturbations.delay:Delay",
+    "confuse": "marl_pool.perturbations.readings:Confuse",
+    "delay": "marl_pool.perturbations.readings:Delay",
     "drop_actions": "marl_pool.perturbations.actions:DropActions",
-    "duplicate": "marl_pool.perturbations.duplicate:Duplicate",
-    "freeze": "marl_pool.perturbations.freeze:Freeze",
-    "inject": "marl_pool.perturbations.inject:Inject",
+    "duplicate": "marl_pool.perturbations.membership:Duplicate",
+    "freeze": "marl_pool.perturbations.readings:Freeze",
+    "inject": "marl_pool.perturbations.membership:Inject",
     "jitter": "marl_pool.perturbations.readings:Jitter",
-    "occlude": "marl_pool.perturbations.occlude:Occlude",
-    "rewire": "marl_pool.perturbations.rewire:Rewire",
+    "occlude": "marl_pool.perturbations.membership:Occlude",
+    "rewire": "marl_pool.perturbations.order:Rewire",
     "scale": "marl_pool.perturbations.readings:Scale",
-    "shuffle": "marl_pool.perturbations.shuffle:Shuffle",
+    "shuffle": "marl_pool.perturbations.order:Shuffle",
 }
 
 CONTEXT = (

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, SampledPerturbation
+from marl_pool.perturbations.base import ActionSpace, SampledPerturbation, State
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -33,11 +32,7 @@ class ActionPerturbation(SampledPerturbation):
 
     @abstractmethod
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: PerturbationState,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         """Change actions, each of which is in the range of ``spec``.
 
@@ -54,26 +49,17 @@ class ActionPerturbation(SampledPerturbation):
         return 1
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
-        return {}  # random numbers of a step follow from its number alone
-
-    @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         return tokens
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         return tokens, {**state, "steps": state["steps"] + 1}
 
     @override
     def act(
-        self,
-        actions: Tensor,
-        state: PerturbationState,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+        self, actions: Tensor, state: State, space: ActionSpace
+    ) -> tuple[Tensor, State]:
         if self.high == 0:
             return actions, state
         # The observation before this action has been counted.
@@ -122,11 +108,7 @@ class ActionNoise(ActionPerturbation):
 
     @override
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: PerturbationState,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         severity = state["severity"].view(-1, 1)
         if spec.discrete:
@@ -161,11 +143,7 @@ class DropActions(ActionPerturbation):
 
     @override
     def change(
-        self,
-        actions: Tensor,
-        numbers: Tensor,
-        spec: ActionSpec,
-        state: PerturbationState,
+        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
     ) -> Tensor:
         fallback = in_range(torch.zeros_like(actions), spec)
         if self.instead == "repeat" and "executed" in state:

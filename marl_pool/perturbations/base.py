@@ -11,15 +11,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perception import Perception
-from marl_pool.perturbations.sampling import sample_severities, uniform_like
-from marl_pool.perturbations.selection import append, identity_origin, lowest
+from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
-PerturbationState = dict[str, Tensor]
+ActionSpace = spaces.Box | spaces.Discrete | ActionSpec
+SEVERITY_POSITION = -1
+"""Position of the severity in a perturbation's stream; other numbers begin at 0."""
+State = dict[str, Tensor]
 """Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
 N)`` is the index of the environment's token behind each one seen, -1 for none."""
 
@@ -65,10 +68,10 @@ class Perturbation(ABC):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: PerturbationState | None = None,
+        state: State | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> PerturbationState:
+    ) -> State:
         """Return the state at the start of an episode.
 
         Args:
@@ -81,17 +84,12 @@ class Perturbation(ABC):
         """
 
     @abstractmethod
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         """Perturb the tokens of one step; return them and the next state."""
 
     def act(
-        self,
-        actions: Tensor,
-        state: PerturbationState,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+        self, actions: Tensor, state: State, space: ActionSpace
+    ) -> tuple[Tensor, State]:
         """Perturb the actions of one step; return them and the next state.
 
         Called after `__call__` for the same step. By default actions are unchanged.
@@ -121,9 +119,7 @@ class Perturbation(ABC):
             UnfitTokensError: an option that does not fit.
         """
 
-    def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
-    ) -> Perception:
+    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
         """Relate the perturbed tokens of a step to the unperturbed ones.
 
         Args:
@@ -234,19 +230,19 @@ class SampledPerturbation(Perturbation):
             return torch.zeros_like(steps)
         return (steps - self.onset).clamp(min=0) // self.every
 
-    @abstractmethod
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         """Sample what holds until the next resampling, independent of the severity.
+
+        By default nothing is random but the severity.
 
         Args:
             tokens: of batch ``(num_envs, agents)``.
             keys: ``(num_envs,)`` of the random streams.
             turn: ``(num_envs,)`` int64, number of earlier samplings in the episode.
         """
+        return {}
 
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         """Derive new entries of the state; none by default.
 
         Args:
@@ -255,12 +251,12 @@ class SampledPerturbation(Perturbation):
         """
         return {}
 
-    def update(self, state: PerturbationState) -> PerturbationState:
+    def update(self, state: State) -> State:
         """Update the state at every step, where observations need several samples."""
         return state
 
     @abstractmethod
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         """Perturb ``tokens`` by the latest sample in ``state``."""
 
     @override
@@ -268,11 +264,11 @@ class SampledPerturbation(Perturbation):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: PerturbationState | None = None,
+        state: State | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> PerturbationState:
-        severity = sample_severities((self.low, self.high), keys, self.ramp, episodes)
+    ) -> State:
+        severity = self._sample_severities(keys, episodes)
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
             return self._resample(tokens, first)
@@ -281,10 +277,7 @@ class SampledPerturbation(Perturbation):
         return self._resample_rows(where, tokens, state)
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
-        # Without severity, nothing can change.
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
@@ -307,9 +300,7 @@ class SampledPerturbation(Perturbation):
         return seen, {**state, "steps": steps + 1}
 
     @override
-    def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
-    ) -> Perception:
+    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None and "origin" in state:
             # Tokens have moved only where they are perturbed.
@@ -320,16 +311,28 @@ class SampledPerturbation(Perturbation):
             state = {**state, "origin": origin}
         return super().perceive(true, seen, state)
 
-    def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
+    def _sample_severities(self, keys: Tensor, episodes: Tensor | None) -> Tensor:
+        """Sample severities ``(num_envs,)`` float64; arguments as of `start`.
+
+        An environment has the same severity alone and in a batch, and its other random
+        numbers do not depend on the bounds.
+        """
+        low, high = self.low, self.high
+        sampled = torch.full_like(keys, low, dtype=torch.float64)
+        if low < high:
+            sampled += (high - low) * uniform(keys, 1, SEVERITY_POSITION)[:, 0]
+        if self.ramp is None or episodes is None:
+            return sampled
+        return sampled * (episodes.double() / self.ramp).clamp(max=1)
+
+    def _resample(self, tokens: Tokens, state: State) -> State:
         """Resample all environments of ``state``."""
         # The turn numbers the samplings of an episode, each with its own numbers.
         keys, turn = state["keys"], self.turn(state["steps"])
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
 
-    def _resample_rows(
-        self, where: Tensor, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def _resample_rows(self, where: Tensor, tokens: Tokens, state: State) -> State:
         """Resample the environments in ``where``.
 
         On a CPU no others are sampled, since that is expensive.
@@ -386,17 +389,15 @@ class TokenShare(ProtectingPerturbation):
         return present & (tokens.types != SELF_TYPE) if self.protects else present
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         eligible = self.eligible(tokens)
         return {"eligible": eligible, "chosen": self._choose(eligible, state)}
 
-    def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
+    def chosen(self, tokens: Tokens, state: State) -> Tensor:
         """Currently selected tokens, ``(num_envs, agents, N)`` bool.
 
         Where a token has appeared or vanished since the last resampling, the same
@@ -407,13 +408,20 @@ class TokenShare(ProtectingPerturbation):
             return state["chosen"]
         return self._choose(eligible, state)
 
-    def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
-        return lowest(state["scores"], eligible, state["severity"].view(-1, 1, 1))
+    def num_chosen(self, eligible: Tensor, state: State) -> Tensor:
+        """Count the eligible tokens to select, ``(num_envs, agents, 1)`` int64."""
+        share = state["severity"].view(-1, 1, 1)
+        return (eligible.sum(-1, keepdim=True).double() * share).round().long()
+
+    def _choose(self, eligible: Tensor, state: State) -> Tensor:
+        # Find each row's threshold, the score of the last token to select.
+        queue = state["scores"].masked_fill(~eligible, torch.inf)
+        count = self.num_chosen(eligible, state)
+        last = queue.sort(-1).values.gather(-1, (count - 1).clamp(min=0))
+        return (queue <= last) & (count > 0) & eligible
 
 
-def choose(
-    where: Tensor, fresh: PerturbationState, old: PerturbationState
-) -> PerturbationState:
+def choose(where: Tensor, fresh: State, old: State) -> State:
     """Select the rows of ``fresh`` in ``where`` and those of ``old`` elsewhere."""
     return {
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])

@@ -1,19 +1,19 @@
-"""Sensor errors: a Gaussian number for each token and feature."""
+"""Wrong readings: noisy, stuck or late features, and wrong types."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, ProtectingPerturbation
-from marl_pool.perturbations.sampling import normal_like
+from marl_pool.perturbations.base import ProtectingPerturbation, State, TokenShare
+from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.utils.devices import constant
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.devices import constant, may_read
+from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -60,19 +60,17 @@ class DisturbedReadings(ProtectingPerturbation):
         """Apply errors to readings, both ``(num_envs, agents, N, F)`` floats."""
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         validate_indices("features", self.features, tokens.features.shape[-1])
-        return {"errors": normal_like(keys, turn, tokens.features.shape[1:])}
+        return {"errors": normal(uniform_like(keys, turn, tokens.features.shape[1:]))}
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         deviation = (state["severity"] * self.size).float().view(-1, 1, 1, 1)
         return {"errors": state["errors"] * deviation}
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         # The errors were sampled earlier and apply until they are resampled.
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
@@ -152,6 +150,130 @@ class Scale(DisturbedReadings):
     @override
     def disturb(self, readings: Tensor, errors: Tensor) -> Tensor:
         return readings * errors.exp()
+
+
+@dataclass(kw_only=True, eq=False)
+class Freeze(TokenShare):
+    """Hold the features of a share of the token slots; types and padding stay current.
+
+    A slot stands for a sensor. The slots are selected at reset, and again at each
+    resampling, with the features of that step. If the token of a frozen slot vanishes,
+    the slot is padded as usual; a token that appears there shows the held features.
+
+    Args:
+        severity: share of the tokens present, without a protected one, that freeze.
+    """
+
+    word: ClassVar[str] = "frozen"
+    severity: Severity = 0.5
+
+    @override
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
+        chosen = super().apply_severity(tokens, state)["chosen"]
+        return {"frozen": chosen, "readings": tokens.features.clone()}
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        frozen = state["frozen"][..., None]
+        features = torch.where(frozen, state["readings"], tokens.features)
+        return tokens._replace(features=features)
+
+
+@dataclass(kw_only=True, eq=False)
+class Delay(ProtectingPerturbation):
+    """Show the features of an earlier step with the current types and padding.
+
+    Until enough steps have passed, a token shows its first features. The same holds
+    after it was padded: values under the padding are never shown.
+
+    Args:
+        severity: share of ``steps``.
+        steps: delay at severity 1; halves round to even.
+    """
+
+    word: ClassVar[str] = "delayed"
+    severity: Severity = 0.5
+    every: PositiveInt | None = field(default=None, init=False)
+    steps: PositiveInt = 8
+
+    @override
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
+        longest = round(self.high * self.steps)
+        first = tokens.features[:, None].expand(-1, 1 + longest, -1, -1, -1)
+        late = (state["severity"] * self.steps).round().long()
+        return {"late": late, "readings": first, "absent": tokens.padding.clone()}
+
+    @override
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+        if self.high == 0:
+            return tokens, state
+        # Push the newest features; where a token has appeared, they are all it has.
+        newest = tokens.features[:, None]
+        readings = torch.cat([newest, state["readings"][:, :-1]], 1)
+        new = state["absent"] & ~tokens.padding
+        if not may_read(new) or new.any():
+            readings = torch.where(new[:, None, ..., None], newest, readings)
+        history = {"readings": readings, "absent": tokens.padding.clone()}
+        return super().__call__(tokens, {**state, **history})
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        late, readings = state["late"], state["readings"]
+        envs = torch.arange(len(late), device=late.device)
+        features = readings[envs, late]
+        if self.protects:
+            own = (tokens.types == SELF_TYPE)[..., None]
+            features = torch.where(own, tokens.features, features)
+        return tokens._replace(features=features)
+
+
+@dataclass(kw_only=True, eq=False)
+class Confuse(TokenShare):
+    """Replace the type of a share of the tokens by another one; features stay.
+
+    The new type is uniform among the others except self. A policy without a type
+    embedding is not affected.
+
+    Args:
+        severity: share of the tokens present, without a protected one, whose type is
+            replaced.
+        protect_self: leave the observer's own token unchanged; otherwise no token
+            may remain marked as self.
+        type_names: names of the types known to the policy.
+
+    Raises:
+        UnfitTokensError: fewer than two named types besides self.
+    """
+
+    word: ClassVar[str] = "confused"
+    severity: Severity = 0.5
+    type_names: Sequence[str] = ()
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.first = int(self.has_self)
+        self.count = len(self.type_names) - self.first
+        if self.count < 2:
+            raise UnfitTokensError(
+                "perturbation confuse: expected at least two types beside self, "
+                f"got {', '.join(self.type_names[self.first :]) or 'none'}"
+            )
+
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+        numbers = uniform_like(keys, turn, (2, *tokens.types.shape[1:]))
+        return {"scores": numbers[:, 0], "choice": numbers[:, 1]}
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        own = tokens.types - self.first
+        # Self, at -1 here, is not among the types to choose from.
+        others = torch.where(own < 0, self.count, self.count - 1)
+        other = (state["choice"] * others).long()
+        other = other + ((own >= 0) & (other >= own)) + self.first
+        confused = self.chosen(tokens, state)
+        return tokens._replace(types=torch.where(confused, other, tokens.types))
 
 
 def validate_indices(

@@ -4,14 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.selection import append, identity_origin, take_features
-from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.perturbations.base import ActionSpace, Perturbation, State
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"
@@ -36,18 +33,13 @@ class Hand(Perturbation):
     """
 
     @override
-    def start(
-        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
-    ) -> PerturbationState:
+    def start(self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any) -> State:
         none = torch.zeros_like(tokens.padding)
         return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
 
     def choose(
-        self,
-        tokens: Tokens,
-        chosen: dict[str, Tensor],
-        old: PerturbationState | None = None,
-    ) -> PerturbationState:
+        self, tokens: Tokens, chosen: dict[str, Tensor], old: State | None = None
+    ) -> State:
         """Return the state of a choice; tokens that were frozen keep their readings.
 
         Args:
@@ -68,9 +60,7 @@ class Hand(Perturbation):
         return {**kept, "readings": readings, "copies": copies, "origin": origin}
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         frozen, copies = state["frozen"][..., None], state["copies"]
         features = torch.where(frozen, state["readings"], tokens.features)
         seen = Tokens(features, tokens.types, tokens.padding | state["hidden"])
@@ -107,14 +97,10 @@ class LivePerturbation(Perturbation):
         self.parts = {n: p for n in ORDER if (p := parts.get(n)) is not None}
 
     @override
-    def start(
-        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
-    ) -> PerturbationState:
+    def start(self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any) -> State:
         return self.restart(tokens, {"keys": keys, "steps": torch.zeros_like(keys)})
 
-    def restart(
-        self, tokens: Tokens, state: PerturbationState, name: str = ""
-    ) -> PerturbationState:
+    def restart(self, tokens: Tokens, state: State, name: str = "") -> State:
         """Return the state with the part ``name`` started anew, and new parts begun.
 
         Later parts go on, unless they now receive another number of tokens.
@@ -142,9 +128,7 @@ class LivePerturbation(Perturbation):
         # A paused page shows these tokens before the next step counts them.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
-    def choose(
-        self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]
-    ) -> PerturbationState:
+    def choose(self, tokens: Tokens, state: State, chosen: dict[str, Tensor]) -> State:
         """Return the state with another choice of the `Hand`."""
         hand, old = self.parts[HAND], _own(HAND, state)
         assert isinstance(hand, Hand)
@@ -152,9 +136,7 @@ class LivePerturbation(Perturbation):
         return self.restart(tokens, {**state, **_prefixed(HAND, own)})
 
     @override
-    def __call__(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> tuple[Tokens, PerturbationState]:
+    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
         origin, result = identity_origin(tokens), dict(state)
         for name, part in self.parts.items():
             tokens, own = part(tokens, _own(name, state))
@@ -167,11 +149,8 @@ class LivePerturbation(Perturbation):
 
     @override
     def act(
-        self,
-        actions: Tensor,
-        state: PerturbationState,
-        space: spaces.Box | spaces.Discrete | ActionSpec,
-    ) -> tuple[Tensor, PerturbationState]:
+        self, actions: Tensor, state: State, space: ActionSpace
+    ) -> tuple[Tensor, State]:
         result = dict(state)
         for name, part in self.parts.items():
             actions, own = part.act(actions, _own(name, state), space)
@@ -184,11 +163,11 @@ def own_tokens(tokens: Tokens, *, has_self: bool) -> Tensor:
     return (tokens.types == SELF_TYPE) & has_self
 
 
-def _own(name: str, state: PerturbationState) -> PerturbationState:
+def _own(name: str, state: State) -> State:
     prefix = f"{name}/"
     own = {k: v for k, v in state.items() if k.startswith(prefix)}
     return {key.removeprefix(prefix): value for key, value in own.items()}
 
 
-def _prefixed(name: str, state: PerturbationState) -> PerturbationState:
+def _prefixed(name: str, state: State) -> State:
     return {f"{name}/{key}": value for key, value in state.items()}

@@ -13,7 +13,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
-from marl_pool.perturbations.inject import Inject
+from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
 from marl_pool.play.episodes import Lane, LiveEpisode
 from marl_pool.play.live import (

@@ -14,7 +14,7 @@ from typing_extensions import override
 from marl_pool.kernels.functional import tanh
 from marl_pool.policies.actions import ActionSpec, sample
 from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError

@@ -17,7 +17,7 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
 from marl_pool.policies.sensory import make_sensor
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.randomness import Stream
 

@@ -16,7 +16,7 @@ from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
-from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.types import PositiveInt
 

@@ -16,12 +16,12 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
 from marl_pool.policies.sensory import SensorAgent, make_sensor
-from marl_pool.pooling.memory import Memory
-from marl_pool.pooling.multiset import unique_patches
+from marl_pool.pooling.base import Memory
 from marl_pool.pooling.vision_neuron import (
     Convolution,
     VisionNeuronPooling,
     make_convolutions,
+    unique_patches,
 )
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError

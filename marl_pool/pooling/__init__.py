@@ -7,24 +7,26 @@ from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from marl_pool.pooling.ada import AdaPooling as AdaPooling
+    from marl_pool.pooling.attention import ClsPooling as ClsPooling
+    from marl_pool.pooling.attention import (
+        GatedAttentionPooling as GatedAttentionPooling,
+    )
+    from marl_pool.pooling.attention import HopfieldPooling as HopfieldPooling
+    from marl_pool.pooling.attention import PMAPooling as PMAPooling
     from marl_pool.pooling.attention_neuron import (
         AttentionNeuronPooling as AttentionNeuronPooling,
     )
+    from marl_pool.pooling.base import MemoryPooling as MemoryPooling
     from marl_pool.pooling.base import Pooling as Pooling
     from marl_pool.pooling.basic import AvgPooling as AvgPooling
     from marl_pool.pooling.basic import MaxPooling as MaxPooling
+    from marl_pool.pooling.basic import PowerMeanPooling as PowerMeanPooling
+    from marl_pool.pooling.basic import SoftmaxPooling as SoftmaxPooling
     from marl_pool.pooling.basic import SumPooling as SumPooling
-    from marl_pool.pooling.cls_token import ClsPooling as ClsPooling
-    from marl_pool.pooling.gated import GatedAttentionPooling as GatedAttentionPooling
-    from marl_pool.pooling.generalized_mean import PowerMeanPooling as PowerMeanPooling
-    from marl_pool.pooling.generalized_mean import SoftmaxPooling as SoftmaxPooling
-    from marl_pool.pooling.hopfield import HopfieldPooling as HopfieldPooling
-    from marl_pool.pooling.lstm import LSTMPooling as LSTMPooling
-    from marl_pool.pooling.memory import MemoryPooling as MemoryPooling
     from marl_pool.pooling.merge import MergePooling as MergePooling
     from marl_pool.pooling.multi import MultiPooling as MultiPooling
-    from marl_pool.pooling.pma import PMAPooling as PMAPooling
-    from marl_pool.pooling.set2set import Set2SetPooling as Set2SetPooling
+    from marl_pool.pooling.recurrent import LSTMPooling as LSTMPooling
+    from marl_pool.pooling.recurrent import Set2SetPooling as Set2SetPooling
     from marl_pool.pooling.slots import CNNPooling as CNNPooling
     from marl_pool.pooling.slots import FlattenPooling as FlattenPooling
     from marl_pool.pooling.slots import (
@@ -43,22 +45,22 @@ POOLING: dict[str, str] = {
     "ada": "marl_pool.pooling.ada:AdaPooling",
     "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
     "avg": "marl_pool.pooling.basic:AvgPooling",
-    "cls": "marl_pool.pooling.cls_token:ClsPooling",
+    "cls": "marl_pool.pooling.attention:ClsPooling",
     "cnn": "marl_pool.pooling.slots:CNNPooling",
     "flatten": "marl_pool.pooling.slots:FlattenPooling",
-    "gated": "marl_pool.pooling.gated:GatedAttentionPooling",
-    "hopfield": "marl_pool.pooling.hopfield:HopfieldPooling",
+    "gated": "marl_pool.pooling.attention:GatedAttentionPooling",
+    "hopfield": "marl_pool.pooling.attention:HopfieldPooling",
     "learned_aggregation": "marl_pool.pooling.slots:LearnedAggregationPooling",
-    "lstm": "marl_pool.pooling.lstm:LSTMPooling",
+    "lstm": "marl_pool.pooling.recurrent:LSTMPooling",
     "max": "marl_pool.pooling.basic:MaxPooling",
     "merge": "marl_pool.pooling.merge:MergePooling",
     "multi": "marl_pool.pooling.multi:MultiPooling",
-    "pma": "marl_pool.pooling.pma:PMAPooling",
+    "pma": "marl_pool.pooling.attention:PMAPooling",
     "pna": "marl_pool.pooling.statistics:PNAPooling",
-    "power": "marl_pool.pooling.generalized_mean:PowerMeanPooling",
+    "power": "marl_pool.pooling.basic:PowerMeanPooling",
     "quantile": "marl_pool.pooling.statistics:QuantilePooling",
-    "set2set": "marl_pool.pooling.set2set:Set2SetPooling",
-    "softmax": "marl_pool.pooling.generalized_mean:SoftmaxPooling",
+    "set2set": "marl_pool.pooling.recurrent:Set2SetPooling",
+    "softmax": "marl_pool.pooling.basic:SoftmaxPooling",
     "sqrtn": "marl_pool.pooling.statistics:SqrtNPooling",
     "std": "marl_pool.pooling.statistics:StdPooling",
     "sum": "marl_pool.pooling.basic:SumPooling",
@@ -92,7 +94,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     (
         *POOLING.values(),
-        "marl_pool.pooling.memory:MemoryPooling",
+        "marl_pool.pooling.base:MemoryPooling",
         "marl_pool.pooling.base:Pooling",
     ),
 )

@@ -81,7 +81,6 @@ class AdaPooling(Pooling):
         super().__init__(dim)
         validate_heads("pooling.num_heads", num_heads, dim)
         if query is None:
-            # By default, the query is the observer's own token.
             query = "self" if has_self else "mean"
         self.query: Query = query if isinstance(query, str) else list(query)
         if self.query == "self" and not has_self:
@@ -97,7 +96,6 @@ class AdaPooling(Pooling):
         # A residual connection makes sense if the query is a token.
         is_token = self.query == "self" or len(self.query) == 1
         self.residual = is_token if residual is None else residual
-        # A query by positions depends on the order of the tokens.
         self.permutation_invariant = isinstance(self.query, str)
         self.attention = MultiHeadAttention(
             dim, num_heads, scale=attention_scale, dropout=attention_dropout
@@ -129,14 +127,12 @@ class AdaPooling(Pooling):
         return self.attention.logits(query[:, None], x, padding)[:, :, 0]
 
     def _query(self, x: Tensor, padding: Mask, types: Types) -> Tensor:
-        # A learned query is the same for all sets.
         if self.query == "learned":
             return self.learned_query.expand(x.shape[0], -1)
         if padding is None:
             present = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         else:
             present = ~padding
-        # The mean of the tokens at these positions.
         if isinstance(self.query, list):
             if max(self.query) >= x.shape[1]:
                 raise UnfitTokensError(

@@ -16,7 +16,7 @@ from marl_pool.kernels.functional import (
     tanh,
 )
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
-from marl_pool.pooling.memory import Memory, MemoryPooling
+from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
@@ -101,7 +101,6 @@ class AttentionNeuronPooling(MemoryPooling):
     ) -> None:
         super().__init__(dim, action_dim)
         self.dim_out = num_codes * dim
-        # Reject options that contradict each other.
         if dim % frames:
             raise InputError(
                 f"pooling.frames: expected a divisor of the width {dim}, got {frames}"
@@ -290,7 +289,6 @@ def _run_cell(
         i, f, u, o = batched_linear(joined, *gates).sigmoid().chunk(4, dim=-1)
         new_state = torch.addcmul(f * state - i, i, u, value=2)  # f c + i (2 u - 1)
         new_hidden = o * tanh(new_state)
-        # A padded token keeps its memory.
         if padding is not None:
             held = padding[..., t, :, None]
             new_hidden = torch.where(held, hidden, new_hidden)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.construction import check_constructor
@@ -12,6 +13,10 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.signatures import check_argument
 from marl_pool.utils.types import PositiveInt
 
+Memory = Any
+"""A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
+Inputs = tuple[Tensor, Mask, Types]
+"""Vectors of a set, their padding and their types."""
 NO_TYPE = -1
 """The type of a head's extra tokens: they are neither the observer nor an entity."""
 
@@ -88,9 +93,7 @@ class Pooling(nn.Module, ABC):
         """
         return None
 
-    def prepend(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepend(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Put the extra tokens, unpadded and of type -1, before the set."""
         if not self.extra_tokens:
             return x, padding, types
@@ -112,11 +115,8 @@ class Pooling(nn.Module, ABC):
             )
         return pooled
 
-    def prepare(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         """Validate the shapes and set ``x``, which may be NaN, to 0 under padding."""
-        # Check the set, then the masks and types that belong to it.
         name = type(self).__name__
         if x.dim() != 3 or x.shape[-1] != self.dim or x.shape[1] <= self.extra_tokens:
             raise InputError(
@@ -136,6 +136,62 @@ class Pooling(nn.Module, ABC):
                 raise InputError(
                     f"{name}: expected padding of dtype bool, got {padding.dtype}"
                 )
-            # Clear the padding, which may hold any number.
             x = x.masked_fill(padding[..., None], 0.0)
         return x, padding, types
+
+
+class MemoryPooling(Pooling):
+    """Base class of heads that also read the previous action and may have a memory.
+
+    Called like any head, it pools the first set of an episode, with an initial memory
+    and zeros as the previous action. A policy calls `unroll` instead, and carries the
+    memory from step to step.
+
+    Args:
+        action_dim: A, the width of the previous action; 0 where there is none.
+    """
+
+    def __init__(self, dim: int, action_dim: int = 0) -> None:
+        super().__init__(dim)
+        self.action_dim = action_dim
+
+    @abstractmethod
+    def initial_memory(self, batch: int, num_tokens: int) -> Memory:
+        """Return the memory at the start of an episode, ``(batch, …)``."""
+
+    @abstractmethod
+    def unroll(
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
+        """Pool T sets to ``(B, T, dim_out)``; return the memory after the last one too.
+
+        Args:
+            x: ``(B, T, N, D)``, zero under padding.
+            padding: ``(B, T, N)`` bool, True = ignore; None where nothing is padded.
+            prev_actions: ``(B, T, A)``, the action taken before each set.
+            memory: from `initial_memory` or an earlier call.
+        """
+
+    @abstractmethod
+    def attention_weights(
+        self, x: Tensor, padding: Mask, prev_actions: Tensor, memory: Memory
+    ) -> Tensor:
+        """Return the weights of the last of T sets, ``(B, heads, N)``; see `unroll`."""
+
+    @override
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        return self.unroll(*self._first_step(x, padding))[0][:, 0]
+
+    @override
+    def weights(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        x, padding, _ = self.prepare(x, padding, types)
+        return self.attention_weights(*self._first_step(x, padding))
+
+    def _first_step(
+        self, x: Tensor, padding: Mask
+    ) -> tuple[Tensor, Mask, Tensor, Memory]:
+        """Return the arguments of `unroll` for sequences of length one."""
+        padding = None if padding is None else padding[:, None]
+        prev_actions = x.new_zeros(x.shape[0], 1, self.action_dim)
+        memory = self.initial_memory(x.shape[0], x.shape[1])
+        return x[:, None], padding, prev_actions, memory

@@ -1,11 +1,17 @@
-"""Heads without parameters: maximum, mean and sum of each feature."""
+"""Maximum, mean and sum of each feature, and means between average and maximum."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import PositiveFloat
+
+EPS = 1e-6
+"""Lower bound of relative distances, where a power still has a gradient; and of the
+features with ``shift=False``, as published."""
 
 
 class MaxPooling(Pooling):
@@ -86,6 +92,135 @@ class SumPooling(Pooling):
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         return x.sum(dim=1)
+
+
+class PowerMeanPooling(Pooling):
+    r"""Power mean (GeM) of each feature, measured from the smallest one.
+
+    .. math::
+        y = m + \left(\frac{1}{N} \sum_{i=1}^N (x_i - m)^p\right)^{1/p}, \qquad
+        m = \min_i x_i
+
+    p = 1 is the average, and p → ∞ the maximum.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: Radenović, Tolias and Chum (2018), https://arxiv.org/abs/1711.02512,
+    equation 3, which clamps negative features to a small number (``shift=False``).
+    Measured from the smallest feature of the set, the mean lies between average and
+    maximum for any features.
+
+    Args:
+        p: the exponent, at least 1; if learned, its initial value, above 1.
+        learn: learn the exponent, as ``1 + exp(·)``.
+        shift: measure from the smallest feature; otherwise from 0.
+    """
+
+    fixed: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        p: PositiveFloat = 3.0,
+        learn: bool = True,
+        shift: bool = True,
+    ) -> None:
+        super().__init__(dim)
+        if not p >= 1 or (learn and p == 1):
+            least = "above 1 where it is learned" if learn else "at least 1"
+            raise InputError(f"pooling.p: expected a number {least}, got {p}")
+        self.shift = shift
+        self.learn = learn
+        if learn:
+            self.log_above_one = nn.Parameter(torch.tensor(p - 1.0).log())
+        else:
+            self.register_buffer("fixed", torch.tensor(p), persistent=False)
+
+    @property
+    def p(self) -> Tensor:
+        """The exponent."""
+        return 1 + self.log_above_one.exp() if self.learn else self.fixed
+
+    @override
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        # Half precision has too few digits and too small a range for powers.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        pooled = self._pool(x.to(wide), padding).to(x.dtype)
+        if padding is not None:
+            pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
+        return pooled
+
+    def _pool(self, x: Tensor, padding: Mask) -> Tensor:
+        hidden = None if padding is None else padding[..., None]
+        tiny, largest = torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max
+        # Halve the features, so that no difference of two finite ones overflows.
+        half = x / 2
+        least = torch.zeros_like(half[:, :1])
+        # Shift the features to at least 0; otherwise clamp them there.
+        if self.shift:
+            above = half if hidden is None else half.masked_fill(hidden, largest)
+            least = above.amin(1, keepdim=True)
+        distance = (half - least).clamp(min=tiny if self.shift else EPS / 2)
+        if hidden is not None:
+            distance = distance.masked_fill(hidden, 0.0)
+        # The mean is homogeneous. In units of the largest distance no power overflows,
+        # and as the unit cancels it needs no gradient.
+        unit = distance.detach().amax(1, keepdim=True).clamp(min=tiny)
+        ratio = (distance / unit).clamp(min=EPS)
+        p = self.p.to(x.dtype)
+        # At least 1/N, except for an empty set.
+        weights = uniform_weights(x, padding)[..., None]
+        mean = (ratio**p * weights).sum(1, keepdim=True).clamp(min=tiny)
+        rise = unit * mean ** (1 / p)
+        # Twice the half, in an order in which no partial sum overflows.
+        return (least + rise + least + rise)[:, 0]
+
+
+class SoftmaxPooling(Pooling):
+    r"""Mean of each feature, weighted by the softmax of that feature.
+
+    .. math::
+        y_d = \sum_{i=1}^N \mathrm{softmax}_i(\beta_d\, x_{i,d})\; x_{i,d}
+
+    β = 0 is the average, and β → ∞ the maximum.
+
+    Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
+
+    Source: the Boltzmann operator; as a pooling of sets with a learned β, Li et al.
+    (2020), *DeeperGCN*, https://arxiv.org/abs/2006.07739, equation 5.
+
+    Args:
+        beta: the inverse temperature; if learned, its initial value, above 0.
+        learn: learn one inverse temperature for each feature, as ``exp(·)``.
+    """
+
+    fixed: Tensor
+
+    def __init__(self, dim: int, *, beta: float = 1.0, learn: bool = True) -> None:
+        super().__init__(dim)
+        if not beta >= 0 or (learn and beta == 0):
+            least = "above 0 where it is learned" if learn else "of at least 0"
+            raise InputError(f"pooling.beta: expected a number {least}, got {beta}")
+        initial = torch.full((dim,), float(beta))
+        if learn:
+            self.log_beta = nn.Parameter(initial.log())
+        else:
+            self.register_buffer("fixed", initial, persistent=False)
+        self.learn = learn
+
+    @property
+    def beta(self) -> Tensor:
+        """The inverse temperatures, ``(D,)``."""
+        return self.log_beta.exp() if self.learn else self.fixed
+
+    @override
+    def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
+        scores = x * self.beta
+        if padding is not None:
+            scores = scores.masked_fill(padding[..., None], torch.finfo(x.dtype).min)
+        # Padded vectors are zero, so an empty set gives zero whatever its weights are.
+        return (scores.softmax(1) * x).sum(1)
 
 
 def uniform_weights(x: Tensor, padding: Mask) -> Tensor:

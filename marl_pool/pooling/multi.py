@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.memory import MemoryPooling
+from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
@@ -98,9 +97,7 @@ class MultiPooling(Pooling):
         return torch.cat(found, 1)
 
     @override
-    def prepend(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepend(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         for head in reversed(list(self.heads)):
             assert isinstance(head, Pooling)
             x, padding, types = head.prepend(x, padding, types)

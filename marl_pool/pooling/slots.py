@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.base import Inputs, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.types import PositiveInt
@@ -31,9 +31,7 @@ class SlotPooling(Pooling):
         self.num_tokens = num_tokens
 
     @override
-    def prepare(
-        self, x: Tensor, padding: Mask = None, types: Types = None
-    ) -> tuple[Tensor, Mask, Types]:
+    def prepare(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:
         x, padding, types = super().prepare(x, padding, types)
         if x.shape[1] > self.num_tokens:
             raise UnfitTokensError(

@@ -203,7 +203,13 @@ class PNAPooling(Pooling):
 
     @override
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
-        parts = [self._aggregate(name, x, padding) for name in self.aggregators]
+        aggregates = {
+            "mean": self._mean,
+            "max": self._max,
+            "min": lambda x, padding: -self._max(-x, padding),
+            "std": self._std,
+        }
+        parts = [aggregates[name](x, padding) for name in self.aggregators]
         found = torch.cat(parts, dim=1)
         size = _count(x, padding).clamp(min=1)[:, None]
         amplification = (size + 1).to(x.dtype).log() / self.avg_log_size
@@ -213,17 +219,6 @@ class PNAPooling(Pooling):
             "attenuation": lambda: found / amplification,
         }
         return torch.cat([scaled[name]() for name in self.scalers], dim=1)
-
-    def _aggregate(self, name: str, x: Tensor, padding: Mask) -> Tensor:
-        match name:
-            case "mean":
-                return self._mean(x, padding)
-            case "max":
-                return self._max(x, padding)
-            case "min":
-                return -self._max(-x, padding)
-            case _:
-                return self._std(x, padding)
 
 
 def _count(x: Tensor, padding: Mask) -> Tensor:

@@ -152,9 +152,11 @@ class Mirror:
             self._put(name)
 
     def _put(self, name: str) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
         source, target = str(self.folder / name), self._at(name)
         # An object is replaced at once, but a file of a disk while it is written.
-        if self._is_disk:
+        if isinstance(self.fs, LocalFileSystem):
             above, _, last = target.rpartition("/")
             self.fs.put_file(source, f"{above}/.{last}.new")
             self.fs.mv(f"{above}/.{last}.new", target)
@@ -238,12 +240,6 @@ class Mirror:
 
     # Helpers
 
-    @property
-    def _is_disk(self) -> bool:
-        from fsspec.implementations.local import LocalFileSystem
-
-        return isinstance(self.fs, LocalFileSystem)
-
     def _at(self, name: str) -> str:
         return f"{self.root}/{name}"
 
@@ -253,7 +249,7 @@ class Mirror:
         for name in found:
             if name.startswith("/") or {"..", ""} & {*name.split("/")}:
                 raise InputError(f"{self.url}: expected names of files, got {name!r}")
-        return {name for name in found if not _is_hidden(name) or _aside_of(name)}
+        return {name for name in found if "/." not in f"/{name}" or _aside_of(name)}
 
     def _reached(self, action: Callable[[], Result]) -> Result:
         try:
@@ -342,10 +338,6 @@ def _order(unit: str) -> tuple[bool, bool, str]:
 def _manifest_last(name: str) -> tuple[bool, int]:
     """Sort a folder's manifest last, after those of folders in it."""
     return name.endswith(f"/{MANIFEST}"), -name.count("/")
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _bytes(path: Path) -> bytes:

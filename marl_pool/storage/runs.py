@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, is_unused
+from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
 from marl_pool.storage.mirror import Mirror
 from marl_pool.sweeps import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.utils import atomic, manifest
@@ -157,7 +157,7 @@ def _restore(mirror: Mirror) -> None:
     if CONFIG not in there:
         return
     if not (folder / CONFIG).is_file():
-        if folder.is_dir() and not is_unused(folder):
+        if folder.is_dir() and files_in(folder):
             raise InputError(
                 f"{folder}: expected a folder for the run {mirror.url}, got one with "
                 f"other files and no {CONFIG}"

@@ -8,7 +8,7 @@ from marl_pool.encoders import make_encoder
 from marl_pool.networks import seeded
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling import make_pooling
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 
 
 class SetAgent(Agent):

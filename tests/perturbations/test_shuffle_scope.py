@@ -19,7 +19,7 @@ from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.shuffle import Shuffle
+from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.sensory import FeedForward
 from marl_pool.pooling import make_pooling

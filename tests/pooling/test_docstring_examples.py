@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 
-HEADS = ("ada", "attention_neuron", "base", "basic", "pma")
+HEADS = ("ada", "attention", "attention_neuron", "base", "basic")
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from helpers.samples import DIM, NUM_TOKENS, make_head, random_set
 from marl_pool.pooling import make_pooling, pooling_names
+from marl_pool.pooling.attention import HopfieldPooling, PMAPooling
 from marl_pool.pooling.base import Pooling
-from marl_pool.pooling.generalized_mean import PowerMeanPooling, SoftmaxPooling
-from marl_pool.pooling.hopfield import HopfieldPooling
-from marl_pool.pooling.lstm import LSTMPooling
+from marl_pool.pooling.basic import PowerMeanPooling, SoftmaxPooling
 from marl_pool.pooling.multi import MultiPooling
-from marl_pool.pooling.pma import PMAPooling
+from marl_pool.pooling.recurrent import LSTMPooling
 from marl_pool.pooling.slots import LearnedAggregationPooling
 from marl_pool.utils.errors import InputError, UnfitTokensError
 

@@ -16,9 +16,12 @@ from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.vision import Vision
-from marl_pool.pooling import make_pooling, multiset
-from marl_pool.pooling.multiset import unique_patches
-from marl_pool.pooling.vision_neuron import TileConv2d, VisionNeuronPooling
+from marl_pool.pooling import make_pooling, vision_neuron
+from marl_pool.pooling.vision_neuron import (
+    TileConv2d,
+    VisionNeuronPooling,
+    unique_patches,
+)
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -268,10 +271,10 @@ def test_collisions_change_nothing_but_the_speed(seed: int) -> None:
     features, padding, _ = pictures(seed)
     expected = unique_patches(features, padding)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multiset, "_hash", lambda words: words[..., 0] * 0)
+        patch.setattr(vision_neuron, "_hash", lambda words: words[..., 0] * 0)
         listed = unique_patches(features, padding)
         lowest = torch.iinfo(torch.int64).max  # like that of padding
-        patch.setattr(multiset, "_hash", lambda words: words[..., 0] * 0 + lowest)
+        patch.setattr(vision_neuron, "_hash", lambda words: words[..., 0] * 0 + lowest)
         mixed = unique_patches(features, padding)
     for patches, counts in (listed, mixed):
         for one in range(B):

@@ -10,10 +10,9 @@ from marl_pool.evaluation.diagnosis.observations import GroupObservations
 from marl_pool.networks import SetNetwork
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.pooling.base import Pooling
+from marl_pool.pooling.attention import ClsPooling
+from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.pooling.basic import MaxPooling
-from marl_pool.pooling.cls_token import ClsPooling
-from marl_pool.pooling.memory import MemoryPooling
 from marl_pool.pooling.multi import MultiPooling
 from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import UnfitTokensError

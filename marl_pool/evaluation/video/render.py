@@ -18,10 +18,9 @@ from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
 from marl_pool.evaluation.video.files import write_frames
 from marl_pool.evaluation.video.tiling import grid_frames
 from marl_pool.perception import Mark, Perception
-from marl_pool.perturbations.selection import identity_origin
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout, Transition
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, identity_origin
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress

@@ -13,7 +13,7 @@ from typing_extensions import override
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.networks import SetNetwork, seeded
 from marl_pool.pooling.ada import AdaPooling
-from marl_pool.pooling.cls_token import ClsPooling
+from marl_pool.pooling.attention import ClsPooling
 from marl_pool.studies.image_task import ImageTask, error_of
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.images.augmentation import random_crops, random_flips

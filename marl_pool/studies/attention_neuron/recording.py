@@ -10,10 +10,9 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.video.render import first_env
-from marl_pool.perturbations.selection import take_features
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, take_features
 from marl_pool.utils.errors import UnfitTokensError
 
 CANDIDATES = 16

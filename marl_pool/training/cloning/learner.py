@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.networks import seeded
 from marl_pool.policies.agent import Agent
-from marl_pool.pooling.memory import Memory
+from marl_pool.pooling.base import Memory
 from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.optimization import (

@@ -11,8 +11,8 @@ from torch.nn.functional import one_hot
 
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.occlude import Occlude
-from marl_pool.perturbations.shuffle import Shuffle
+from marl_pool.perturbations.membership import Occlude
+from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings

@@ -23,7 +23,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.evaluation.episodes import play
 from marl_pool.perturbations.base import Perturbation
-from marl_pool.perturbations.shuffle import Shuffle
+from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import load_policies, load_policy

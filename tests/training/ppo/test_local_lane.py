@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
         # Hen 2 of the first environment dies for two steps.
         active = part.active.clone()
         active[3:5, 0, -1] = False
-        part = replace(part, active=active)
+        part = part._replace(active=active)
         advantages, targets = estimate_advantages(part, 0.9, 0.9)
         episodes = to_episodes(
             part,
@@ -360,7 +359,7 @@ def test_a_module_whose_agents_are_dead_is_left_out(
         def fragment(self: Any, *args: Any) -> Any:
             return {
                 name: (
-                    replace(part, active=part.active & (name not in names)),
+                    part._replace(active=part.active & (name not in names)),
                     *others,
                 )
                 for name, (part, *others) in fragments(self, *args).items()

@@ -1,7 +1,6 @@
 """The parts of PPO that need no running algorithm."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,7 +91,7 @@ def test_a_truncation_bootstraps_and_a_termination_does_not():
     part = parts["fox"]
     values = {"next_values": torch.full_like(part.next_values, 100.0)}
     flags = torch.tensor([[True, False, False]])
-    changed = replace(part, **values, terminated=flags, truncated=flags.roll(1))
+    changed = part._replace(**values, terminated=flags, truncated=flags.roll(1))
     advantages, _ = estimate_advantages(changed, 0.9, 0.95)
     plain = (part.rewards - part.values)[0, :, 0]
     expected = plain + torch.tensor([0.0, 90.0, 90.0])
@@ -105,7 +104,7 @@ def test_a_dead_agent_gets_nothing_from_after_its_death():
     off = torch.zeros_like(part.terminated)
     lives = torch.ones_like(part.next_active)
     lives[0, 0, 0] = False
-    changed = replace(part, terminated=off, truncated=off, next_active=lives)
+    changed = part._replace(terminated=off, truncated=off, next_active=lives)
     advantages, _ = estimate_advantages(changed, 0.9, 0.95)
     expected = (part.rewards - part.values)[0, 0, 0]
     torch.testing.assert_close(advantages[0, 0, 0], expected)
@@ -159,7 +158,7 @@ def test_dead_agents_leave_no_rows():
     part = parts["hen"]
     active = torch.ones_like(part.active)
     active[1:3, 0, 2] = False
-    episodes = episodes_of({"hen": replace(part, active=active)})
+    episodes = episodes_of({"hen": part._replace(active=active)})
     dead = [e for e in episodes if e.agent_id == "hen_2" and "-0-hen" in e.id_]
     assert sum(map(len, dead)) == 2
     assert sum(map(len, episodes)) == part.rewards.numel() - 2
@@ -270,7 +269,7 @@ def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():
         parts, _ = trajectory()
         part = parts["hen"]
         names = ("rewards", "values", "next_values")
-        part = replace(part, **{name: unit * getattr(part, name) for name in names})
+        part = part._replace(**{name: unit * getattr(part, name) for name in names})
         batch = batch_of(episodes_of({"hen": part}), normalize_value_loss=True)
         rows = batch["module_hen"]
         predicted = rows[VALUE_SCALE] * rows[Columns.VF_PREDS]

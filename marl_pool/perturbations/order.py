@@ -1,4 +1,4 @@
-"""Shuffle: another order of the tokens."""
+"""Another order: tokens that change places, and features shown by other tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import PerturbationState, TokenShare
+from marl_pool.perturbations.base import State, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
-from marl_pool.perturbations.selection import permutation, take_features
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import SELF_TYPE, Tokens, take_features
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, stream_keys
 from marl_pool.utils.types import PositiveInt, Seed, Severity
@@ -57,13 +56,11 @@ class Shuffle(TokenShare):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Both options say when permutations change.
         if self.held is not None and self.every is not None:
             raise InputError(
                 f"perturbation.held: expected null where perturbation.every is given, "
                 f"got {self.held} and {self.every}"
             )
-        # Frames can be permuted if there are several.
         if self.scope == "frame" and self.num_frames < 2:
             raise UnfitTokensError(
                 "perturbation.scope: expected token, since these tokens show a single "
@@ -79,7 +76,7 @@ class Shuffle(TokenShare):
         return torch.ones_like(tokens.padding)
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
         if self.held is None:
             return super().sample(tokens, keys, turn)
         only = torch.zeros_like(keys[:1])
@@ -88,9 +85,7 @@ class Shuffle(TokenShare):
         return {"scores": scores.expand_as(tokens.types).contiguous()}
 
     @override
-    def apply_severity(
-        self, tokens: Tokens, state: PerturbationState
-    ) -> PerturbationState:
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
         moving = super().apply_severity(tokens, state)["chosen"]
         origin = permutation(state["scores"], moving)
         if self.scope == "token":
@@ -103,7 +98,7 @@ class Shuffle(TokenShare):
         return {"origin": origin, "origins": stack}
 
     @override
-    def update(self, state: PerturbationState) -> PerturbationState:
+    def update(self, state: State) -> State:
         """Push the newest frame's order onto the stack of orders."""
         if self.scope == "token":
             return state
@@ -112,7 +107,7 @@ class Shuffle(TokenShare):
         return {**state, "origins": torch.cat([state["origins"][:, :, 1:], newest], 2)}
 
     @override
-    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
         origin = state["origin"]
         if self.scope == "token":
             features = take_features(tokens.features, origin)
@@ -125,3 +120,51 @@ class Shuffle(TokenShare):
         return Tokens(
             features, tokens.types.gather(-1, origin), tokens.padding.gather(-1, origin)
         )
+
+
+@dataclass(kw_only=True, eq=False)
+class Rewire(TokenShare):
+    """Permute the features of the tokens present; types and padding stay.
+
+    Unlike a shuffle this changes the set, and no policy without memory can undo it.
+    When a token vanishes, the token that shows its features is padded too.
+
+    Args:
+        severity: share of the tokens present that take part in the permutation.
+    """
+
+    word: ClassVar[str] = "rewired"
+    severity: Severity = 1.0
+    protect_self: bool = False
+
+    @override
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
+        crossed = super().apply_severity(tokens, state)["chosen"]
+        return {"origin": permutation(state["scores"], crossed)}
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        features, types, padding = tokens
+        origin = state["origin"]
+        dead = padding | padding.gather(-1, origin)
+        return Tokens(take_features(features, origin), types, dead)
+
+
+def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:
+    """Permute the slots that take part; the others stay.
+
+    Args:
+        scores: ``(*B, N)``, without ties; random ones make all permutations as likely.
+        taking_part: ``(*B, N)`` bool.
+
+    Returns:
+        ``(*B, N)`` int64: for each slot, the index of the slot whose content it gets.
+    """
+    # The slots that take part, in the order of their scores and of their places: the
+    # slot at a place gets the content of the one at the same rank by score.
+    by_score = scores.masked_fill(~taking_part, torch.inf).argsort(-1)
+    by_place = (~taking_part).byte().argsort(dim=-1, stable=True)
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    moved = places < taking_part.sum(-1, keepdim=True)
+    source = torch.where(moved, by_score, by_place)
+    return torch.empty_like(source).scatter_(-1, by_place, source)

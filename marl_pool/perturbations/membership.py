@@ -1,0 +1,343 @@
+"""Another set: tokens that are missing, repeated or added."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.perception import Perception
+from marl_pool.perturbations.base import SampledPerturbation, State, TokenShare
+from marl_pool.perturbations.readings import validate_indices
+from marl_pool.perturbations.sampling import normal, uniform_like
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
+from marl_pool.utils.devices import constant
+from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool.utils.names import unknown
+from marl_pool.utils.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Severity,
+)
+
+
+@dataclass(kw_only=True, eq=False)
+class Occlude(TokenShare):
+    """Remove exactly ``round(severity * n)`` of n tokens in each row.
+
+    n counts the tokens present of the kinds in ``among``, without a protected one. The
+    same tokens are missing until the next resampling; when a token vanishes from the
+    environment in between, the number is computed again.
+
+    Args:
+        severity: share of the removed tokens; halves round to even.
+        mode: ``"drop"`` pads them, so that the policy knows that they are missing.
+            ``"zero"`` sets their features to 0, as a dead sensor does. Where features
+            are relative to the observer, 0 is the position of the observer.
+        among: kinds of tokens: ``"any"``, ``"signal"`` (types that matter for the
+            task), ``"noise"`` (the other types), or names of types.
+        type_names: names of the types known to the policy.
+        signal_types: names of the types that matter for the task.
+
+    Raises:
+        UnfitTokensError: a type that the tokens lack, or no signal types.
+    """
+
+    word: ClassVar[str] = "occluded"
+    severity: Severity = 0.5
+    mode: Literal["drop", "zero"] = "drop"
+    among: Literal["any", "signal", "noise"] | list[str] = "any"
+    type_names: Sequence[str] = ()
+    signal_types: Sequence[str] = ()
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kinds = self._kinds()
+
+    @override
+    def eligible(self, tokens: Tokens) -> Tensor:
+        eligible = super().eligible(tokens)
+        if self.kinds is None:
+            return eligible
+        kinds = constant(tuple(self.kinds), tokens.types.device)
+        return eligible & torch.isin(tokens.types, kinds)
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        features, types, padding = tokens
+        missing = self.chosen(tokens, state)
+        if self.mode == "drop":
+            return Tokens(features, types, padding | missing)
+        zeroed = torch.where(missing[..., None], 0, features).to(features.dtype)
+        return Tokens(zeroed, types, padding)
+
+    @override
+    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
+        # A dead sensor's zeros tell nothing of its token either.
+        perceived = super().perceive(true, seen, state)
+        missing = self.chosen(true, state)
+        affected = self.affected(state["steps"] - 1, true.types.shape[1])
+        if affected is not None:
+            missing = missing & affected[..., None]  # the state keeps its own
+        return replace(perceived, removed=perceived.removed | missing)
+
+    def _kinds(self) -> list[int] | None:
+        """Return the numbers of the types in ``among``, None for all."""
+        names, among = self.type_names, self.among
+        if among == "any":
+            return None
+        if isinstance(among, str):
+            if not self.signal_types:
+                raise UnfitTokensError(
+                    "perturbation.among: expected any or names of types, since these "
+                    f"tokens do not distinguish signal from noise, got {among}"
+                )
+            wanted = among == "signal"
+            chosen = [name for name in names if (name in self.signal_types) == wanted]
+            # The observer's own token alone leaves nothing to occlude.
+            if not set(chosen) - {names[SELF_TYPE]}:
+                raise UnfitTokensError(
+                    f"perturbation.among: no type of tokens here is {among}"
+                )
+            among = chosen
+        if not among:
+            raise InputError("perturbation.among: expected at least one type, got none")
+        return [_type_number("perturbation.among", name, names) for name in among]
+
+
+@dataclass(kw_only=True, eq=False)
+class Duplicate(TokenShare):
+    """Append a second copy of a share of the tokens.
+
+    A maximum is not affected, a mean is. A copy shows the current features of its
+    token, and is padded when the token vanishes. N grows by ``round(severity * N)``,
+    with the larger of two severities; unused slots are padded. A pooling head for a
+    fixed N cannot be evaluated under it.
+
+    Args:
+        severity: share of the tokens present, without a protected one, that are
+            duplicated.
+    """
+
+    word: ClassVar[str] = "duplicated"
+    severity: Severity = 0.5
+
+    @override
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
+        slots = torch.arange(
+            round(self.high * tokens.num_tokens), device=tokens.types.device
+        )
+        # The eligible tokens in random order, of which the first are copied.
+        eligible = self.eligible(tokens)
+        queue = state["scores"].masked_fill(~eligible, torch.inf).argsort(-1)
+        unused = slots >= self.num_chosen(eligible, state)
+        copied = queue[..., : len(slots)].masked_fill(unused, -1)
+        return {"origin": torch.cat([identity_origin(tokens), copied], -1)}
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        copied = state["origin"][..., tokens.num_tokens :]
+        source = copied.clamp(min=0)
+        features = take_features(tokens.features, source)
+        types, padding = tokens.types.gather(-1, source), tokens.padding
+        padding = padding.gather(-1, source) | (copied < 0)
+        return append(tokens, Tokens(features, types, padding))
+
+
+@dataclass(kw_only=True, eq=False)
+class Inject(SampledPerturbation):
+    """Append distractor tokens that move consistently with the environment.
+
+    A perturbation has no access to the environment, so a distractor takes its motion
+    from an *anchor*, a token that is sampled at reset: at every step it copies the
+    features of its anchor and stands at a fixed offset from it. An offset between two
+    entities does not depend on the observer, so relative positions stay consistent.
+
+    - ``"alike"``: anchors are tokens of the distractor's type, with an offset within
+      ``spread``, so that distractors are distributed like the tokens of their type.
+    - ``"far"``: the same anchors, at ``distance`` in a random direction.
+    - ``"near"``: the anchor is the observer's own token, with an offset within
+      ``spread``: the hardest distractors to ignore.
+
+    Where no token of the type is present, anchors are any tokens but self. Without any
+    anchor, or once it vanishes, the distractor is padded. N grows by ``round(severity *
+    count)``, with the larger of two severities; unused slots are padded. A pooling head
+    for a fixed N cannot be evaluated under it.
+
+    Args:
+        token_type: index of the type, or its name if ``type_names`` are given; None:
+            the last type that is not signal.
+        severity: share of ``count``.
+        count: number of distractors at severity 1.
+        place: ``"alike"``, ``"far"`` or ``"near"``.
+        spread: half side of the square of uniform offsets, in the units of the
+            features (in simple-centroid the lengths of the environment divided by 5).
+        distance: from the anchors with ``"far"``, in the same units.
+        position_features: indices of the features that are a position; None: as in
+            ``positions``.
+        type_names: names of the types known to the policy.
+        signal_types: names of the types that matter for the task; empty: not known.
+        has_self: whether tokens of type 0 are the observer's own.
+        dtype: of the features. Image patches (uint8) have no position.
+        num_features: of a token; None: not known before the first tokens.
+        positions: indices of the features that are a position, () if none is; None:
+            not known.
+
+    Raises:
+        UnfitTokensError: a type that the tokens lack, tokens without noise or without
+            a position, or distractors near an observer that has no token.
+        InputError: features that are repeated or do not exist.
+    """
+
+    word: ClassVar[str] = "injected"
+    token_type: NonNegativeInt | str | None = None
+    every: PositiveInt | None = field(default=None, init=False)
+    count: PositiveInt = 32
+    place: Literal["alike", "far", "near"] = "alike"
+    spread: NonNegativeFloat = 0.1
+    distance: NonNegativeFloat = 2.0
+    position_features: list[NonNegativeInt] | None = None
+    type_names: Sequence[str] = ()
+    signal_types: Sequence[str] = ()
+    has_self: bool = True
+    dtype: Literal["float32", "uint8"] = "float32"
+    num_features: PositiveInt | None = None
+    positions: Sequence[int] | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype != "float32":
+            raise UnfitTokensError(
+                "perturbation inject: expected features with positions, got images"
+            )
+        if self.place == "near" and not self.has_self:
+            raise UnfitTokensError(
+                "perturbation.place: expected alike or far, since these tokens include "
+                "none of the observer, got near"
+            )
+        self.type_index = self._type_index()
+        self.num_slots = round(self.high * self.count)
+        self.shifted = self._shifted_features()
+        validate_indices("position_features", self.shifted, self.num_features)
+
+    @override
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+        if not tokens.features.dtype.is_floating_point:
+            raise InputError("perturbation inject: expected features with positions")
+        width, num_features = len(self.shifted), tokens.features.shape[-1]
+        validate_indices("position_features", self.shifted, num_features)
+        shape = (tokens.types.shape[1], self.count, 1 + width)
+        numbers = uniform_like(keys, turn, shape)[:, :, : self.num_slots]
+        # One number chooses the anchor, the others the offset.
+        choice, offset = numbers.split([1, width], -1)
+        if self.place == "far":
+            # Gaussian numbers have no preferred direction.
+            direction = torch.nn.functional.normalize(normal(offset), dim=-1)
+            offset = self.distance * direction
+        else:
+            offset = (2 * offset - 1) * self.spread
+        return {
+            "anchor": self._anchors(tokens, choice[..., 0]),
+            "offset": offset.to(tokens.features.dtype),
+        }
+
+    @override
+    def apply_severity(self, tokens: Tokens, state: State) -> State:
+        anchor = state["anchor"]
+        # Keep the first slots only, as many as the severity allows.
+        slots = torch.arange(self.num_slots, device=anchor.device)
+        beyond = slots >= (state["severity"] * self.count).round().view(-1, 1, 1)
+        origin = torch.cat([identity_origin(tokens), torch.full_like(anchor, -1)], -1)
+        return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
+
+    @override
+    def apply(self, tokens: Tokens, state: State) -> Tokens:
+        # Copy the anchors' features and move them; slots without one are padded below.
+        anchor = state["anchor"].clamp(min=0)
+        features = take_features(tokens.features, anchor)
+        places = constant(tuple(self.shifted), anchor.device)
+        # Several times faster than an assignment to a list of features.
+        features.index_add_(-1, places, state["offset"].to(features.dtype))
+        types = torch.full_like(anchor, self.type_index)
+        padding = tokens.padding.gather(-1, anchor) | (state["anchor"] < 0)
+        return append(tokens, Tokens(features, types, padding))
+
+    def _anchors(self, tokens: Tokens, choice: Tensor) -> Tensor:
+        """Sample anchors with replacement by numbers in (0, 1), ``(*B, slots)``.
+
+        Returns their indices, int64, -1 where no token can be an anchor.
+        """
+        # Find the candidates, ``(*B, N)``.
+        present = ~tokens.padding
+        if self.place == "near":
+            candidates = present & (tokens.types == SELF_TYPE)
+        else:
+            alike = present & (tokens.types == self.type_index)
+            others = present & (tokens.types != SELF_TYPE)
+            candidates = torch.where(alike.any(-1, keepdim=True), alike, others)
+        # Sort them to the front, and index among them.
+        first = (~candidates).byte().argsort(dim=-1, stable=True)
+        number = candidates.sum(-1, keepdim=True)
+        picked = first.gather(-1, (choice * number).long())
+        return picked.masked_fill(number == 0, -1)
+
+    def _type_index(self) -> int:
+        """Return the type of distractors, by default the last that is not signal."""
+        option, names = "perturbation.token_type", self.type_names
+        given = self.token_type
+        if isinstance(given, int):
+            # A number needs no names.
+            if names and given >= len(names):
+                most = len(names) - 1
+                raise UnfitTokensError(f"{option}: expected 0 to {most}, got {given}")
+            return given
+        if given is not None:
+            if not names:
+                raise UnfitTokensError(
+                    f"{option}: expected a number, or type_names with it, got {given!r}"
+                )
+            return _type_number(option, given, names)
+        if not self.signal_types:
+            raise UnfitTokensError(
+                f"{option}: expected a type, since these tokens do not say which of "
+                "their types are noise, got null"
+            )
+        # Types that act come before those of noise.
+        noise = [i for i, name in enumerate(names) if name not in self.signal_types]
+        if not noise:
+            raise UnfitTokensError(
+                f"{option}: expected a type, since these tokens have no type of noise, "
+                f"got null: choose from {', '.join(names)}"
+            )
+        return noise[-1]
+
+    def _shifted_features(self) -> list[int]:
+        """Return the features that an offset moves, by default those in the spec."""
+        option, chosen = "perturbation.position_features", self.position_features
+        if chosen is not None:
+            if not chosen or len(set(chosen)) < len(chosen):
+                raise InputError(
+                    f"{option}: expected null or different numbers of features, "
+                    f"got {chosen}"
+                )
+            return chosen
+        if not self.positions:
+            missing = "have no position"
+            if self.positions is None:
+                missing = "do not say which of their features are a position"
+            raise UnfitTokensError(
+                f"{option}: expected numbers of features, since these tokens "
+                f"{missing}, got null"
+            )
+        return list(self.positions)
+
+
+def _type_number(option: str, name: str, type_names: Sequence[str]) -> int:
+    if name not in type_names:
+        raise UnfitTokensError(str(unknown(option, name, type_names or ["any"])))
+    return type_names.index(name)
