@@ -130,8 +130,7 @@ def write_results(
     if not has_matplotlib():
         print(f"no plot: {INSTALL_PLOTS}")
         return paths
-    from marl_pool.evaluation.plots.robustness import plot_robustness
-    from marl_pool.evaluation.plots.rows import plot_rows
+    from marl_pool.evaluation.plots import plot_robustness, plot_rows
 
     # Curves over severity have no place for other environments.
     if any(row.perturbation == TRANSFER for row in rows):

@@ -5,6 +5,7 @@ from functools import partial
 
 import pandas as pd
 
+from marl_pool.evaluation.plots import draw_points
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     UNPERTURBED,
@@ -13,7 +14,6 @@ from marl_pool.evaluation.report.group_scores import (
     MethodScores,
     joint_provenance,
 )
-from marl_pool.evaluation.report.plots import draw_points
 from marl_pool.evaluation.report.robustness import trained_in
 from marl_pool.evaluation.statistics.comparison import (
     INTERVAL_FROM,

@@ -5,10 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from marl_pool.evaluation.plots.panels import Curve, Panel
+from marl_pool.evaluation.plots import Curve, Panel, draw_panels
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.plots import panels_svg
 from marl_pool.utils.plotting import LineStyle
 
 RETURN = "return_mean"
@@ -57,7 +56,7 @@ def learning_curves(
     # Add the figure, and the reasons for missing curves.
     section = html.PageSection("learning")
     if seeds:
-        draw = partial(panels_svg, panels, styles, columns=2, height=3.4, dots=False)
+        draw = partial(draw_panels, panels, styles, columns=2, height=3.4, dots=False)
         draw = partial(draw, xlabel=COUNTS[count], ylabel="mean return")
         files = [
             one.relative(one.run.metrics_path) for one in runs if one.name in seeds

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from marl_pool.evaluation.plots.panels import Curve, Panel
+from marl_pool.evaluation.plots import Curve, Panel, draw_panels
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     NOT_ASKED,
@@ -18,7 +18,6 @@ from marl_pool.evaluation.report.group_scores import (
     MethodScores,
     joint_provenance,
 )
-from marl_pool.evaluation.report.plots import panels_svg
 from marl_pool.evaluation.results import ONLY
 from marl_pool.evaluation.statistics.comparison import INTERVAL_FROM
 from marl_pool.utils.plotting import LineStyle
@@ -42,7 +41,7 @@ def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> html.PageSe
         # Rows as equal as possible, of four panels at most.
         columns = math.ceil(len(panels) / math.ceil(len(panels) / 4))
         lines = LEVELS if group.unit == "score" else {}
-        draw = partial(panels_svg, panels, styles, columns=columns, lines=lines)
+        draw = partial(draw_panels, panels, styles, columns=columns, lines=lines)
         draw = partial(draw, xlabel="severity", ylabel=group.unit)
         caption = f"{group.unit.capitalize()} against severity; 0 is unperturbed."
         section.components.append(html.figure(draw, caption, joint_provenance(own)))
