@@ -222,14 +222,14 @@ def _panel(results: Sequence[Result], label: str, with_group: bool) -> Panel:
             own.sort(key=lambda row: row.severity)
             severities = np.array([row.severity for row in own])
             means = np.array([row.mean for row in own])
-            band = np.array([bounds(row) for row in own]).T
+            band = np.array([_bounds(row) for row in own]).T
             curves.append(Curve(own[0].policy_label, severities, means, band))
     reasons = [row.missing for row in rows if row.missing]
     note = f"not measured: {reasons[0]}" if reasons else ""
     return Panel(f"{rows[0].group}: {label}" if with_group else label, curves, note)
 
 
-def bounds(result: Result) -> tuple[float, float]:
+def _bounds(result: Result) -> tuple[float, float]:
     """Return the interval of the mean; for a single episode the mean itself."""
     if math.isnan(result.mean_low):
         return result.mean, result.mean
@@ -262,7 +262,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
         # Draw the mean and interval of each measured row.
         measured = [place for place, row in enumerate(own) if not row.missing]
         means = np.array([own[place].mean for place in measured])
-        ends = np.array([bounds(own[place]) for place in measured]).reshape(-1, 2).T
+        ends = np.array([_bounds(own[place]) for place in measured]).reshape(-1, 2).T
         style: dict[str, Any] = {"fmt": "o", "color": plotting.BLUE, "capsize": 3}
         style["label"] = f"mean, 95 % over episodes ({ONLY})"
         axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)

@@ -59,6 +59,7 @@ class Result:
     mean_low: float = NAN
     mean_high: float = NAN
     std: float = NAN
+    """Sample standard deviation (n - 1); NaN for a single episode."""
     iqm: float = NAN
     """Interquartile mean."""
     iqm_low: float = NAN

@@ -27,16 +27,6 @@ class Interval(NamedTuple):
     high: float
 
 
-class Summary(NamedTuple):
-    """Returns of one policy under one condition."""
-
-    episodes: int
-    mean: Interval
-    std: float
-    """Sample standard deviation (n - 1); NaN for a single episode."""
-    iqm: Interval
-
-
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis."""
     return values.mean(-1)
@@ -150,17 +140,6 @@ def bootstrap(
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(sample), size=(resamples, len(sample)))
     return around(value, statistic(sample[chosen]), confidence)
-
-
-def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:
-    """Summarize the returns ``(n,)`` of independent episodes."""
-    sample = np.asarray(returns, dtype=np.float64)
-    return Summary(
-        episodes=len(sample),
-        mean=bootstrap(sample, seed=seed),
-        std=float(sample.std(ddof=1)) if len(sample) > 1 else float("nan"),
-        iqm=bootstrap(sample, interquartile_mean, seed=seed),
-    )
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
