@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marl_pool.envs.base import BatchedEnv
@@ -107,11 +107,19 @@ def cases_of(
         InputError: a wrong perturbation, or the same row twice.
     """
     # Build every perturbation, which checks its options before anything is played.
-    perturbed = [
-        _perturbed(policies, levels, severity, env)
-        for levels in perturbations
-        for severity in levels.severities
-    ]
+    perturbed = []
+    for levels in perturbations:
+        name, options = levels.name, levels.options
+        for severity in levels.severities:
+            case = Case(
+                TRAINED, policies, name=name, options=options, severity=severity
+            )
+            # One that does not fit these tokens leaves a reason in its rows.
+            try:
+                change = perturb({"name": name, **options, "severity": severity}, env)
+                perturbed.append(replace(case, perturbation=change))
+            except UnfitTokensError as error:
+                perturbed.append(replace(case, missing=str(error)))
     # Rows are identified by label and severity in reports.
     rows = [
         f"{label(each.name, each.options)!r} at severity {each.severity}"
@@ -126,31 +134,6 @@ def cases_of(
         for each in transfers
     ]
     return [Case(TRAINED, policies), *perturbed, *others]
-
-
-def _perturbed(
-    policies: Mapping[str, Policy],
-    levels: PerturbationLevels,
-    severity: float,
-    env: BatchedEnv,
-) -> Case:
-    """Return the case of one severity, with a reason if it does not fit the tokens."""
-    perturbation, missing = None, ""
-    # A perturbation that does not fit these tokens leaves a reason in its rows.
-    config = {"name": levels.name, **levels.options, "severity": severity}
-    try:
-        perturbation = perturb(config, env)
-    except UnfitTokensError as error:
-        missing = str(error)
-    return Case(
-        TRAINED,
-        policies,
-        perturbation=perturbation,
-        name=levels.name,
-        options=levels.options,
-        severity=severity,
-        missing=missing,
-    )
 
 
 def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:

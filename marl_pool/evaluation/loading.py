@@ -14,7 +14,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
-from marl_pool.evaluation.callable_policy import Act, as_policy
+from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
 from marl_pool.kernels.native import describe_kernels, use_kernels
@@ -168,7 +168,12 @@ class EvaluationTarget:
                 f"policy: expected one for each group {sorted(groups)}, "
                 f"got {sorted(given)}"
             )
-        policies = {name: as_policy(given[name], own) for name, own in groups.items()}
+        policies = {
+            name: own
+            if isinstance(own := given[name], Policy)
+            else CallablePolicy(own, group)
+            for name, group in groups.items()
+        }
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
         target.validate_fit("policy")
