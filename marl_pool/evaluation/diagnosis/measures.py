@@ -8,8 +8,6 @@ from torch import Tensor
 from marl_pool.evaluation.diagnosis import theory
 from marl_pool.evaluation.diagnosis.observations import GroupObservations
 from marl_pool.networks import SetNetwork
-from marl_pool.policies.base import Policy
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import MaxPooling
 from marl_pool.pooling.cls_token import ClsPooling
@@ -100,18 +98,6 @@ def pool_as_in_theory(
     if scores is not None:
         scores = scores[..., extra:]
     return PooledSets(vectors, heads, weights[..., extra:], scores)
-
-
-def network_of(policy: Policy) -> SetNetwork:
-    """Return the set network of a policy.
-
-    Raises:
-        UnfitTokensError: a policy without an encoder and a pooling head.
-    """
-    if isinstance(policy, TokenPolicy):
-        return policy.network
-    name = type(policy).__name__
-    raise UnfitTokensError(f"expected a policy with a pooling head, got {name}")
 
 
 @torch.no_grad()

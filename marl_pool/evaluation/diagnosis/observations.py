@@ -1,7 +1,8 @@
 """Observations of trained policies in some episodes, with masks of their signal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -71,56 +72,49 @@ def record_observations(
     for first in range(0, episodes, batch):
         envs = target.make_env(min(batch, episodes - first), first=first)
         rollout = Rollout(envs, target.policies)
-        recorder = _ObservationRecorder(rollout.env, stride, first, chunks)
-        rollout.episodes(on_step=recorder)
+        rollout.episodes(on_step=_recorder(rollout.env, stride, first, chunks))
     return {name: _concatenate(own) for name, own in chunks.items()}
 
 
-class _ObservationRecorder:
-    """Hook of `Rollout.episodes` that appends every n-th step to ``chunks``.
+def _recorder(
+    env: BatchedEnv,
+    stride: int,
+    first: int,
+    chunks: Mapping[str, list[GroupObservations]],
+) -> Callable[[Transition], None]:
+    """Make a hook of `Rollout.episodes` that appends every n-th step to ``chunks``.
 
-    It is made for the initial state of environments whose first episode has the number
-    ``first``; n is ``stride``.
+    The environments are in their initial state, and the first one plays the episode of
+    the number ``first``; n is ``stride``.
     """
+    first_env, steps = int(env.env_ids[0]), count()
+    # A transition holds the environment after the step, but its tokens are from
+    # before: keep masks from before, for all environments, finished ones included.
+    active = {name: own.clone() for name, own in env.active.items()}
+    signal = {name: own.clone() for name, own in env.signal().items()}
 
-    def __init__(
-        self,
-        env: BatchedEnv,
-        stride: int,
-        first: int,
-        chunks: dict[str, list[GroupObservations]],
-    ) -> None:
-        self.stride, self.first, self.chunks, self.time = stride, first, chunks, 0
-        self.first_env = int(env.env_ids[0])
-        # A transition holds the environment after the step, but its tokens are from
-        # before: keep masks from before, for all environments, finished ones included.
-        self.active = {name: own.clone() for name, own in env.active.items()}
-        self.signal = {name: own.clone() for name, own in env.signal().items()}
-
-    def __call__(self, transition: Transition) -> None:
+    def record(transition: Transition) -> None:
         # Finished environments are dropped: find the rows of the remaining ones.
-        rows = transition.env.env_ids - self.first_env
-        active, signal = transition.env.active, transition.env.signal()
+        rows = transition.env.env_ids - first_env
+        now, recorded = transition.env.signal(), next(steps) % stride == 0
         # Record the observations acted on, with the signal as it was before the step.
         for name, tokens in transition.tokens.items():
-            if self.time % self.stride == 0:
-                acting = self.active[name][rows]
-                numbers = (rows + self.first)[:, None].expand_as(acting)
-                marked = self.signal[name][rows]
-                self.chunks[name].append(
-                    GroupObservations(
-                        tokens.at(acting), marked[acting], numbers[acting]
-                    )
-                )
-            self.active[name][rows] = active[name]
-            self.signal[name][rows] = signal[name]
-        self.time += 1
+            if recorded:
+                acting = active[name][rows]
+                numbers = (rows + first)[:, None].expand_as(acting)[acting]
+                marked = signal[name][rows][acting]
+                chunk = GroupObservations(tokens.at(acting), marked, numbers)
+                chunks[name].append(chunk)
+            active[name][rows] = transition.env.active[name]
+            signal[name][rows] = now[name]
+
+    return record
 
 
-def _concatenate(chunks: list[GroupObservations]) -> GroupObservations:
+def _concatenate(chunks: Sequence[GroupObservations]) -> GroupObservations:
     tokens = zip(*(chunk.tokens for chunk in chunks), strict=True)
     return GroupObservations(
-        Tokens(*(torch.cat(tensors) for tensors in tokens)),
+        Tokens(*map(torch.cat, tokens)),
         torch.cat([chunk.signal for chunk in chunks]),
         torch.cat([chunk.episodes for chunk in chunks]),
     )

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from marl_pool.evaluation.diagnosis.files import Named
-from marl_pool.evaluation.diagnosis.records import Diagnosis
+from marl_pool.evaluation.diagnosis.records import Diagnosis, Named
 from marl_pool.utils import plotting
 from marl_pool.utils.text import printable
 

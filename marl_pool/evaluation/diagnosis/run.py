@@ -5,27 +5,26 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.diagnosis.files import (
-    DOCUMENT,
-    NAMES,
-    PLOT,
-    TABLE,
-    Named,
-    from_plain,
-    print_table,
-    to_plain,
-)
-from marl_pool.evaluation.diagnosis.measures import measure_head, network_of
+from marl_pool.evaluation.diagnosis.measures import measure_head
 from marl_pool.evaluation.diagnosis.observations import (
     GroupObservations,
     record_observations,
 )
-from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
+from marl_pool.evaluation.diagnosis.records import (
+    ALL,
+    Diagnosis,
+    Named,
+    from_plain,
+    print_table,
+    summarize,
+    to_plain,
+)
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.evaluation.standalone import results_folder
 from marl_pool.policies.base import Policy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import UnfitTokensError
@@ -36,6 +35,10 @@ from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
+
+TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
+NAMES = (TABLE, DOCUMENT, PLOT)
+"""Files of a diagnosis."""
 
 
 def diagnose_run(
@@ -104,9 +107,10 @@ def diagnose(
     """
     name = type(policy).__name__
     try:
-        network = network_of(policy)
-        name = name_of(type(network.pooling), POOLING)
-        measures = measure_head(network, observations)
+        if not isinstance(policy, TokenPolicy):
+            raise UnfitTokensError(f"expected a policy with a pooling head, got {name}")
+        name = name_of(type(policy.network.pooling), POOLING)
+        measures = measure_head(policy.network, observations)
     except UnfitTokensError as error:
         return [Diagnosis(group, name, ALL, missing=str(error))]
     return summarize(group, name, observations, measures, seed)
