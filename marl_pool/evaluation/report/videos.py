@@ -1,13 +1,12 @@
 """Videos of the policies, unperturbed and perturbed episodes side by side."""
 
 import base64
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
@@ -21,10 +20,9 @@ from marl_pool.evaluation.report.group_scores import (
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.caption import with_steps
 from marl_pool.evaluation.video.files import write_frames
+from marl_pool.evaluation.video.frames import grid_frames, with_steps
 from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
-from marl_pool.evaluation.video.tiling import grid_frames
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -129,34 +127,19 @@ def side_by_side(
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes WebM.
     """
-    # Both columns play the same environment, step by step.
-    rows = 0 if perturbation is None else LEGEND_ROWS
-    tiles = [_tile(subject, None, CLEAN, group, rows)]
-    if perturbation is not None:
-        tiles.append(_tile(subject, perturbation, about, group, rows))
+    options: dict[str, Any] = {"size": SIZE, "group": group, "steps": False}
+    options["legend_rows"] = 0 if perturbation is None else LEGEND_ROWS
+    columns = [(CLEAN, None), (about, perturbation)]
+    # All columns play the same environment, step by step.
+    tiles = []
+    for words, given in columns if perturbation is not None else columns[:1]:
+        env = subject.make_env(1)
+        env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
+        change = None if given is None else perturb(given, env)
+        rollout = Rollout(env, subject.policies, perturbation=change)
+        tiles.append(episode_frames(rollout, about=words, **options))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
         images = with_steps(grid_frames([tiles]))
         write_frames(path, islice(images, 0, None, EVERY), FPS)
         return base64.b64encode(path.read_bytes()).decode()
-
-
-def _tile(
-    subject: EvaluationTarget,
-    perturbation: Mapping[str, Any] | None,
-    about: str,
-    group: str,
-    legend_rows: int,
-) -> Iterator[np.ndarray]:
-    env = subject.make_env(1)
-    env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
-    change = None if perturbation is None else perturb(perturbation, env)
-    rollout = Rollout(env, subject.policies, perturbation=change)
-    return episode_frames(
-        rollout,
-        about=about,
-        size=SIZE,
-        group=group,
-        steps=False,
-        legend_rows=legend_rows,
-    )

@@ -14,9 +14,13 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
 from marl_pool.evaluation.video.files import write_frames
-from marl_pool.evaluation.video.tiling import grid_frames
+from marl_pool.evaluation.video.frames import (
+    Caption,
+    grid_frames,
+    with_caption,
+    with_steps,
+)
 from marl_pool.perception import Mark, Perception
 from marl_pool.perturbations.selection import identity_origin
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
@@ -118,9 +122,17 @@ def episode_frames(
     def draw(
         perceived: Perception | None, weights: Tensor | None, acted: str = ""
     ) -> np.ndarray:
-        image, seen = _picture(prev_env, perceived, weights, group, size, top), None
+        # Outlines of the most attended patches take the place of tints.
+        tints = None if top else weights
+        image = prev_env.frame(
+            attention=tints, group=group, size=size, perception=perceived
+        )
+        if top and perceived is not None and weights is not None:
+            patches = perceived.by_origin(weights.cpu())
+            image = outline_top(image, prev_env, patches, top)
         words = [f"step {step}"] if steps else []
         words.append(f"return {total:.3f}")
+        seen = None
         if perceived is not None:
             legend.update(perceived.marks())
             seen = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
@@ -180,23 +192,6 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     if not executed.dim():
         return f"action {int(executed)} for {int(chosen)}"
     return f"action off by {float((executed - chosen).norm()):.2f}"
-
-
-def _picture(
-    env: BatchedEnv,
-    perceived: Perception | None,
-    weights: Tensor | None,
-    group: str,
-    size: int,
-    top: int,
-) -> np.ndarray:
-    """Draw an environment with the attention to what is perceived of it."""
-    if perceived is None or weights is None or not top:
-        return env.frame(
-            attention=weights, group=group, size=size, perception=perceived
-        )
-    image = env.frame(group=group, size=size, perception=perceived)
-    return outline_top(image, env, perceived.by_origin(weights.cpu()), top)
 
 
 def outline_top(

@@ -1,6 +1,7 @@
-"""Text, legend and row of tokens around the frames of a video."""
+"""Frames of a video: text, legend and tokens around them, and grids of episodes."""
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,9 @@ import numpy as np
 from marl_pool.envs.drawing.canvas import INK, PAPER, width_of, write
 from marl_pool.envs.drawing.marks import DRAWERS, Glyphs, draw_slots
 from marl_pool.perception import Mark, Perception
+
+GAP = 6
+"""Pixels between two images; even, as the codecs' chroma subsampling needs."""
 
 
 class Caption(NamedTuple):
@@ -93,3 +97,36 @@ def _write_fitting(image: np.ndarray, text: str, at: tuple[int, int], line: int)
     """Write text in a line, smaller if it would not fit; return its width."""
     width, room = width_of(text, line), image.shape[1] - at[0] - line // 4
     return write(image, text, at, line * min(1.0, room / max(width, 1)), INK)
+
+
+def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.ndarray]:
+    """Advance all episodes of a grid until the last one ends.
+
+    An episode that has ended keeps its last frame.
+
+    Args:
+        grid: rows of frames of one size, each from one episode; all rows are of equal
+            length.
+
+    Yields:
+        Images ``(height, width, 3)`` uint8, each the whole grid.
+    """
+    columns = len(grid[0])
+    images: Sequence[np.ndarray] = ()
+    for frames in zip_longest(*(episode for row in grid for episode in row)):
+        # Exhausted episodes yield None, and keep their last frame.
+        images = [
+            last if new is None else new
+            for new, last in zip(frames, images or frames, strict=True)
+        ]
+        rows = (images[i : i + columns] for i in range(0, len(images), columns))
+        yield _concatenate([_concatenate(row, axis=1) for row in rows], axis=0)
+
+
+def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
+    """Concatenate images along an axis with white gaps."""
+    shape = list(images[0].shape)
+    shape[axis] = GAP
+    white = np.full(shape, 255, np.uint8)
+    parts = [part for image in images for part in (white, image)]
+    return np.concatenate(parts[1:], axis)
