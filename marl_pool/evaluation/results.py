@@ -238,8 +238,7 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
             policy,
             each.label,
             f"{each.severities[-1]:g}",
-            f"{each.auc:.3f}",
-            f"{each.auc_low:.3f} to {each.auc_high:.3f}",
+            *_interval(each, "auc"),
         ]
         for each, policy in zip(shown, _policies(shown), strict=True)
     ]
@@ -278,15 +277,14 @@ def _numbers(result: Result) -> list[str]:
         return [severity, "not measured", *[""] * 5]
     return [
         severity,
-        f"{result.mean:.3f}",
-        f"{result.mean_low:.3f} to {result.mean_high:.3f}",
+        *_interval(result, "mean"),
         f"{result.std:.3f}",
         f"{result.iqm:.3f}",
         *_interval(result, "drop"),
     ]
 
 
-def _interval(result: Result, name: str) -> list[str]:
+def _interval(result: "Result | SeverityAUC", name: str) -> list[str]:
     """Return the cells of a number and its interval, empty where it is missing."""
     bounds = (name, f"{name}_low", f"{name}_high")
     value, low, high = (getattr(result, key) for key in bounds)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -11,16 +10,18 @@ import pandas as pd
 
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER
-from marl_pool.evaluation.statistics.comparison import (
+from marl_pool.evaluation.statistics.intervals import Interval, episode_resamples
+from marl_pool.evaluation.statistics.scores import (
+    HEURISTIC,
     INTERVAL_FROM,
+    RANDOM,
     Scores,
+    mean_over,
     mean_score,
     over_seeds,
     scores_of,
     this_policy_only,
 )
-from marl_pool.evaluation.statistics.intervals import Interval, episode_resamples
-from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
 
 NOT_ASKED = "not in the suite of this evaluation"
 ConditionKind = Literal["clean", "level", "area", "environment"]
@@ -47,12 +48,6 @@ class Condition:
 
 
 UNPERTURBED = Condition("clean")
-SEVERITY = attrgetter("severity")
-
-
-def level(label: str, severity: float) -> Condition:
-    """A perturbation at one severity; the unperturbed condition at 0."""
-    return Condition("level", label, severity) if severity else UNPERTURBED
 
 
 def results_table(methods: Sequence[Method]) -> pd.DataFrame:
@@ -205,8 +200,9 @@ class GroupScores:
 
     def levels(self, label: str) -> list[Condition]:
         """The levels of a perturbation by severity, without severity 0."""
-        levels = [one for one in self.of_kind("level") if one.label == label]
-        return sorted(filter(SEVERITY, levels), key=SEVERITY)
+        known = (one for one in self.of_kind("level") if one.label == label)
+        levels = [one for one in known if one.severity]
+        return sorted(levels, key=lambda one: one.severity)
 
     def row(self, condition: Condition) -> pd.Series:
         """A row of the table under a level or in an environment, for its options."""
@@ -282,7 +278,8 @@ class GroupScores:
         # Collect the returns at each severity.
         levels = []
         for severity in area.levels:
-            sample = self._sample(run, level(area.label, severity))
+            level = Condition("level", area.label, severity)
+            sample = self._sample(run, level if severity else UNPERTURBED)
             if isinstance(sample, str):
                 return sample
             levels.append(sample)

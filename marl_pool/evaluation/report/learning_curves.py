@@ -74,11 +74,10 @@ def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:
     """The seeds on one grid, up to the end of the shortest, and their mean."""
     start, end = max(seed[0, 0] for seed in seeds), min(seed[0, -1] for seed in seeds)
     grid = np.linspace(start, end, min(POINTS, max(len(seed[0]) for seed in seeds)))
-    lines = np.stack([np.interp(grid, *_smooth(seed)) for seed in seeds])
-    return Curve(kind, grid, lines.mean(0), points=lines)
-
-
-def _smooth(seed: np.ndarray) -> np.ndarray:
-    """Average a curve over at most `POINTS` intervals."""
-    chunks = np.array_split(seed, min(POINTS, seed.shape[1]), axis=1)
-    return np.stack([chunk.mean(1) for chunk in chunks], 1)
+    lines = []
+    for seed in seeds:
+        # Average it over at most `POINTS` intervals.
+        chunks = np.array_split(seed, min(POINTS, seed.shape[1]), axis=1)
+        smooth = np.stack([chunk.mean(1) for chunk in chunks], 1)
+        lines.append(np.interp(grid, *smooth))
+    return Curve(kind, grid, np.mean(lines, 0), points=np.stack(lines))

@@ -12,19 +12,9 @@ from marl_pool.evaluation.report.runs import (
 )
 from marl_pool.utils.errors import InputError
 
-IRRELEVANT = frozenset(
-    (
-        "seed",
-        "threads",
-        "kernels",
-        "device",
-        "time_limit",
-        "env_timeout",
-        "checkpoint",
-        "storage",
-        "resources",
-        "cluster",
-    )
+IRRELEVANT = (
+    *("seed", "threads", "kernels", "device", "time_limit", "env_timeout"),
+    *("checkpoint", "storage", "resources", "cluster"),
 )
 """Top-level keys that do not change how a policy is trained."""
 ENV = "env"
@@ -92,7 +82,11 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     """
     # Compare all options that matter for training, by dotted key.
     short = short_folders([one.run.config for one in runs])
-    configs = [_relevant(with_short_folders(one.run.config, short)) for one in runs]
+    configs = []
+    for one in runs:
+        config = with_short_folders(one.run.config, short)
+        kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
+        configs.append({**kept, ENV: expand_counts(config[ENV])})
     optional = [key for key in configs[0] if _is_optional(key, configs)]
     flat = [_flat(config) | _section_names(config, optional) for config in configs]
     keys = dict.fromkeys(key for config in flat for key in config)
@@ -117,11 +111,6 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     ]
     envs = list(dict.fromkeys(method.env for method in methods))
     return sorted(methods, key=lambda method: envs.index(method.env))
-
-
-def _relevant(config: Config) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
-    return {**kept, ENV: expand_counts(config[ENV])}
 
 
 def _is_optional(key: str, configs: Sequence[Config]) -> bool:

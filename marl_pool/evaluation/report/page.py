@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.loading import computing
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.comparison import comparison
 from marl_pool.evaluation.report.group_scores import group_scores
 from marl_pool.evaluation.report.learning_curves import learning_curves
 from marl_pool.evaluation.report.methods import (
@@ -19,8 +18,8 @@ from marl_pool.evaluation.report.methods import (
     methods_of,
     recorded,
 )
-from marl_pool.evaluation.report.robustness import areas, profiles, transfer
 from marl_pool.evaluation.report.runs import read_runs
+from marl_pool.evaluation.report.scores import areas, comparison, profiles, transfer
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings

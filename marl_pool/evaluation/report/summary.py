@@ -1,6 +1,6 @@
 """The findings and the table at the head of the page; the missing values at its end."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from marl_pool.evaluation.report.group_scores import (
 from marl_pool.evaluation.report.learning_curves import RETURN
 from marl_pool.evaluation.report.methods import Method, recorded
 from marl_pool.evaluation.results import TRAINED
-from marl_pool.evaluation.statistics.comparison import (
+from marl_pool.evaluation.statistics.scores import (
     INTERVAL_FROM,
     RANKED_FROM,
     mean_score,
@@ -170,17 +170,16 @@ def missing_values(
         for reason in one.missing
     ]
     for group in groups:
-        reasons += _of_group(group, methods)
+        reasons += [
+            f"{method.name}: {group.missing(method)}"
+            for method in methods
+            if method.evaluated and group.missing(method)
+        ]
+        # Each reason is given once for each method, with all of its conditions.
+        for own in group.measured:
+            frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
+            for reason, part in frame.groupby("reason", sort=False):
+                names = dict.fromkeys(map(group.named, part["condition"]))
+                reasons.append(f"{own.method.name}, {', '.join(names)}: {reason}")
     notes = [html.missing_note(reason) for reason in reasons]
     return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])
-
-
-def _of_group(group: GroupScores, methods: Sequence[Method]) -> Iterator[str]:
-    for method in methods:
-        if method.evaluated and group.missing(method):
-            yield f"{method.name}: {group.missing(method)}"
-    for own in group.measured:
-        frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
-        for reason, part in frame.groupby("reason", sort=False):
-            names = dict.fromkeys(map(group.named, part["condition"]))
-            yield f"{own.method.name}, {', '.join(names)}: {reason}"

@@ -1,4 +1,4 @@
-"""Scores under perturbations, in other environments and without some tokens."""
+"""Scores under perturbations, in other environments, and compared between methods."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from marl_pool.evaluation.plots import Curve, Panel, draw_panels
+from marl_pool.evaluation.plots import Curve, Panel, draw_panels, draw_points
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import (
     NOT_ASKED,
@@ -19,14 +19,28 @@ from marl_pool.evaluation.report.group_scores import (
     joint_provenance,
 )
 from marl_pool.evaluation.results import ONLY
-from marl_pool.evaluation.statistics.comparison import INTERVAL_FROM
+from marl_pool.evaluation.statistics.intervals import interquartile_score
+from marl_pool.evaluation.statistics.scores import (
+    INTERVAL_FROM,
+    RANKED_FROM,
+    improvement,
+    rank,
+)
 from marl_pool.utils.plotting import LineStyle
 
 OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
+FEW = "fewer than two seeds of a method: there is no interval over seeds"
+UNDEFINED = (
+    "some bootstrap samples of the episodes have no score: there are too few, or the "
+    "scripted policy is hardly better than the random one"
+)
+NOT_SHARED = html.missing_note("The methods have no condition in common.")
+NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
+Styles = Mapping[str, LineStyle]
 
 
-def profiles(group: GroupScores, styles: Mapping[str, LineStyle]) -> html.PageSection:
+def profiles(group: GroupScores, styles: Styles) -> html.PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
     labels = [label for label in group.labels("area") if group.levels(label)]
     # A single seed has no interval over seeds.
@@ -144,3 +158,96 @@ def _map(group: GroupScores, columns: Mapping[str, Condition]) -> pd.DataFrame:
     for name, one in {"unperturbed": UNPERTURBED, **columns}.items():
         cells[name] = [score_cell(group, own, one) for own in group.measured]
     return pd.DataFrame(cells)
+
+
+# Comparison of methods
+
+
+def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
+    """Build the sections that compare the methods of one training environment."""
+    facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
+    # Returns of different tasks have no common scale, so only scores are ranked.
+    if group.unit != "score":
+        return [html.PageSection("ranking", [NO_SCORE], facts)]
+    ranking: list[html.Component] = []
+    matrices: list[html.Component] = []
+    for env, own in group.envs.items():
+        # Methods of one environment are compared under the conditions that they share.
+        conditions = group.common(own, "area") or group.common(own, "clean")
+        ranking += trained_in(group, env)
+        matrices += trained_in(group, env)
+        if conditions:
+            ranking += _ranking(group, own, conditions, styles)
+            matrices.append(_improvements(own, conditions))
+        else:
+            ranking.append(NOT_SHARED)
+    sections = [html.PageSection("ranking", ranking, facts)]
+    if any(len(own) > 1 for own in group.envs.values()):
+        sections.append(html.PageSection("improvement", matrices, facts))
+    return sections
+
+
+def _ranking(
+    group: GroupScores,
+    measured: Sequence[MethodScores],
+    conditions: Sequence[Condition],
+    styles: Styles,
+) -> list[html.Component]:
+    methods = {own.method.kind: own for own in measured}
+    scores = {kind: own.under(conditions) for kind, own in methods.items()}
+    ranking = rank(scores)
+    notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
+    # The figure shows each seed, the table the numbers of each method.
+    rows, records = [], []
+    for place, (name, value) in enumerate(ranking.places, start=1):
+        own, seeds = methods[name], scores[name].points
+        points = [float(interquartile_score(run[None])) for run in seeds]
+        rows.append((name, points, *value))
+        cell = partial(html.Cell, title=own.method.provenance)
+        span = html.span(value)
+        records.append(
+            {
+                "method": html.Cell(name if notes else f"{place}. {name}"),
+                "IQM": cell(html.number(value.value)),
+                "95 % over seeds": cell(span)
+                if span
+                else html.missing(_why_unknown(own)),
+                "seeds": cell(str(len(seeds))),
+            }
+        )
+    names = html.listed([group.named(one) for one in conditions])
+    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
+    draw = partial(draw_points, rows, styles, "interquartile mean of areas")
+    picture = html.figure(draw, f"Over {over}.", joint_provenance(measured))
+    return [*notes, picture, pd.DataFrame(records)]
+
+
+def _why_unknown(*own: MethodScores) -> str:
+    """The reason why an interval over seeds is unknown."""
+    few = min(one.scores.seeds for one in own) < INTERVAL_FROM
+    return FEW if few else UNDEFINED
+
+
+def _improvements(
+    measured: Sequence[MethodScores], conditions: Sequence[Condition]
+) -> pd.DataFrame:
+    # A shade suggests an order: none for methods that are not ranked.
+    ranked = min(one.scores.seeds for one in measured) >= RANKED_FROM
+    kinds = [own.method.kind for own in measured]
+    columns = {"P(row > column)": [html.Cell(kind) for kind in kinds]}
+    for kind, other in zip(kinds, measured, strict=True):
+        columns[kind] = []
+        for one in measured:
+            if other is one:
+                columns[kind].append(html.Cell(""))
+                continue
+            value = improvement(one.under(conditions), other.under(conditions))
+            span = html.span(value)
+            title = "" if span else f"{_why_unknown(one, other)}; "
+            title += joint_provenance([one, other])
+            # White is 0.5.
+            tone = 2 * value.value - 1 if ranked else None
+            small = span or "no interval"
+            cell = html.Cell(html.number(value.value), title, tone, small=small)
+            columns[kind].append(cell)
+    return pd.DataFrame(columns)
