@@ -159,23 +159,21 @@ def measure(
     }
 
     # Summarize each case in a row for each group; missing returns are NaN.
-    results: list[Result] = []
-    returns: list[np.ndarray] = []
+    results, returns = [], []
     for case, played in zip(cases, episodes, strict=True):
         if case.hidden:
             continue
-        if isinstance(played, str):
-            results += [case.result(name, missing=played) for name in policies]
-            returns += [nothing] * len(policies)
-            continue
         # A transfer environment is another task: a difference would be no drop.
         paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
-        twin = clean[case.explore, case.exact][0] if paired else None
         for name in policies:
-            numbers = _numbers(case, played, name, twin, seed)
-            results.append(case.result(name, **numbers))
-        returns += [played[0].returns[name] for name in policies]
-    results = [replace(result, fixed=result.group in fixed) for result in results]
+            numbers: dict[str, Any] = {"missing": played}
+            own = nothing
+            if not isinstance(played, str):
+                twin = clean[case.explore, case.exact][0] if paired else None
+                numbers = _numbers(case, played, name, twin, seed)
+                own = played[0].returns[name]
+            results.append(case.result(name, fixed=name in fixed, **numbers))
+            returns.append(own)
 
     # Normalize by the baselines of the same environment.
     table = np.stack(returns)

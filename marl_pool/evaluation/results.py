@@ -210,13 +210,18 @@ def print_table(results: Sequence[Result], title: str) -> None:
     }
     for words in others.values():
         columns += [words, "95 %"]
-    rows = [
-        [
-            *(policy, result.label, *_numbers(result)),
-            *(cell for name in others for cell in _interval(result, name)),
-        ]
-        for result, policy in zip(results, _policies(results), strict=True)
-    ]
+    rows = []
+    for result, policy in zip(results, _policies(results), strict=True):
+        severity = f"{result.severity:g}" if result.perturbed else ""
+        cells = [policy, result.label, severity]
+        if result.missing:
+            cells.append("not measured")
+        else:
+            cells += _interval(result, "mean")
+            cells += [f"{result.std:.3f}", f"{result.iqm:.3f}"]
+            for name in ("drop", *others):
+                cells += _interval(result, name)
+        rows.append(cells)
     print_rows(title, ["policy", "perturbation"], columns, rows)
     # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}
@@ -268,19 +273,6 @@ def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
     prefixes = [f"{row.group}: " if several else "" for row in rows]
     return [
         prefix + row.policy_label for prefix, row in zip(prefixes, rows, strict=True)
-    ]
-
-
-def _numbers(result: Result) -> list[str]:
-    severity = f"{result.severity:g}" if result.perturbed else ""
-    if result.missing:
-        return [severity, "not measured", *[""] * 5]
-    return [
-        severity,
-        *_interval(result, "mean"),
-        f"{result.std:.3f}",
-        f"{result.iqm:.3f}",
-        *_interval(result, "drop"),
     ]
 
 

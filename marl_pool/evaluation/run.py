@@ -133,10 +133,8 @@ def write_results(
     from marl_pool.evaluation.plots import plot_robustness, plot_rows
 
     # Curves over severity have no place for other environments.
-    if any(row.perturbation == TRANSFER for row in rows):
-        paths.append(files.path(ROWS))
-        plot_rows(rows, paths[-1], title)
-    else:
-        paths.append(files.path(CURVES))
-        plot_robustness(rows, paths[-1], title)
-    return paths
+    others = any(row.perturbation == TRANSFER for row in rows)
+    figure = files.path(ROWS if others else CURVES)
+    plot = plot_rows if others else plot_robustness
+    plot(rows, figure, title)
+    return [*paths, figure]

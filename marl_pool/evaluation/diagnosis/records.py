@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.measures import HeadMeasures
-from marl_pool.evaluation.diagnosis.observations import GroupObservations
+from marl_pool.evaluation.diagnosis.measures import GroupObservations, HeadMeasures
 from marl_pool.evaluation.statistics.intervals import bootstrap
 from marl_pool.utils import tables
 from marl_pool.utils.text import printable

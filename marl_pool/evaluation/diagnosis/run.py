@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.diagnosis.measures import measure_head
-from marl_pool.evaluation.diagnosis.observations import (
+from marl_pool.evaluation.diagnosis.measures import (
     GroupObservations,
+    measure_head,
     record_observations,
 )
 from marl_pool.evaluation.diagnosis.records import (

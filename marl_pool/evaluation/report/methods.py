@@ -87,8 +87,13 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
         config = with_short_folders(one.run.config, short)
         kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
         configs.append({**kept, ENV: expand_counts(config[ENV])})
-    optional = [key for key in configs[0] if _is_optional(key, configs)]
-    flat = [_flat(config) | _section_names(config, optional) for config in configs]
+    flat = list(map(_flat, configs))
+    for key in configs[0]:
+        sections = [isinstance(own[key], Mapping) for own in configs if key in own]
+        # One that only some runs have, such as ``perturbation``, is told by its name.
+        if len(set(sections)) > 1:
+            for options, config in zip(flat, configs, strict=True):
+                options[key] = _section_name(config.get(key))
     keys = dict.fromkeys(key for config in flat for key in config)
     differing = [key for key in keys if _differs(key, flat)]
 
@@ -113,18 +118,10 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     return sorted(methods, key=lambda method: envs.index(method.env))
 
 
-def _is_optional(key: str, configs: Sequence[Config]) -> bool:
-    """True for a section in some and none in others, such as ``perturbation``."""
-    return len({isinstance(own[key], Mapping) for own in configs if key in own}) > 1
-
-
-def _section_names(config: Config, sections: Sequence[str]) -> dict[str, Any]:
-    """Return the name, or else the content, of optional sections; None without one."""
-    values = {key: config.get(key) for key in sections}
-    return {
-        key: value.get("name", dict(value)) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-    }
+def _section_name(section: Any) -> Any:
+    """The name, or else the content, of an optional section; None without one."""
+    is_section = isinstance(section, Mapping)
+    return section.get("name", dict(section)) if is_section else section
 
 
 def _flat(config: Config, prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.evaluation.loading import computing
 from marl_pool.evaluation.report import html
 from marl_pool.evaluation.report.group_scores import group_scores
-from marl_pool.evaluation.report.learning_curves import learning_curves
 from marl_pool.evaluation.report.methods import (
     Method,
     files_of,
@@ -19,7 +18,13 @@ from marl_pool.evaluation.report.methods import (
     recorded,
 )
 from marl_pool.evaluation.report.runs import read_runs
-from marl_pool.evaluation.report.scores import areas, comparison, profiles, transfer
+from marl_pool.evaluation.report.sections import (
+    areas,
+    comparison,
+    learning_curves,
+    profiles,
+    transfer,
+)
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings

@@ -109,11 +109,6 @@ class ReportedRun:
         """The seed of the training."""
         return self.run.config.get("seed")
 
-    @property
-    def missing(self) -> list[str]:
-        """The reasons why parts of it are missing."""
-        return list(filter(None, (self.evaluation_missing, self.metrics_missing)))
-
     def relative(self, path: Path) -> str:
         """A file of the run, without the folders above the run."""
         return f"{self.name}/{path.relative_to(self.run.path).as_posix()}"

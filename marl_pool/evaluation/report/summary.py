@@ -14,8 +14,8 @@ from marl_pool.evaluation.report.group_scores import (
     GroupScores,
     MethodScores,
 )
-from marl_pool.evaluation.report.learning_curves import RETURN
 from marl_pool.evaluation.report.methods import Method, recorded
+from marl_pool.evaluation.report.sections import RETURN
 from marl_pool.evaluation.results import TRAINED
 from marl_pool.evaluation.statistics.scores import (
     INTERVAL_FROM,
@@ -167,7 +167,8 @@ def missing_values(
         f"{one.name}: {reason}"
         for method in methods
         for one in method.runs
-        for reason in one.missing
+        for reason in (one.evaluation_missing, one.metrics_missing)
+        if reason
     ]
     for group in groups:
         reasons += [

@@ -20,8 +20,11 @@ from marl_pool.evaluation.report.group_scores import (
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.files import write_frames
-from marl_pool.evaluation.video.frames import grid_frames, with_steps
+from marl_pool.evaluation.video.frames import (
+    grid_frames,
+    with_steps,
+    write_frames,
+)
 from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
@@ -85,7 +88,7 @@ def _section(
                 raise InputError(target)
             if group in target.fixed:
                 raise InputError(f"the group {group!r} did not learn in this run")
-            data = side_by_side(target, perturbation, about, group)
+            data = _side_by_side(target, perturbation, about, group)
         except (InputError, ModuleNotFoundError) as error:
             reason = f"{caption}: no video: {one.without_folders(error)}"
             section.components.append(html.missing_note(reason))
@@ -107,22 +110,13 @@ def _most_harmful(group: GroupScores) -> Condition | None:
     return worst if harmful else next(iter(levels), None)
 
 
-def side_by_side(
+def _side_by_side(
     subject: EvaluationTarget,
     perturbation: Mapping[str, Any] | None,
     about: str,
     group: str,
 ) -> str:
-    """Record the first evaluation environment twice, in one video that keeps in step.
-
-    Args:
-        subject: the policy and its environments.
-        perturbation: ``{"name": …, "severity": …, **options}``; None for clean alone.
-        about: the perturbation in words.
-        group: of agents, whose return and attention are drawn.
-
-    Returns:
-        WebM in base64.
+    """Record the first evaluation environment, clean and perturbed, as WebM in base64.
 
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes WebM.

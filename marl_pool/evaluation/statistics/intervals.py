@@ -77,19 +77,16 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     return np.where(known, wins, np.nan).mean((-3, -2, -1))
 
 
-def around(
-    value: float, resampled: np.ndarray, confidence: float = CONFIDENCE
-) -> Interval:
-    """Percentile interval of resampled values; NaN if one of them is undefined.
+def around(value: float, resampled: np.ndarray) -> Interval:
+    """95 % percentile interval of resampled values; NaN if one of them is undefined.
 
     Args:
         value: estimate of the sample.
         resampled: ``(resamples,)`` estimates of the resamples.
-        confidence: in (0, 1).
     """
     if not np.isfinite(resampled).all():
         return Interval(value, np.nan, np.nan)
-    tail = 50 * (1 - confidence)
+    tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(resampled, (tail, 100 - tail))
     return Interval(value, float(low), float(high))
 
@@ -116,9 +113,8 @@ def bootstrap(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Estimate a statistic and its percentile bootstrap interval.
+    """Estimate a statistic and its 95 % percentile bootstrap interval.
 
     Source: Efron and Tibshirani, *An Introduction to the Bootstrap* (1993), chapter
     13.
@@ -128,7 +124,6 @@ def bootstrap(
         statistic: reduces the last axis.
         seed: of the resampling.
         resamples: number of resamples, n of n with replacement.
-        confidence: in (0, 1).
 
     Returns:
         Bounds are NaN for a single observation.
@@ -139,7 +134,7 @@ def bootstrap(
         return Interval(value, np.nan, np.nan)
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(sample), size=(resamples, len(sample)))
-    return around(value, statistic(sample[chosen]), confidence)
+    return around(value, statistic(sample[chosen]))
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:

@@ -14,12 +14,12 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.files import write_frames
 from marl_pool.evaluation.video.frames import (
     Caption,
     grid_frames,
     with_caption,
     with_steps,
+    write_frames,
 )
 from marl_pool.perception import Mark, Perception
 from marl_pool.perturbations.selection import identity_origin
@@ -44,16 +44,14 @@ def attention_of(
     policy: Policy,
     tokens: Tokens,
     *,
-    agent: int = 0,
     head: Head = "mean",
     memory: State = (),
 ) -> Tensor | None:
-    """Compute one agent's attention weights of the tokens it perceives, ``(M,)``.
+    """Compute the first agent's attention weights of the tokens it perceives, ``(M,)``.
 
     Args:
         policy: the agent's policy.
         tokens: perceived tokens of one environment.
-        agent: index of the agent in its group.
         head: mean of the attention heads, or the number of one.
         memory: recurrent state of the policy.
 
@@ -68,7 +66,7 @@ def attention_of(
     if heads is None:
         return None
     # Select a head of the agent, or average over all.
-    own = heads[0, agent]
+    own = heads[0, 0]
     if isinstance(head, int) and 0 <= head < len(own):
         return own[head]
     if head == "mean":

@@ -17,9 +17,10 @@ from helpers.toy import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.measures import CHUNK, measure_head
-from marl_pool.evaluation.diagnosis.observations import (
+from marl_pool.evaluation.diagnosis.measures import (
+    CHUNK,
     GroupObservations,
+    measure_head,
     record_observations,
 )
 from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
