@@ -90,7 +90,6 @@ class EvaluationTarget:
             InputError: no such policy or device, or a policy that does not fit the
                 environment.
         """
-        # Fail early if the device is missing.
         validate_device(settings.device)
         env = dict(env or run.env)
         # Names in the run's files may only be those that the user allows.

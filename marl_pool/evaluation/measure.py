@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import Case, TransferEnv, cases_of
-from marl_pool.evaluation.episodes import Played, play
+from marl_pool.evaluation.cases import Case, Played, TransferEnv, cases_of, play
 from marl_pool.evaluation.results import (
     CLEAN,
     TRAINED,

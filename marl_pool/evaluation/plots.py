@@ -117,22 +117,19 @@ def draw_panels(
 def _draw_curve(
     axes: "Axes", curve: Curve, style: plotting.LineStyle, *, dots: bool
 ) -> None:
-    # The band lies below the curves.
-    line: dict[str, Any] = {"color": style.color}
+    color, marker = style
     if not np.isnan(curve.band).all():
-        band: dict[str, Any] = {"color": style.color, "alpha": 0.14, "linewidth": 0}
+        band: dict[str, Any] = {"color": color, "alpha": 0.14, "linewidth": 0}
         axes.fill_between(curve.x, *curve.band, **band)
-    # Seeds are thin lines, or dots.
-    thin = {**line, "linewidth": 0.7, "alpha": 0.55}
+    # Seeds are thin lines, or dots with the method's marker on their mean.
+    thin: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.55}
+    mean: dict[str, Any] = {"linewidth": 1.8}
     if dots:
-        thin = {"linestyle": "", "marker": ".", "markersize": 4}
-        thin |= {"color": style.color, "alpha": 0.7}
+        thin = {"linestyle": "", "marker": ".", "markersize": 4, "alpha": 0.7}
+        mean |= {"marker": marker, "markersize": 4.5}
     for seed in curve.points:
-        axes.plot(curve.x, seed, **thin)
-    # The mean is a thick line with the method's marker.
-    mean = {**line, "linewidth": 1.8}
-    mean |= {"marker": style.marker, "markersize": 4.5} if dots else {}
-    axes.plot(curve.x, curve.y, **mean)
+        axes.plot(curve.x, seed, color=color, **thin)
+    axes.plot(curve.x, curve.y, color=color, **mean)
 
 
 def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, float]:
@@ -159,10 +156,7 @@ def draw_points(
 ) -> "Figure":
     """Draw a row for each method: every seed, their mean, and its interval.
 
-    Args:
-        rows: name, the number of each seed, their aggregate, and its bounds or NaN.
-        styles: by method's name.
-        xlabel: name of the numbers.
+    A row is a name, the number of each seed, their aggregate, and its bounds or NaN.
     """
     figure = plotting.new_figure(WIDTH, 0.8 + 0.36 * len(rows))
     axes = figure.subplots()
@@ -242,7 +236,6 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
 
     Rows of sampled actions, and of groups that were not trained, are left out.
     """
-    # Select the trained policies' deterministic rows.
     shown = [r for r in results if not (r.fixed or r.stochastic)]
     groups = list(dict.fromkeys(result.group for result in shown))
     rows = {
@@ -254,13 +247,13 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     figure = plotting.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
-        own = rows[group]
-        # Mark the rows without numbers.
+        # Draw the mean and interval of each measured row, and mark the others.
+        own, measured = rows[group], []
         for place, row in enumerate(own):
             if row.missing:
                 plotting.mark_missing_row(axes, place)
-        # Draw the mean and interval of each measured row.
-        measured = [place for place, row in enumerate(own) if not row.missing]
+            else:
+                measured.append(place)
         means = np.array([own[place].mean for place in measured])
         ends = np.array([_bounds(own[place]) for place in measured]).reshape(-1, 2).T
         style: dict[str, Any] = {"fmt": "o", "color": plotting.BLUE, "capsize": 3}

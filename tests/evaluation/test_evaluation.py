@@ -14,8 +14,7 @@ from helpers.evaluated import evaluate, levels
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import label, perturb
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import label, perturb, play
 from marl_pool.evaluation.loading import EvaluationTarget, computing, to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.cases import SIMULATORS
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.episodes import SIMULATORS
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.networks import SetNetwork
 from marl_pool.pooling.base import Pooling
@@ -57,12 +57,8 @@ def record_observations(
 ) -> dict[str, GroupObservations]:
     """Play unperturbed episodes with deterministic actions and record observations.
 
-    Where every step would exceed ``limit``, only every n-th step is recorded.
-
-    Args:
-        target: policies and evaluation environments.
-        episodes: number of episodes, one in each environment.
-        limit: maximal number of observations of each group.
+    Each environment plays one episode. Where every step would exceed ``limit``, the
+    maximal number of observations of each group, only every n-th step is recorded.
 
     Raises:
         UnfitTokensError: the environment defines no signal.
@@ -263,12 +259,12 @@ def _score_measures(
     weights: Tensor, scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """Equations 8 and 9, and the weights against the bounds of Theorem 3.12."""
+    total = _total(weights, signal)
     # Add a dimension for the heads.
     signal = signal[:, None]
     padding = None if padding is None else padding[:, None]
     ranges = theory.neighborhoods(scores, signal, padding)
     bounds = theory.weight_bounds(ranges)
-    total = _total(weights, signal[:, 0])
     violated = theory.outside(weights, signal, bounds, padding)
     return {
         **{key: getattr(ranges, key) for key in theory.Neighborhoods._fields[2:]},

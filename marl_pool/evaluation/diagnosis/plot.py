@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,25 +60,12 @@ def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
         measured, "mean_excess", "excess", "excess_low", "excess_high"
     )
     # Draw the mean of all tokens, then the head with its interval.
-    axes.plot(
-        mean,
-        places,
-        "|",
-        color=MEAN,
-        markersize=11,
-        markeredgewidth=2,
-        label="mean of all tokens",
-    )
-    axes.errorbar(
-        excess,
-        places,
-        # If all resamples agree, rounding may put a bound beyond the mean.
-        xerr=np.maximum(0, [excess - low, high - excess]),
-        fmt="o",
-        color=SIGNAL,
-        capsize=3,
-        label="pooling head, 95 %",
-    )
+    bar: dict[str, Any] = {"color": MEAN, "markersize": 11, "markeredgewidth": 2}
+    axes.plot(mean, places, "|", label="mean of all tokens", **bar)
+    # If all resamples agree, rounding may put a bound beyond the mean.
+    error = np.maximum(0, [excess - low, high - excess])
+    dot: dict[str, Any] = {"fmt": "o", "color": SIGNAL, "capsize": 3}
+    axes.errorbar(excess, places, xerr=error, label="pooling head, 95 %", **dot)
     axes.set_xlabel("excess signal loss / variance")
 
 

@@ -129,13 +129,8 @@ def summarize(
     measures: HeadMeasures,
     seed: int = 0,
 ) -> list[Diagnosis]:
-    """Summarize measures over all heads, and over each head if there are several.
-
-    ``group`` and ``pooling`` are the names in the records, ``seed`` that of the
-    bootstrap.
-    """
+    """Summarize measures over all heads, and over each head if there are several."""
     variance, within = theory.variance(measures.moments)
-    # Numbers that all heads share.
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
@@ -201,10 +196,9 @@ def _interval(values: Tensor, episodes: Tensor, seed: int) -> tuple[float, float
     totals = zeros.index_add(0, index, values[defined]).cpu().numpy()
     counts = count.cpu().numpy()
 
-    def mean(samples: np.ndarray) -> np.ndarray:
+    def mean(samples: np.ndarray) -> Any:
         rows = samples.astype(int)
-        means: np.ndarray = totals[rows].sum(-1) / counts[rows].sum(-1)
-        return means
+        return totals[rows].sum(-1) / counts[rows].sum(-1)
 
     _, low, high = bootstrap(np.arange(len(counts)), mean, seed=seed)
     return low, high

@@ -93,13 +93,10 @@ def diagnose_run(
 def diagnose(
     group: str, policy: Policy, observations: GroupObservations, seed: int = 0
 ) -> list[Diagnosis]:
-    """Diagnose the pooling head of one policy.
+    """Diagnose the pooling head of one policy on observations of its group.
 
-    Args:
-        group: name of the agents' group.
-        policy: in eval mode; in float64 for exact relation scores.
-        observations: observations of the group's agents.
-        seed: seed of the bootstrap.
+    It is in eval mode, and in float64 for exact relation scores. ``seed`` is that of
+    the bootstrap.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy
@@ -117,11 +114,9 @@ def diagnose(
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Print and write one table of several runs' diagnoses, and return the files.
+    """Print and write one table of several runs' ``diagnosis.json``; return its files.
 
-    Args:
-        documents: the runs' ``diagnosis.json``.
-        out: a new folder; None for one in ``evaluations/``.
+    ``out`` is a new folder; None for one in ``evaluations/``.
 
     Raises:
         InputError: the folder exists.

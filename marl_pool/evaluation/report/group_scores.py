@@ -113,12 +113,7 @@ class MethodScores:
 
 
 class GroupScores:
-    """The scores of one group of agents, computed from the table of results.
-
-    Args:
-        methods: in order.
-        table: from `results_table`.
-        group: of agents that learned.
+    """The scores of one group of agents that learned, from a table of `results_table`.
 
     Attributes:
         rows: rows of the table about the group, in runs in which it learned.
@@ -275,7 +270,6 @@ class GroupScores:
             return "an area needs a severity above 0"
         if not set(area.levels) <= set(tested):
             return f"its severities are others: {', '.join(map(str, tested))}"
-        # Collect the returns at each severity.
         levels = []
         for severity in area.levels:
             level = Condition("level", area.label, severity)

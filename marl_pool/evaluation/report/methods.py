@@ -68,8 +68,9 @@ def recorded(about: Mapping[str, Any], key: str) -> str:
 
 
 def files_of(one: ReportedRun) -> str:
-    """The files of a run's evaluation, without the folders above the run."""
-    return ", ".join(map(one.relative, one.evaluation.paths if one.evaluation else []))
+    """The files of a run's evaluation, the newest first, without the folders above."""
+    paths = one.evaluation.rows["path"].unique() if one.evaluation else []
+    return ", ".join(map(one.relative, paths))
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:

@@ -59,11 +59,6 @@ class Evaluation:
     protocol: dict[str, Any]
 
     @property
-    def paths(self) -> list[Path]:
-        """The files that the rows come from, the newest first."""
-        return list(self.rows["path"].unique())
-
-    @property
     def written(self) -> str:
         """Modification time of its newest file, in UTC."""
         modified = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
@@ -127,10 +122,7 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     """Read the evaluation of each run.
 
     Those made by another protocol than most are left out, with the reason: their
-    numbers cannot be compared.
-
-    Args:
-        runs: at least one.
+    numbers cannot be compared. There is at least one run.
 
     Raises:
         InputError: runs that cannot be compared, or one that is given twice.

@@ -46,11 +46,8 @@ def videos(
 ) -> list[html.PageSection]:
     """Build a section of videos for each group, one of the first seed of each method.
 
-    Args:
-        methods: in order.
-        groups: scores by group of agents, which choose the perturbation; without an
-            evaluation, the groups are those that were trained.
-        plugins: ``package.module:Class`` names that files of the runs may name.
+    The scores of a group choose the perturbation; without an evaluation, the groups are
+    those that were trained. ``plugins`` are names that files of the runs may name.
     """
     firsts = {method.name: method.runs[0] for method in methods}
     loaded = {name: (one, load(one, plugins)) for name, one in firsts.items()}

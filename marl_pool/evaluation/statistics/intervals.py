@@ -44,12 +44,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:
-    """Interquartile mean over all runs and conditions together.
+    """Interquartile mean over all runs and conditions, the last two axes.
 
     Source: Agarwal et al. (2021), section 4.3.
-
-    Args:
-        scores: ``(..., runs, conditions)``.
     """
     return interquartile_mean(scores.reshape(*scores.shape[:-2], -1))
 
@@ -78,11 +75,9 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
 
 
 def around(value: float, resampled: np.ndarray) -> Interval:
-    """95 % percentile interval of resampled values; NaN if one of them is undefined.
+    """95 % percentile interval of the estimates of resamples, ``(resamples,)``.
 
-    Args:
-        value: estimate of the sample.
-        resampled: ``(resamples,)`` estimates of the resamples.
+    ``value`` is that of the sample. Bounds are NaN if a resample is undefined.
     """
     if not np.isfinite(resampled).all():
         return Interval(value, np.nan, np.nan)
@@ -138,17 +133,9 @@ def bootstrap(
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
-    """Mean drop of the return, paired by episode, with its interval.
+    """Mean of ``clean - perturbed`` with its interval; positive for harm.
 
-    Both play the same environments, whose differences cancel: the interval is narrower
-    than that of a difference of two means.
-
-    Args:
-        clean: ``(n,)`` returns.
-        perturbed: ``(n,)`` returns in the same environments.
-        seed: of the resampling.
-
-    Returns:
-        The mean of ``clean - perturbed``: positive where the perturbation harms.
+    Both are ``(n,)`` returns in the same environments, whose differences cancel: the
+    interval is narrower than that of a difference of two means.
     """
     return bootstrap(np.subtract(clean, perturbed), seed=seed)

@@ -68,10 +68,9 @@ def normalized(
 
 
 def score_of(means: np.ndarray) -> np.ndarray:
-    """Score mean returns; NaN where the scripted policy is not the better baseline.
+    """Score mean returns ``(..., 3)`` of the policy, the random and the scripted one.
 
-    Args:
-        means: ``(..., 3)``, of the policy, the random and the scripted one.
+    NaN where the scripted policy is not the better baseline.
     """
     policy, random, heuristic = np.moveaxis(means, -1, 0)
     width = np.where(heuristic > random, heuristic - random, np.nan)
@@ -85,12 +84,7 @@ def scored(
     """Fill in the scores of rows whose environment has both baselines.
 
     Several groups that learn have no scores: a baseline's return in one group depends
-    on the policy of another.
-
-    Args:
-        results: rows.
-        returns: ``(rows, episodes)``.
-        seed: of the bootstrap.
+    on the policy of another. ``returns`` are ``(rows, episodes)``.
     """
     baselines = _baselines(results, returns)
     rows = []
@@ -106,13 +100,7 @@ def scored(
 def severity_aucs(
     results: Sequence[Result], returns: np.ndarray, *, seed: int = 0
 ) -> list[SeverityAUC]:
-    """Average the score over the severities of each perturbation.
-
-    Args:
-        results: rows.
-        returns: ``(rows, episodes)``.
-        seed: of the bootstrap.
-    """
+    """Average the score over the severities of each perturbation; see `scored`."""
     # Sort the rows into clean and perturbed ones of each policy.
     baselines = _baselines(results, returns)
     clean: dict[tuple[Any, ...], np.ndarray] = {}
@@ -143,11 +131,9 @@ def severity_aucs(
 
 
 def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.ndarray:
-    """Average over severity by the trapezoidal rule, for each episode.
+    """Average ``(episodes,)`` returns over severity by the trapezoidal rule.
 
-    Args:
-        levels: ``(episodes,)`` returns at each severity.
-        severities: increasing, two or more.
+    The severities increase, and are two or more.
     """
     area: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0)
     return area / (severities[-1] - severities[0])
@@ -279,10 +265,8 @@ class Ranking(NamedTuple):
 def rank(methods: Mapping[str, Scores]) -> Ranking:
     """Order methods by their interquartile mean over seeds and conditions.
 
-    Below `RANKED_FROM` seeds of any of them they stay in the order given.
-
-    Args:
-        methods: scores under the same conditions, by name of the method.
+    All scores are under the same conditions. Below `RANKED_FROM` seeds of any method
+    they stay in the order given.
     """
     places = [
         (name, over_seeds(scores, interquartile_score))

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,11 +113,8 @@ def _write_fitting(image: np.ndarray, text: str, at: tuple[int, int], line: int)
 def grid_frames(grid: Sequence[Sequence[Iterator[np.ndarray]]]) -> Iterator[np.ndarray]:
     """Advance all episodes of a grid until the last one ends.
 
-    An episode that has ended keeps its last frame.
-
-    Args:
-        grid: rows of frames of one size, each from one episode; all rows are of equal
-            length.
+    An episode that has ended keeps its last frame. All rows are of equal length, and
+    all frames of one size.
 
     Yields:
         Images ``(height, width, 3)`` uint8, each the whole grid.
@@ -162,8 +159,17 @@ def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
     with new_path(path) as beside:
         if (first := next(remaining, None)) is None:
             return
-        write = _write_video if path.suffix in CODECS else _write_animation
-        write(beside, first, remaining, fps)
+        if path.suffix in CODECS:
+            _write_video(beside, first, remaining, fps)
+            return
+        from PIL import Image
+
+        # Milliseconds of a frame, endless repetition, and the compression of WebP.
+        options: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0}
+        options |= {"quality": QUALITY, "method": 4}
+        others = list(map(Image.fromarray, remaining))
+        picture = Image.fromarray(first)
+        picture.save(beside, save_all=True, append_images=others, **options)
 
 
 def _write_video(
@@ -184,19 +190,3 @@ def _write_video(
             video.write(image[..., ::-1])  # OpenCV expects blue first
     finally:
         video.release()
-
-
-def _write_animation(
-    path: Path, first: np.ndarray, rest: Iterator[np.ndarray], fps: float
-) -> None:
-    from PIL import Image
-
-    Image.fromarray(first).save(
-        path,
-        save_all=True,
-        append_images=[Image.fromarray(image) for image in rest],
-        duration=round(1000 / fps),  # milliseconds
-        loop=0,
-        quality=QUALITY,
-        method=4,
-    )

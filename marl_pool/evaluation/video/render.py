@@ -49,14 +49,8 @@ def attention_of(
 ) -> Tensor | None:
     """Compute the first agent's attention weights of the tokens it perceives, ``(M,)``.
 
-    Args:
-        policy: the agent's policy.
-        tokens: perceived tokens of one environment.
-        head: mean of the attention heads, or the number of one.
-        memory: recurrent state of the policy.
-
-    Returns:
-        None if the policy's pooling head has no attention weights.
+    The tokens are of one environment, and ``memory`` is the recurrent state of the
+    policy. None if its pooling head has no attention weights.
 
     Raises:
         InputError: an unknown head.
@@ -65,7 +59,6 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
-    # Select a head of the agent, or average over all.
     own = heads[0, 0]
     if isinstance(head, int) and 0 <= head < len(own):
         return own[head]
@@ -195,13 +188,9 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
 def outline_top(
     image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
 ) -> np.ndarray:
-    """Outline the ``top`` most attended patches in a frame.
+    """Outline the ``top`` most attended patches in a frame of an environment.
 
-    Args:
-        image: frame of the environment.
-        env: an environment whose tokens are patches.
-        weights: ``(N,)``, attention weights.
-        top: number of patches.
+    Its tokens are patches, with attention weights ``(N,)``.
     """
     assert env.patch_grid is not None
     most = weights.topk(min(top, len(weights))).indices
@@ -234,7 +223,10 @@ def render_run(
     """
     target = load_target(run, settings, env=env, plugins=plugins)
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
-    write_video(path, {_source(run): target}, settings, perturbation)
+    # A run that was made to hold a policy has the policy's name.
+    source = str(run.config.get("policy_from", "")).removeprefix("pretrained=")
+    name = Path(source).name or run.path.name
+    write_video(path, {name: target}, settings, perturbation)
     return path
 
 
@@ -289,9 +281,8 @@ def write_video(
     options, rows = _without_none(perturbation), settings.rows
     legend_rows = 0 if options is None else LEGEND_ROWS
     # Columns are targets times conditions.
-    conditions: list[Options | None] = [options]
-    if settings.beside_clean and options is not None:
-        conditions.insert(0, None)
+    beside_clean = settings.beside_clean and options is not None
+    conditions = [None, options] if beside_clean else [options]
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
 
@@ -345,14 +336,6 @@ def _episode(
         steps=False,
         legend_rows=legend_rows,
     )
-
-
-def _source(run: "Run") -> str:
-    """Return the name of a run, or of the policy that it was made to hold."""
-    policy_from = run.config.get("policy_from")
-    if policy_from is None:
-        return run.path.name
-    return Path(str(policy_from).removeprefix("pretrained=")).name
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Options | None:
