@@ -65,7 +65,6 @@ class CallablePolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        # Pass the tokens as a dictionary of arrays.
         flat = tokens.flatten_batch()._asdict()
         observation = {name: part.cpu().numpy() for name, part in flat.items()}
         try:

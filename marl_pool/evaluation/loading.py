@@ -78,13 +78,10 @@ class EvaluationTarget:
         env: Mapping[str, Any] | None = None,
         plugins: Collection[str] = (),
     ) -> "EvaluationTarget":
-        """Load the policies of a run.
+        """Load the policies of a run, with the checkpoint, seed and device of settings.
 
-        Args:
-            run: an earlier run.
-            settings: checkpoint, seed and device.
-            env: options of the environments, complete; None for the run's own.
-            plugins: ``package.module:Class`` names that the run may use.
+        ``env`` has the complete options of the environments; None for the run's own.
+        ``plugins`` are the ``package.module:Class`` names that the run may use.
 
         Raises:
             InputError: no such policy or device, or a policy that does not fit the
@@ -142,15 +139,9 @@ class EvaluationTarget:
         device: str = "cpu",
         plugins: Collection[str] | None = None,
     ) -> "EvaluationTarget":
-        """Wrap policies or functions of observations.
+        """Wrap policies or functions of observations, by group or one for all.
 
-        Args:
-            policy: policy or function of observations; by group, or one for all.
-            env: ``{"name": …, **options}``.
-            name: name in the results.
-            seed: seed of the environments.
-            device: device of policies and environments.
-            plugins: as in `EvaluationTarget`.
+        ``name`` is the `source`; the other arguments are attributes of a target.
 
         Raises:
             InputError: no such device, groups without a policy, or a policy that does
@@ -358,11 +349,8 @@ def computing(
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
-    Args:
-        threads: number of threads; None leaves it unchanged.
-        kernels: see `use_kernels`.
-        env_timeout: seconds of a call of an environment; see `limit_calls`.
-        device: device that computes.
+    None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
+    device, and `limit_calls` for the seconds of a call of an environment.
 
     Raises:
         InputError: there is no such kernel.

@@ -183,7 +183,7 @@ def measure(
 def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
     """Move cases that need no float64 to float32, and append hidden clean ones."""
     # Policies in float32 have nothing to gain.
-    weights = [weight for policy in policies.values() for weight in policy.parameters()]
+    weights = (weight for policy in policies.values() for weight in policy.parameters())
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
     copies = copy.deepcopy(dict(policies))

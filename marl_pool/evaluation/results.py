@@ -239,12 +239,7 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
         each for each in aucs if len(each.severities) > 2 and not math.isnan(each.auc)
     ]
     rows = [
-        [
-            policy,
-            each.label,
-            f"{each.severities[-1]:g}",
-            *_interval(each, "auc"),
-        ]
+        [policy, each.label, f"{each.severities[-1]:g}", *_interval(each, "auc")]
         for each, policy in zip(shown, _policies(shown), strict=True)
     ]
     if rows:
@@ -253,10 +248,7 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
 
 
 def print_rows(
-    title: str,
-    left: Sequence[str],
-    right: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
     """Print a table whose intervals are over episodes.
 

@@ -120,7 +120,6 @@ def write_results(
 
     ``record`` holds the entries of all rows; see `EvaluationTarget.record`.
     """
-    # Write the numbers, which need no further package.
     rows = results.results
     paths = [files.path(name) for name in (TABLE, DOCUMENT, RETURNS)]
     table, document, returns = paths

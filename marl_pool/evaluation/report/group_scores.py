@@ -50,7 +50,7 @@ class Condition:
 UNPERTURBED = Condition("clean")
 
 
-def results_table(methods: Sequence[Method]) -> pd.DataFrame:
+def _results_table(methods: Sequence[Method]) -> pd.DataFrame:
     """Concatenate the evaluations of all runs.
 
     Returns:
@@ -113,7 +113,7 @@ class MethodScores:
 
 
 class GroupScores:
-    """The scores of one group of agents that learned, from a table of `results_table`.
+    """The scores of one group of agents that learned, from `_results_table`.
 
     Attributes:
         rows: rows of the table about the group, in runs in which it learned.
@@ -295,7 +295,7 @@ class GroupScores:
 
 def group_scores(methods: Sequence[Method]) -> dict[str, GroupScores]:
     """The scores of each group of agents that learned, by its name."""
-    table = results_table(methods)
+    table = _results_table(methods)
     groups = table["group"][table["policy"] == TRAINED].unique()
     return {group: GroupScores(methods, table, group) for group in groups}
 

@@ -171,7 +171,6 @@ def areas(group: GroupScores) -> html.PageSection:
             "scripted one, and a single group that learns."
         )
         return html.PageSection("areas", [html.missing_note(reason)])
-    # Make a row for each perturbation, and a column for each method.
     rows = {"unperturbed": UNPERTURBED}
     rows |= {group.named(one): one for one in group.of_kind("area")}
     columns = {
@@ -299,7 +298,6 @@ def _ranking(
 
 
 def _why_unknown(*own: MethodScores) -> str:
-    """The reason why an interval over seeds is unknown."""
     few = min(one.scores.seeds for one in own) < INTERVAL_FROM
     return FEW if few else UNDEFINED
 

@@ -98,7 +98,6 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
         if group and group.unit == "score":
             names += ["unperturbed score", "mean area"]
         record |= dict.fromkeys(names, html.missing(reason))
-        # Replace the reasons by the numbers that are known.
         if group and (own := measured.get(method.name)):
             cells = [_return(group, method), _score(own, [UNPERTURBED])]
             record |= zip(names, [*cells, _score(own, areas)], strict=False)

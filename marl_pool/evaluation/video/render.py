@@ -1,6 +1,7 @@
 """Videos of trained policies, with their attention drawn into the frames."""
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,7 @@ Head = str | int
 
 
 def attention_of(
-    policy: Policy,
-    tokens: Tokens,
-    *,
-    head: Head = "mean",
-    memory: State = (),
+    policy: Policy, tokens: Tokens, *, head: Head = "mean", memory: State = ()
 ) -> Tensor | None:
     """Compute the first agent's attention weights of the tokens it perceives, ``(M,)``.
 
@@ -207,14 +204,9 @@ def render_run(
 ) -> Path:
     """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
-    Its episodes are the first ones of `evaluate_run` at the same seed.
-
-    Args:
-        run: an earlier run.
-        settings: settings of the video.
-        perturbation: ``{"name": …, **options}``; None or the name "none" for none.
-        env: options of the environments, complete; None for the run's own.
-        plugins: ``package.module:Class`` names that the run may use.
+    Its episodes are the first ones of `evaluate_run` at the same seed. A perturbation
+    is ``{"name": …, **options}``; None or the name "none" for none. Other arguments are
+    those of `EvaluationTarget.from_run`.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
@@ -279,25 +271,35 @@ def write_video(
     The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
-    legend_rows = 0 if options is None else LEGEND_ROWS
+    total = settings.episodes * rows
+    shown: dict[str, Any] = {
+        "head": settings.head if settings.attention else None,
+        "size": settings.size,
+        "top": settings.top_patches,
+        "steps": False,
+        "legend_rows": 0 if options is None else LEGEND_ROWS,
+    }
     # Columns are targets times conditions.
     beside_clean = settings.beside_clean and options is not None
-    conditions = [None, options] if beside_clean else [options]
+    columns = list(product(targets, [None, options] if beside_clean else [options]))
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
 
+    def play(number: int, name: str, condition: Options | None) -> Iterator[np.ndarray]:
+        env, policies = targets[name].make_env(1, first=number), targets[name].policies
+        change = None if condition is None else perturb(condition, env)
+        explore = settings.stochastic
+        rollout = Rollout(env, policies, perturbation=change, explore=explore)
+        about = f"episode {number + 1} of {total}   " if total > 1 else ""
+        about += _condition(condition)
+        return episode_frames(rollout, source=name, about=about, **shown)
+
     def frames(progress: Progress) -> Iterator[np.ndarray]:
         done = 0
-        for first in range(0, settings.episodes * rows, rows):
+        for first in range(0, total, rows):
             # Play the episodes of a row of the grid side by side.
-            grid = [
-                [
-                    _episode(target, settings, episode, condition, name, legend_rows)
-                    for name, target in targets.items()
-                    for condition in conditions
-                ]
-                for episode in range(first, first + rows)
-            ]
+            numbers = range(first, first + rows)
+            grid = [[play(number, *column) for column in columns] for number in numbers]
             for image in with_steps(grid_frames(grid)):
                 yield image
                 done += 1
@@ -310,32 +312,6 @@ def write_video(
         Progress(num_frames, unit="frames") as progress,
     ):
         write_frames(path, frames(progress), settings.fps)
-
-
-def _episode(
-    target: EvaluationTarget,
-    settings: RenderSettings,
-    episode: int,
-    perturbation: Options | None,
-    name: str,
-    legend_rows: int,
-) -> Iterator[np.ndarray]:
-    env = target.make_env(1, first=episode)
-    total = settings.episodes * settings.rows
-    about = f"episode {episode + 1} of {total}   " if total > 1 else ""
-    change = None if perturbation is None else perturb(perturbation, env)
-    policies, explore = target.policies, settings.stochastic
-    rollout = Rollout(env, policies, perturbation=change, explore=explore)
-    return episode_frames(
-        rollout,
-        source=name,
-        about=about + _condition(perturbation),
-        head=settings.head if settings.attention else None,
-        size=settings.size,
-        top=settings.top_patches,
-        steps=False,
-        legend_rows=legend_rows,
-    )
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Options | None:
