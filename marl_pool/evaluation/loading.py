@@ -246,7 +246,6 @@ class EvaluationTarget:
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        # An option may be unknown, or change tokens that the policies cannot take.
         if lacking := next((key for key in changes if key not in known), None):
             missing = f"env {self.env['name']} has no {lacking}"
         else:
@@ -380,7 +379,6 @@ def validate_device(device: str) -> None:
 
 
 def _fixed_groups(run: "Run", groups: Collection[str]) -> dict[str, str]:
-    """Read the policy names of the groups that were not trained from the config."""
     fixed = run.config.get("fixed") or {}
     if (
         not isinstance(fixed, Mapping)

@@ -63,15 +63,9 @@ def draw_panels(
 ) -> "Figure":
     """Draw panels that share the range of their ordinates, inside `figure_style`.
 
-    Args:
-        panels: at least one.
-        styles: by method's name.
-        xlabel: below each column.
-        ylabel: beside each row.
-        columns: maximal number of panels side by side.
-        height: of a panel, inches.
-        dots: draw single seeds as dots; otherwise as thin lines.
-        lines: horizontal lines by name.
+    There is at least one panel, and at most ``columns`` are side by side, each
+    ``height`` inches high. ``styles`` are by method, and horizontal ``lines`` by name.
+    Single seeds are drawn as ``dots``, or else as thin lines.
     """
     from matplotlib.lines import Line2D
 

@@ -22,6 +22,8 @@ TRAINED = "trained"
 ONLY = "this policy only"
 """Scope of intervals over episodes; other training seeds may differ."""
 NAN = math.nan
+OTHERS = {"drop_after": "drop after end", "worst_drop": "worst drop"}
+"""Columns of the table on screen that only some evaluations have."""
 TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
 PUBLISHED = "published.csv"
@@ -150,9 +152,8 @@ class Files:
     def path(self, name: str) -> Path:
         """Return the path of one of the names."""
         path = self.folder / name
-        return (
-            path if self.number == 1 else path.with_stem(f"{path.stem}-{self.number}")
-        )
+        numbered = path.with_stem(f"{path.stem}-{self.number}")
+        return numbered if self.number > 1 else path
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
@@ -202,14 +203,11 @@ def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
     # Few evaluations have the other columns.
-    others = {"drop_after": "drop after end", "worst_drop": "worst drop"}
-    others = {
-        name: words
-        for name, words in others.items()
-        if not all(math.isnan(getattr(result, name)) for result in results)
-    }
-    for words in others.values():
-        columns += [words, "95 %"]
+    intervals = ["drop"]
+    for name, words in OTHERS.items():
+        if not all(math.isnan(getattr(result, name)) for result in results):
+            columns += [words, "95 %"]
+            intervals.append(name)
     rows = []
     for result, policy in zip(results, _policies(results), strict=True):
         severity = f"{result.severity:g}" if result.perturbed else ""
@@ -219,7 +217,7 @@ def print_table(results: Sequence[Result], title: str) -> None:
         else:
             cells += _interval(result, "mean")
             cells += [f"{result.std:.3f}", f"{result.iqm:.3f}"]
-            for name in ("drop", *others):
+            for name in intervals:
                 cells += _interval(result, name)
         rows.append(cells)
     print_rows(title, ["policy", "perturbation"], columns, rows)
@@ -262,9 +260,9 @@ def print_rows(
 def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
     """Return the policies in words, with their groups if there are several."""
     several = len({row.group for row in rows}) > 1
-    prefixes = [f"{row.group}: " if several else "" for row in rows]
     return [
-        prefix + row.policy_label for prefix, row in zip(prefixes, rows, strict=True)
+        f"{row.group}: {row.policy_label}" if several else row.policy_label
+        for row in rows
     ]
 
 

@@ -69,7 +69,6 @@ def evaluate_run(
 
         results = evaluate_target(target, settings, transfers, on_progress)
 
-    # Print and write the numbers.
     title = target.title(settings.episodes)
     results.show(title)
     record = target.record(settings.episodes) | {"worst_of": settings.worst_of}

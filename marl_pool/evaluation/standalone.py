@@ -47,10 +47,8 @@ class StandalonePolicy:
         Python, `marl_pool.evaluate` measures a policy without a run. The new run is
         removed on exit if no results were written to it.
 
-        Args:
-            env: options of the environment, complete.
-            out: folder of the run; None for a new one in ``evaluations/``.
-            verb: command that writes the results.
+        ``env`` has all options of the environment, and ``verb`` is the command that
+        writes the results. Without ``out`` the run is a new one in ``evaluations/``.
 
         Raises:
             InputError: the folder exists or cannot be made.
@@ -85,7 +83,6 @@ def find_standalone(
     Raises:
         InputError: both or an unknown name, or a folder of another package.
     """
-    # A shipped policy is named, one on disk has a folder.
     if pretrained is not None:
         if path is not None:
             raise InputError(

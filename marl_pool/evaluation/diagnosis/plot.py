@@ -31,7 +31,6 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     panels = [_draw_excess]
     if any(row.checked for _, row in named):
         panels += [_draw_scores, _draw_weights]
-    # Fit the figure to the names and the number of rows.
     longest = max(len(name) for name, _ in named)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
     figure = plotting.new_figure(width, 1.7 + 0.32 * len(named))

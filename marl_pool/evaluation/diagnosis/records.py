@@ -1,6 +1,5 @@
 """Records of a diagnosis, one per group and attention head, as data and as a table."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -11,13 +10,13 @@ from torch import Tensor
 
 from marl_pool.evaluation.diagnosis import theory
 from marl_pool.evaluation.diagnosis.measures import GroupObservations, HeadMeasures
+from marl_pool.evaluation.results import NAN
 from marl_pool.evaluation.statistics.intervals import bootstrap
 from marl_pool.utils import tables
 from marl_pool.utils.text import printable
 
 ALL = "all"
 """``head`` of the record of all attention heads together."""
-NAN = math.nan
 COMMON = {
     "k of N": "{num_signal:.3g} of {num_tokens:.3g}",
     "loss": "{signal_loss:.3f}",
@@ -222,19 +221,16 @@ def print_table(named: Named, title: str) -> None:
     """Print diagnoses as a table, and the reasons for missing ones below it."""
     scored = any(row.checked for _, row in named)
     columns = {**COMMON, **(SCORED if scored else {})}
-    lines = [[name, *_cells(row, columns)] for name, row in named]
+    lines = []
+    for name, row in named:
+        blank = () if row.checked else SCORED
+        texts = [
+            "" if column in blank else form.format_map(vars(row))
+            for column, form in columns.items()
+        ]
+        cells = ["" if "nan" in text else text for text in texts]
+        lines.append([name, *(["not measured"] if row.missing else cells)])
     tables.print_table(["", *columns], lines, title=title, width=200)
     for name, row in named:
         if row.missing:
             print(f"not measured: {printable(name)}: {row.missing}")
-
-
-def _cells(row: Diagnosis, columns: Mapping[str, str]) -> list[str]:
-    if row.missing:
-        return ["not measured"]
-    blank = () if row.checked else SCORED
-    texts = [
-        "" if name in blank else form.format_map(vars(row))
-        for name, form in columns.items()
-    ]
-    return ["" if "nan" in text else text for text in texts]

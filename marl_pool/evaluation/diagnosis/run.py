@@ -139,7 +139,6 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     ]
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
-    # Write the comparison and its plot.
     make_folder(folder)
     table, document = folder / TABLE, folder / DOCUMENT
     write_csv(table, list(lines[0]), lines)

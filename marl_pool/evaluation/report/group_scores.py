@@ -98,7 +98,8 @@ class MethodScores:
 
     def under(self, conditions: Sequence[Condition]) -> Scores:
         """The scores under some of its conditions."""
-        return self.scores.of([self.conditions.index(one) for one in conditions])
+        own, columns = self.scores, [self.conditions.index(one) for one in conditions]
+        return Scores(own.name, own.points[:, columns], own.resamples[..., columns])
 
     def mean(self, condition: Condition) -> Interval:
         """Mean and interval over seeds; of a single seed the interval over episodes."""

@@ -17,7 +17,6 @@ IRRELEVANT = (
     *("checkpoint", "storage", "resources", "cluster"),
 )
 """Top-level keys that do not change how a policy is trained."""
-ENV = "env"
 UNNAMED = "the method"
 UNKNOWN = "not recorded"
 Config = Mapping[str, Any]
@@ -87,7 +86,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     for one in runs:
         config = with_short_folders(one.run.config, short)
         kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
-        configs.append({**kept, ENV: expand_counts(config[ENV])})
+        configs.append({**kept, "env": expand_counts(config["env"])})
     flat = list(map(_flat, configs))
     for key in configs[0]:
         sections = [isinstance(own[key], Mapping) for own in configs if key in own]
@@ -110,7 +109,6 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
                     "seed"
                 )
         own.append(one)
-    # Methods of one environment are consecutive, in the order of the runs.
     methods = [
         Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
         for names, own in groups.items()
@@ -153,7 +151,7 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
     """The kind and the env of a `Method`."""
     own = [key for key in differing if key in config]
-    env = [key for key in own if key.split(".")[0] == ENV]
+    env = [key for key in own if key.split(".")[0] == "env"]
     kind, env_name = (
         " ".join(filter(None, (_word(key, config) for key in keys)))
         for keys in ([key for key in own if key not in env], env)

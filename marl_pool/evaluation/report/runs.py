@@ -256,7 +256,6 @@ def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
         )
     if not np.isfinite(returns[rows["missing"] == ""]).all():
         raise InputError("a return is not a finite number")
-    # Make a key of each row's identity.
     identities = [[row[key] for key in IDENTITY] for row in results]
     keys = [json.dumps(identity, sort_keys=True) for identity in identities]
     rows = rows.assign(returns=list(returns), path=path, key=keys)

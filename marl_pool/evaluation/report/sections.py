@@ -40,11 +40,6 @@ POINTS = 120
 """Maximal length of a curve; longer ones are averaged over as many intervals."""
 OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
-FEW = "fewer than two seeds of a method: there is no interval over seeds"
-UNDEFINED = (
-    "some bootstrap samples of the episodes have no score: there are too few, or the "
-    "scripted policy is hardly better than the random one"
-)
 NOT_SHARED = html.missing_note("The methods have no condition in common.")
 NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
 Styles = Mapping[str, LineStyle]
@@ -298,8 +293,12 @@ def _ranking(
 
 
 def _why_unknown(*own: MethodScores) -> str:
-    few = min(one.scores.seeds for one in own) < INTERVAL_FROM
-    return FEW if few else UNDEFINED
+    if min(one.scores.seeds for one in own) < INTERVAL_FROM:
+        return "fewer than two seeds of a method: there is no interval over seeds"
+    return (
+        "some bootstrap samples of the episodes have no score: there are too few, or "
+        "the scripted policy is hardly better than the random one"
+    )
 
 
 def _improvements(

@@ -41,8 +41,7 @@ def videos(
     The scores of a group choose the perturbation; without an evaluation, the groups are
     those that were trained. ``plugins`` are names that files of the runs may name.
     """
-    firsts = {method.name: method.runs[0] for method in methods}
-    loaded = {name: (one, load(one, plugins)) for name, one in firsts.items()}
+    loaded = {one.name: (one.runs[0], load(one.runs[0], plugins)) for one in methods}
     names: Collection[str] = groups or dict.fromkeys(
         group
         for _, target in loaded.values()

@@ -183,11 +183,6 @@ class Scores:
         """Number of runs, which differ only in their seed."""
         return len(self.points)
 
-    def of(self, conditions: Sequence[int]) -> "Scores":
-        """The scores under some of the conditions, by their column."""
-        places = list(conditions)
-        return Scores(self.name, self.points[:, places], self.resamples[..., places])
-
     def resampled(self) -> np.ndarray:
         """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))

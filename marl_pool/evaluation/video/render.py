@@ -97,7 +97,6 @@ def episode_frames(
     Yields:
         ``(height, width, 3)`` uint8 RGB.
     """
-    # Draw the first group unless another is chosen.
     group = group or next(iter(rollout.env.groups))
     policy = rollout.policies[group]
     prev_env, step, total = first_env(rollout.env), 0, 0.0
