@@ -98,8 +98,7 @@ class MethodScores:
 
     def under(self, conditions: Sequence[Condition]) -> Scores:
         """The scores under some of its conditions."""
-        own, columns = self.scores, [self.conditions.index(one) for one in conditions]
-        return Scores(own.name, own.points[:, columns], own.resamples[..., columns])
+        return self.scores.of([self.conditions.index(one) for one in conditions])
 
     def mean(self, condition: Condition) -> Interval:
         """Mean and interval over seeds; of a single seed the interval over episodes."""

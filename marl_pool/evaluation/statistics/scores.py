@@ -183,6 +183,10 @@ class Scores:
         """Number of runs, which differ only in their seed."""
         return len(self.points)
 
+    def of(self, columns: list[int]) -> "Scores":
+        """The scores under some of the conditions, by their column."""
+        return Scores(self.name, self.points[:, columns], self.resamples[..., columns])
+
     def resampled(self) -> np.ndarray:
         """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
