@@ -99,14 +99,13 @@ class CallablePolicy(Policy):
         space, dtype = self.group.action_space, actions.dtype
         shape = (count, *(space.shape or ()))
         discrete = isinstance(space, spaces.Discrete)
-        kind = "an integer" if discrete else "a real"
-        kinds = "iu" if discrete else "iuf"
+        kind, codes = ("an integer", "iu") if discrete else ("a real", "iuf")
         # Check shape, kind and values before anything is cast.
         if actions.shape != shape:
             raise InputError(
                 f"policy: expected actions of shape {shape}, got {actions.shape}"
             )
-        if dtype.kind not in kinds:
+        if dtype.kind not in codes:
             raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")

@@ -17,8 +17,6 @@ IRRELEVANT = (
     *("checkpoint", "storage", "resources", "cluster"),
 )
 """Top-level keys that do not change how a policy is trained."""
-UNNAMED = "the method"
-UNKNOWN = "not recorded"
 Config = Mapping[str, Any]
 
 
@@ -63,7 +61,7 @@ class Method:
 def recorded(about: Mapping[str, Any], key: str) -> str:
     """A value that an evaluation recorded, as text."""
     value = about.get(key)
-    return UNKNOWN if value in (None, "") else str(value)
+    return "not recorded" if value in (None, "") else str(value)
 
 
 def files_of(one: ReportedRun) -> str:
@@ -156,7 +154,7 @@ def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
         " ".join(filter(None, (_word(key, config) for key in keys)))
         for keys in ([key for key in own if key not in env], env)
     )
-    default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
+    default = config.get("pooling.name") or config.get("policy.name") or "the method"
     return kind or str(default), env_name
 
 

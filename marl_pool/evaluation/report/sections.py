@@ -40,7 +40,6 @@ POINTS = 120
 """Maximal length of a curve; longer ones are averaged over as many intervals."""
 OCCLUDE = "occlude"
 LEVELS = {"scripted policy": 1.0, "random policy": 0.0}
-NOT_SHARED = html.missing_note("The methods have no condition in common.")
 NO_SCORE = html.missing_note("Not ranked: no score is defined here, only returns.")
 Styles = Mapping[str, LineStyle]
 
@@ -250,7 +249,9 @@ def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
             ranking += _ranking(group, own, conditions, styles)
             matrices.append(_improvements(own, conditions))
         else:
-            ranking.append(NOT_SHARED)
+            ranking.append(
+                html.missing_note("The methods have no condition in common.")
+            )
     sections = [html.PageSection("ranking", ranking, facts)]
     if any(len(own) > 1 for own in group.envs.values()):
         sections.append(html.PageSection("improvement", matrices, facts))
@@ -275,13 +276,12 @@ def _ranking(
         rows.append((name, points, *value))
         cell = partial(html.Cell, title=own.method.provenance)
         span = html.span(value)
+        interval = cell(span) if span else html.missing(_why_unknown(own))
         records.append(
             {
                 "method": html.Cell(name if notes else f"{place}. {name}"),
                 "IQM": cell(html.number(value.value)),
-                "95 % over seeds": cell(span)
-                if span
-                else html.missing(_why_unknown(own)),
+                "95 % over seeds": interval,
                 "seeds": cell(str(len(seeds))),
             }
         )

@@ -138,9 +138,8 @@ def _mean(values: Mapping[str, float]) -> html.Cell:
     each = list(map(html.number, values.values()))
     title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
     small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
-    return html.Cell(
-        html.number(float(np.mean([*values.values()]))), title, small=small
-    )
+    mean = float(np.mean([*values.values()]))
+    return html.Cell(html.number(mean), title, small=small)
 
 
 def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
