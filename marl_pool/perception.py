@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.tokens import Tokens, take_features
+from marl_pool.tokens import Tokens
 
 
 class Mark(Enum):

@@ -33,6 +33,9 @@ class CallablePolicy(Policy):
             Discrete space.
         group: group of agents that it plays.
 
+    Raises:
+        InputError: ``act`` cannot be called.
+
     `act` raises `InputError` for actions of another shape or dtype, or that are not
     finite, and `UnfitTokensError` if the function fails on another number of tokens
     than the environment's, which some perturbations change.
@@ -40,6 +43,11 @@ class CallablePolicy(Policy):
 
     def __init__(self, act: Act, group: AgentGroup) -> None:
         super().__init__()
+        if not callable(act):
+            raise InputError(
+                f"policy: expected a function of observations or a Policy, "
+                f"got {type(act).__name__}"
+            )
         self._act, self.group = act, group
         # Several threads play cases, which a foreign library may not support.
         self._lock = Lock()
@@ -57,23 +65,11 @@ class CallablePolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        shape, device = tokens.batch_shape, tokens.types.device
-        with self._lock:
-            found = self._call(tokens.flatten_batch())
-        # A function has neither log-probabilities nor values.
-        action = torch.as_tensor(found, device=device)
-        zeros = torch.zeros(shape, device=device)
-        return Decision(
-            action.unflatten(0, shape), zeros, zeros, zeros[..., None], state
-        )
-
-    def _call(self, tokens: Tokens) -> np.ndarray:
-        # Pass the tokens as a dictionary of arrays.
-        observation = {
-            name: part.cpu().numpy() for name, part in tokens._asdict().items()
-        }
+        flat = tokens.flatten_batch()._asdict()
+        observation = {name: part.cpu().numpy() for name, part in flat.items()}
         try:
-            actions = self._act(observation)
+            with self._lock:
+                actions = self._act(observation)
         except Exception as error:
             # A function made for N tokens may fail on another number of them.
             expected = self.group.tokens.num_tokens
@@ -84,45 +80,33 @@ class CallablePolicy(Policy):
                 f"the policy takes {expected} tokens and fails on "
                 f"{tokens.num_tokens}: {reason:.200}"
             ) from error
+        # A function has neither log-probabilities nor values.
+        shape, device = tokens.batch_shape, tokens.types.device
+        found = self._checked(actions, shape.numel())
+        action = torch.as_tensor(found, device=device).unflatten(0, shape)
+        zeros = torch.zeros(shape, device=device)
+        return Decision(action, zeros, zeros, zeros[..., None], state)
+
+    def _checked(self, given: ArrayLike, count: int) -> np.ndarray:
+        """Return ``count`` actions in the dtype of the action space."""
         # Accept nested lists as well as arrays.
         try:
-            found = np.asarray(actions)
+            actions = np.asarray(given)
         except ValueError as error:  # rows of unequal length
             raise InputError(
                 f"policy: expected an array of actions: {error}"
             ) from error
-        return self._checked(found, len(tokens.types))
-
-    def _checked(self, actions: np.ndarray, count: int) -> np.ndarray:
-        """Return ``count`` actions in the dtype of the action space."""
         space, dtype = self.group.action_space, actions.dtype
         shape = (count, *(space.shape or ()))
         discrete = isinstance(space, spaces.Discrete)
-        kind = "an integer" if discrete else "a real"
-        kinds = "iu" if discrete else "iuf"
+        kind, codes = ("an integer", "iu") if discrete else ("a real", "iuf")
         # Check shape, kind and values before anything is cast.
         if actions.shape != shape:
             raise InputError(
                 f"policy: expected actions of shape {shape}, got {actions.shape}"
             )
-        if dtype.kind not in kinds:
+        if dtype.kind not in codes:
             raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")
         return actions.astype(np.int64 if discrete else np.float32)
-
-
-def as_policy(given: Policy | Act, group: AgentGroup) -> Policy:
-    """Return a policy as it is, and any other callable as a `CallablePolicy`.
-
-    Raises:
-        InputError: it cannot be called.
-    """
-    if isinstance(given, Policy):
-        return given
-    if not callable(given):
-        raise InputError(
-            f"policy: expected a function of observations or a Policy, "
-            f"got {type(given).__name__}"
-        )
-    return CallablePolicy(given, group)

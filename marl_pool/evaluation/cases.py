@@ -1,9 +1,13 @@
-"""Cases of an evaluation: policies, with a perturbation or another environment."""
+"""Cases of an evaluation, policies under one condition each, and their episodes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
@@ -15,9 +19,16 @@ from marl_pool.perturbations.base import (
     validate_no_ramp,
 )
 from marl_pool.policies.base import Policy
+from marl_pool.rollout import Rollout, Transition
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import options_of
+
+SIMULATORS = 32
+"""Environments stepped at a time, if each is a simulator of its own."""
+EpisodeReturns = dict[str, np.ndarray]
+"""``(episodes,)`` float64 returns by group, mean over the group's agents, in order of
+the environments."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +118,19 @@ def cases_of(
         InputError: a wrong perturbation, or the same row twice.
     """
     # Build every perturbation, which checks its options before anything is played.
-    perturbed = [
-        _perturbed(policies, levels, severity, env)
-        for levels in perturbations
-        for severity in levels.severities
-    ]
+    perturbed = []
+    for levels in perturbations:
+        name, options = levels.name, levels.options
+        for severity in levels.severities:
+            case = Case(
+                TRAINED, policies, name=name, options=options, severity=severity
+            )
+            # One that does not fit these tokens leaves a reason in its rows.
+            try:
+                change = perturb({"name": name, **options, "severity": severity}, env)
+                perturbed.append(replace(case, perturbation=change))
+            except UnfitTokensError as error:
+                perturbed.append(replace(case, missing=str(error)))
     # Rows are identified by label and severity in reports.
     rows = [
         f"{label(each.name, each.options)!r} at severity {each.severity}"
@@ -126,31 +145,6 @@ def cases_of(
         for each in transfers
     ]
     return [Case(TRAINED, policies), *perturbed, *others]
-
-
-def _perturbed(
-    policies: Mapping[str, Policy],
-    levels: PerturbationLevels,
-    severity: float,
-    env: BatchedEnv,
-) -> Case:
-    """Return the case of one severity, with a reason if it does not fit the tokens."""
-    perturbation, missing = None, ""
-    # A perturbation that does not fit these tokens leaves a reason in its rows.
-    config = {"name": levels.name, **levels.options, "severity": severity}
-    try:
-        perturbation = perturb(config, env)
-    except UnfitTokensError as error:
-        missing = str(error)
-    return Case(
-        TRAINED,
-        policies,
-        perturbation=perturbation,
-        name=levels.name,
-        options=levels.options,
-        severity=severity,
-        missing=missing,
-    )
 
 
 def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
@@ -182,3 +176,81 @@ def label(name: str, options: Mapping[str, Any]) -> str:
         if key not in known or known[key].default != value
     ]
     return " ".join([name, *changed])
+
+
+class Played(NamedTuple):
+    """Returns of episodes."""
+
+    returns: EpisodeReturns
+    after: dict[int, EpisodeReturns]
+    """By step of the episode: sums of the rewards in it and in all later steps."""
+
+
+def play(
+    policies: Mapping[str, Policy],
+    env: BatchedEnv,
+    perturbation: Perturbation | None = None,
+    *,
+    explore: bool = False,
+    draw: int = 0,
+    after: Collection[int] = (),
+) -> Played:
+    """Play one episode in every environment.
+
+    Args:
+        policies: policies by group, in eval mode.
+        env: reset here. Equal environment numbers and seeds give equal episodes.
+        perturbation: applied between environment and policies.
+        explore: sample actions instead of taking the most likely ones.
+        draw: number of the perturbation's sample; see `Rollout`.
+        after: steps of an episode from which on rewards are summed, too.
+    """
+    parts, tails = [], []
+    # Run no more than `SIMULATORS` simulators at a time.
+    rows = torch.arange(env.num_envs, device=env.device)
+    for chunk in rows.split(SIMULATORS) if env.simulated else (rows,):
+        rollout = Rollout(
+            env if len(chunk) == env.num_envs else env.select(chunk),
+            policies,
+            perturbation=perturbation,
+            explore=explore,
+            draw=draw,
+        )
+        tails.append(_Tails(rollout, after))
+        parts.append(rollout.episodes(tails[-1] if after else None).returns)
+    later = {step: _joined(own.sums[step] for own in tails) for step in after}
+    return Played(_joined(parts), later)
+
+
+class _Tails:
+    """Sums of each environment's rewards from some steps on, for `Rollout.episodes`."""
+
+    def __init__(self, rollout: Rollout, after: Collection[int]) -> None:
+        self.env_ids, self.step = rollout.env.env_ids, 0
+        self.sums: dict[int, dict[str, Tensor]] = {
+            step: {
+                name: self.env_ids.new_zeros(
+                    (len(self.env_ids), group.num_agents), dtype=torch.float64
+                )
+                for name, group in rollout.env.groups.items()
+            }
+            for step in after
+        }
+
+    def __call__(self, transition: Transition) -> None:
+        # Environments are numbered upwards, and those that are over have been dropped.
+        rows = torch.searchsorted(self.env_ids, transition.env.env_ids)
+        for step, sums in self.sums.items():
+            for name, rewards in transition.step.rewards.items():
+                if step <= self.step:
+                    sums[name].index_add_(0, rows, rewards.double())
+        self.step += 1
+
+
+def _joined(parts: Iterable[Mapping[str, Tensor]]) -> EpisodeReturns:
+    """Average over each group's agents, in all chunks of environments."""
+    chunks = list(parts)
+    return {
+        name: torch.cat([part[name] for part in chunks]).mean(1).cpu().numpy()
+        for name in chunks[0]
+    }

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError
 
-SHARED = ("name", "max_steps")
-"""Options of the env that compared runs have in common, besides those of the reward."""
-
 
 def validate_comparable(runs: Sequence[Run]) -> None:
     """Reject runs of different tasks: their returns have no common scale.
@@ -22,7 +19,7 @@ def validate_comparable(runs: Sequence[Run]) -> None:
         one, other = first.env, second.env
         # Options that shape the reward begin with its name.
         rewards = (key for key in {**one, **other} if key.startswith("reward"))
-        for key in (*SHARED, *rewards):
+        for key in ("name", "max_steps", *rewards):
             if one.get(key) != other.get(key):
                 raise InputError(
                     f"runs that cannot be compared: env.{key} is {one.get(key)} in "

@@ -14,7 +14,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
-from marl_pool.evaluation.callable_policy import Act, as_policy
+from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
 from marl_pool.kernels.native import describe_kernels, use_kernels
@@ -78,19 +78,15 @@ class EvaluationTarget:
         env: Mapping[str, Any] | None = None,
         plugins: Collection[str] = (),
     ) -> "EvaluationTarget":
-        """Load the policies of a run.
+        """Load the policies of a run, with the checkpoint, seed and device of settings.
 
-        Args:
-            run: an earlier run.
-            settings: checkpoint, seed and device.
-            env: options of the environments, complete; None for the run's own.
-            plugins: ``package.module:Class`` names that the run may use.
+        ``env`` has the complete options of the environments; None for the run's own.
+        ``plugins`` are the ``package.module:Class`` names that the run may use.
 
         Raises:
             InputError: no such policy or device, or a policy that does not fit the
                 environment.
         """
-        # Fail early if the device is missing.
         validate_device(settings.device)
         env = dict(env or run.env)
         # Names in the run's files may only be those that the user allows.
@@ -143,15 +139,9 @@ class EvaluationTarget:
         device: str = "cpu",
         plugins: Collection[str] | None = None,
     ) -> "EvaluationTarget":
-        """Wrap policies or functions of observations.
+        """Wrap policies or functions of observations, by group or one for all.
 
-        Args:
-            policy: policy or function of observations; by group, or one for all.
-            env: ``{"name": …, **options}``.
-            name: name in the results.
-            seed: seed of the environments.
-            device: device of policies and environments.
-            plugins: as in `EvaluationTarget`.
+        ``name`` is the `source`; the other arguments are attributes of a target.
 
         Raises:
             InputError: no such device, groups without a policy, or a policy that does
@@ -168,7 +158,12 @@ class EvaluationTarget:
                 f"policy: expected one for each group {sorted(groups)}, "
                 f"got {sorted(given)}"
             )
-        policies = {name: as_policy(given[name], own) for name, own in groups.items()}
+        policies = {
+            name: own
+            if isinstance(own := given[name], Policy)
+            else CallablePolicy(own, group)
+            for name, group in groups.items()
+        }
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
         target.validate_fit("policy")
@@ -251,7 +246,6 @@ class EvaluationTarget:
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        # An option may be unknown, or change tokens that the policies cannot take.
         if lacking := next((key for key in changes if key not in known), None):
             missing = f"env {self.env['name']} has no {lacking}"
         else:
@@ -354,11 +348,8 @@ def computing(
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
-    Args:
-        threads: number of threads; None leaves it unchanged.
-        kernels: see `use_kernels`.
-        env_timeout: seconds of a call of an environment; see `limit_calls`.
-        device: device that computes.
+    None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
+    device, and `limit_calls` for the seconds of a call of an environment.
 
     Raises:
         InputError: there is no such kernel.
@@ -388,7 +379,6 @@ def validate_device(device: str) -> None:
 
 
 def _fixed_groups(run: "Run", groups: Collection[str]) -> dict[str, str]:
-    """Read the policy names of the groups that were not trained from the config."""
     fixed = run.config.get("fixed") or {}
     if (
         not isinstance(fixed, Mapping)

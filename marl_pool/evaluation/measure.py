@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import Case, TransferEnv, cases_of
-from marl_pool.evaluation.episodes import Played, play
+from marl_pool.evaluation.cases import Case, Played, TransferEnv, cases_of, play
 from marl_pool.evaluation.results import (
     CLEAN,
     TRAINED,
@@ -25,16 +25,20 @@ from marl_pool.evaluation.results import (
     print_table,
 )
 from marl_pool.evaluation.settings import PerturbationLevels
-from marl_pool.evaluation.statistics.intervals import bootstrap, paired_drop, summarize
+from marl_pool.evaluation.statistics.intervals import (
+    bootstrap,
+    interquartile_mean,
+    paired_drop,
+)
 from marl_pool.evaluation.statistics.scores import scored, severity_aucs
 from marl_pool.policies.base import Policy
 from marl_pool.utils.errors import UnfitTokensError
 
-MOST_SHOWN = 24
-"""Rows on screen; a suite has more."""
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+MOST_SHOWN = 24
+"""Rows on screen; a suite has more."""
 OnProgress = Callable[[int, int], None]
 """Takes the number of finished cases and the number of all cases."""
 
@@ -145,7 +149,7 @@ def measure(
 
     # Play them, and take the clean returns of each precision as the pairs of drops.
     ends = {case.end for case in cases if case.end and case.end < max_steps}
-    jobs = [_CaseEpisodes(case, make_env, ends, worst_of) for case in cases]
+    jobs = [partial(_play_case, case, make_env, ends, worst_of) for case in cases]
     episodes = list(_play_all(jobs, workers, on_progress))
     clean = {
         (case.explore, case.exact): played
@@ -154,23 +158,21 @@ def measure(
     }
 
     # Summarize each case in a row for each group; missing returns are NaN.
-    results: list[Result] = []
-    returns: list[np.ndarray] = []
+    results, returns = [], []
     for case, played in zip(cases, episodes, strict=True):
         if case.hidden:
             continue
-        if isinstance(played, str):
-            results += [case.result(name, missing=played) for name in policies]
-            returns += [nothing] * len(policies)
-            continue
         # A transfer environment is another task: a difference would be no drop.
         paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
-        twin = clean[case.explore, case.exact][0] if paired else None
         for name in policies:
-            numbers = _numbers(case, played, name, twin, seed)
-            results.append(case.result(name, **numbers))
-        returns += [played[0].returns[name] for name in policies]
-    results = [replace(result, fixed=result.group in fixed) for result in results]
+            numbers: dict[str, Any] = {"missing": played}
+            own = nothing
+            if not isinstance(played, str):
+                twin = clean[case.explore, case.exact][0] if paired else None
+                numbers = _numbers(case, played, name, twin, seed)
+                own = played[0].returns[name]
+            results.append(case.result(name, fixed=name in fixed, **numbers))
+            returns.append(own)
 
     # Normalize by the baselines of the same environment.
     table = np.stack(returns)
@@ -181,7 +183,7 @@ def measure(
 def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list[Case]:
     """Move cases that need no float64 to float32, and append hidden clean ones."""
     # Policies in float32 have nothing to gain.
-    weights = [weight for policy in policies.values() for weight in policy.parameters()]
+    weights = (weight for policy in policies.values() for weight in policy.parameters())
     if not any(weight.dtype == torch.float64 for weight in weights):
         return list(cases)
     copies = copy.deepcopy(dict(policies))
@@ -198,61 +200,51 @@ def _with_float32(cases: Sequence[Case], policies: Mapping[str, Policy]) -> list
     return [*result, *(replace(clean, explore=explore) for explore in explored)]
 
 
-@dataclass(frozen=True)
-class _CaseEpisodes:
-    """Episodes of a case."""
+def _play_case(
+    case: Case, make_env: Callable[[], BatchedEnv], ends: Collection[int], worst_of: int
+) -> list[Played] | str:
+    """Return the episodes under each sample, or the reason why there are none.
 
-    case: Case
-    make_env: Callable[[], BatchedEnv]
-    ends: Collection[int]
-    """Steps at which perturbations of any case end within the episode."""
-    worst_of: int
-
-    def play(self) -> list[Played] | str:
-        """Return the episodes under each sample, or the reason why there are none."""
-        case = self.case
-        if case.missing:
-            return case.missing
-        make = case.transfer.make if case.transfer else self.make_env
-        perturbed = case.perturbation is not None
-        # Clean episodes are the twins of all that end.
-        after = [step for step in self.ends if not perturbed or step == case.end]
-        if case.policy != TRAINED or case.transfer:
-            after = []
-        try:
-            return [
-                play(
-                    case.policies,
-                    make(),
-                    case.perturbation,
-                    explore=case.explore,
-                    draw=draw,
-                    after=after,
-                )
-                for draw in range(self.worst_of if perturbed else 1)
-            ]
-        except UnfitTokensError as error:
-            # Policies must fit their own environment; other cases become missing rows.
-            if case.name == CLEAN:
-                raise
-            return str(error)
+    ``ends`` are the steps at which perturbations of any case end within the episode.
+    """
+    if case.missing:
+        return case.missing
+    make = case.transfer.make if case.transfer else make_env
+    perturbed = case.perturbation is not None
+    # Clean episodes are the twins of all that end.
+    after = [step for step in ends if not perturbed or step == case.end]
+    if case.policy != TRAINED or case.transfer:
+        after = []
+    options: dict[str, Any] = {"explore": case.explore, "after": after}
+    try:
+        return [
+            play(case.policies, make(), case.perturbation, draw=draw, **options)
+            for draw in range(worst_of if perturbed else 1)
+        ]
+    except UnfitTokensError as error:
+        # Policies must fit their own environment; other cases become missing rows.
+        if case.name == CLEAN:
+            raise
+        return str(error)
 
 
 def _play_all(
-    jobs: Sequence[_CaseEpisodes], workers: int, on_progress: OnProgress
+    jobs: Sequence[Callable[[], list[Played] | str]],
+    workers: int,
+    on_progress: OnProgress,
 ) -> Iterator[list[Played] | str]:
     """Yield the episodes of each job in order, or the reason why there are none."""
     on_progress(0, len(jobs))
     if workers == 1:
         for done, job in enumerate(jobs, 1):
-            yield job.play()
+            yield job()
             on_progress(done, len(jobs))
         return
     # Threads, not processes: nearly all time is spent in torch, which releases the
     # interpreter's lock.
     with ThreadPoolExecutor(workers) as pool:
         # Each thread runs in a copy of the context, which holds the trusted names.
-        futures = [pool.submit(copy_context().run, job.play) for job in jobs]
+        futures = [pool.submit(copy_context().run, job) for job in jobs]
         try:
             for done, future in enumerate(futures, 1):
                 yield future.result()
@@ -267,9 +259,11 @@ def _numbers(
     """Return the numbers of a row; ``clean`` are the episodes to pair with."""
     first = played[0]
     returns = first.returns[group]
-    summary = summarize(returns, seed=seed)
+    intervals = {
+        "mean": bootstrap(returns, seed=seed),
+        "iqm": bootstrap(returns, interquartile_mean, seed=seed),
+    }
     # Only perturbed returns have a drop from the clean ones.
-    intervals = {"mean": summary.mean, "iqm": summary.iqm}
     if clean is not None:
         unperturbed = clean.returns[group]
         intervals["drop"] = paired_drop(unperturbed, returns, seed=seed)
@@ -280,10 +274,10 @@ def _numbers(
             worst = np.min([sample.returns[group] for sample in played], axis=0)
             intervals["worst"] = bootstrap(worst, seed=seed)
             intervals["worst_drop"] = paired_drop(unperturbed, worst, seed=seed)
-    numbers: dict[str, Any] = {
-        "episodes": summary.episodes,
-        "std": summary.std,
-    }
+    numbers: dict[str, Any] = {"episodes": len(returns)}
+    # A single episode has no spread.
+    if len(returns) > 1:
+        numbers["std"] = float(returns.std(ddof=1))
     for name, (value, low, high) in intervals.items():
         numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return numbers

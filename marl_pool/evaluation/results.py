@@ -22,6 +22,8 @@ TRAINED = "trained"
 ONLY = "this policy only"
 """Scope of intervals over episodes; other training seeds may differ."""
 NAN = math.nan
+OTHERS = {"drop_after": "drop after end", "worst_drop": "worst drop"}
+"""Columns of the table on screen that only some evaluations have."""
 TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
 PUBLISHED = "published.csv"
@@ -59,6 +61,7 @@ class Result:
     mean_low: float = NAN
     mean_high: float = NAN
     std: float = NAN
+    """Sample standard deviation (n - 1); NaN for a single episode."""
     iqm: float = NAN
     """Interquartile mean."""
     iqm_low: float = NAN
@@ -149,9 +152,8 @@ class Files:
     def path(self, name: str) -> Path:
         """Return the path of one of the names."""
         path = self.folder / name
-        return (
-            path if self.number == 1 else path.with_stem(f"{path.stem}-{self.number}")
-        )
+        numbered = path.with_stem(f"{path.stem}-{self.number}")
+        return numbered if self.number > 1 else path
 
 
 def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
@@ -201,21 +203,23 @@ def print_table(results: Sequence[Result], title: str) -> None:
     """Print the results as a table, then the reasons of missing ones."""
     columns = ["severity", "mean return", "95 %", "std", "IQM", "drop", "95 %"]
     # Few evaluations have the other columns.
-    others = {"drop_after": "drop after end", "worst_drop": "worst drop"}
-    others = {
-        name: words
-        for name, words in others.items()
-        if not all(math.isnan(getattr(result, name)) for result in results)
-    }
-    for words in others.values():
-        columns += [words, "95 %"]
-    rows = [
-        [
-            *(policy, result.label, *_numbers(result)),
-            *(cell for name in others for cell in _interval(result, name)),
-        ]
-        for result, policy in zip(results, _policies(results), strict=True)
-    ]
+    intervals = ["drop"]
+    for name, words in OTHERS.items():
+        if not all(math.isnan(getattr(result, name)) for result in results):
+            columns += [words, "95 %"]
+            intervals.append(name)
+    rows = []
+    for result, policy in zip(results, _policies(results), strict=True):
+        severity = f"{result.severity:g}" if result.perturbed else ""
+        cells = [policy, result.label, severity]
+        if result.missing:
+            cells.append("not measured")
+        else:
+            cells += _interval(result, "mean")
+            cells += [f"{result.std:.3f}", f"{result.iqm:.3f}"]
+            for name in intervals:
+                cells += _interval(result, name)
+        rows.append(cells)
     print_rows(title, ["policy", "perturbation"], columns, rows)
     # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}
@@ -233,13 +237,7 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
         each for each in aucs if len(each.severities) > 2 and not math.isnan(each.auc)
     ]
     rows = [
-        [
-            policy,
-            each.label,
-            f"{each.severities[-1]:g}",
-            f"{each.auc:.3f}",
-            f"{each.auc_low:.3f} to {each.auc_high:.3f}",
-        ]
+        [policy, each.label, f"{each.severities[-1]:g}", *_interval(each, "auc")]
         for each, policy in zip(shown, _policies(shown), strict=True)
     ]
     if rows:
@@ -248,10 +246,7 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
 
 
 def print_rows(
-    title: str,
-    left: Sequence[str],
-    right: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> None:
     """Print a table whose intervals are over episodes.
 
@@ -265,27 +260,13 @@ def print_rows(
 def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:
     """Return the policies in words, with their groups if there are several."""
     several = len({row.group for row in rows}) > 1
-    prefixes = [f"{row.group}: " if several else "" for row in rows]
     return [
-        prefix + row.policy_label for prefix, row in zip(prefixes, rows, strict=True)
+        f"{row.group}: {row.policy_label}" if several else row.policy_label
+        for row in rows
     ]
 
 
-def _numbers(result: Result) -> list[str]:
-    severity = f"{result.severity:g}" if result.perturbed else ""
-    if result.missing:
-        return [severity, "not measured", *[""] * 5]
-    return [
-        severity,
-        f"{result.mean:.3f}",
-        f"{result.mean_low:.3f} to {result.mean_high:.3f}",
-        f"{result.std:.3f}",
-        f"{result.iqm:.3f}",
-        *_interval(result, "drop"),
-    ]
-
-
-def _interval(result: Result, name: str) -> list[str]:
+def _interval(result: "Result | SeverityAUC", name: str) -> list[str]:
     """Return the cells of a number and its interval, empty where it is missing."""
     bounds = (name, f"{name}_low", f"{name}_high")
     value, low, high = (getattr(result, key) for key in bounds)

@@ -69,7 +69,6 @@ def evaluate_run(
 
         results = evaluate_target(target, settings, transfers, on_progress)
 
-    # Print and write the numbers.
     title = target.title(settings.episodes)
     results.show(title)
     record = target.record(settings.episodes) | {"worst_of": settings.worst_of}
@@ -120,7 +119,6 @@ def write_results(
 
     ``record`` holds the entries of all rows; see `EvaluationTarget.record`.
     """
-    # Write the numbers, which need no further package.
     rows = results.results
     paths = [files.path(name) for name in (TABLE, DOCUMENT, RETURNS)]
     table, document, returns = paths
@@ -130,14 +128,11 @@ def write_results(
     if not has_matplotlib():
         print(f"no plot: {INSTALL_PLOTS}")
         return paths
-    from marl_pool.evaluation.plots.robustness import plot_robustness
-    from marl_pool.evaluation.plots.rows import plot_rows
+    from marl_pool.evaluation.plots import plot_robustness, plot_rows
 
     # Curves over severity have no place for other environments.
-    if any(row.perturbation == TRANSFER for row in rows):
-        paths.append(files.path(ROWS))
-        plot_rows(rows, paths[-1], title)
-    else:
-        paths.append(files.path(CURVES))
-        plot_robustness(rows, paths[-1], title)
-    return paths
+    others = any(row.perturbation == TRANSFER for row in rows)
+    figure = files.path(ROWS if others else CURVES)
+    plot = plot_rows if others else plot_robustness
+    plot(rows, figure, title)
+    return [*paths, figure]

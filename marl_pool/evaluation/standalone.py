@@ -47,10 +47,8 @@ class StandalonePolicy:
         Python, `marl_pool.evaluate` measures a policy without a run. The new run is
         removed on exit if no results were written to it.
 
-        Args:
-            env: options of the environment, complete.
-            out: folder of the run; None for a new one in ``evaluations/``.
-            verb: command that writes the results.
+        ``env`` has all options of the environment, and ``verb`` is the command that
+        writes the results. Without ``out`` the run is a new one in ``evaluations/``.
 
         Raises:
             InputError: the folder exists or cannot be made.
@@ -85,7 +83,6 @@ def find_standalone(
     Raises:
         InputError: both or an unknown name, or a folder of another package.
     """
-    # A shipped policy is named, one on disk has a folder.
     if pretrained is not None:
         if path is not None:
             raise InputError(
@@ -93,20 +90,18 @@ def find_standalone(
                 f"{pretrained!r} and {path}"
             )
         folder = pretrained_path(pretrained)
-        return _standalone(pretrained, folder, f"pretrained={pretrained}")
-    if path is None:
+        name, source = pretrained, f"pretrained={pretrained}"
+    elif path is None:
         return None
-    # A run's folder is evaluated as a run.
-    folder = Path(path)
-    if (folder / RUN).exists() or not (folder / POLICY).is_file():
-        return None
-    # The policy of a run is named after the run.
-    absolute = folder.absolute()
-    named = absolute.parent if absolute.name == "policy" else absolute
-    return _standalone(named.name, folder, str(absolute))
-
-
-def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
+    else:
+        # A run's folder is evaluated as a run.
+        folder = Path(path)
+        if (folder / RUN).exists() or not (folder / POLICY).is_file():
+            return None
+        # The policy of a run is named after the run.
+        absolute = folder.absolute()
+        named = absolute.parent if absolute.name == "policy" else absolute
+        name, source = named.name, str(absolute)
     from marl_pool.policies.storage import load_env_config  # imports torch
 
     return StandalonePolicy(name, folder, source, load_env_config(folder))
@@ -115,17 +110,13 @@ def _standalone(name: str, folder: Path, source: str) -> StandalonePolicy:
 def results_folder(name: str, out: str | None, instead: str = "") -> Path:
     """Return the path of a new folder for results that belong to no run.
 
-    Without ``out`` it is in ``evaluations/`` and its name ends in ``name``.
+    Without ``out`` it is ``evaluations/<date-time>-<name>``, numbered if that exists.
 
     Raises:
         InputError: ``out`` exists; the message also recommends ``instead``.
     """
-    folder = new_folder_for(name) if out is None else Path(out)
+    default = Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    folder = free(default) if out is None else Path(out)
     if folder.exists():
         raise InputError(f"{folder} exists; choose another --out{instead}")
     return folder
-
-
-def new_folder_for(name: str) -> Path:
-    """Return ``evaluations/<date-time>-<name>``, numbered if that exists."""
-    return free(Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}")

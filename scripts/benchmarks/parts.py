@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.common import Row, Size, by_torch, compare, taking_turns
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import play
 from marl_pool.kernels.narrow_attention import narrow_attention
 from marl_pool.training.ppo.algorithm import algorithm_config
 from marl_pool.training.ppo.module import build_policy

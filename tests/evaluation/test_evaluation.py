@@ -14,8 +14,7 @@ from helpers.evaluated import evaluate, levels
 from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import label, perturb
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import label, perturb, play
 from marl_pool.evaluation.loading import EvaluationTarget, computing, to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (
@@ -28,7 +27,11 @@ from marl_pool.evaluation.results import (
     write_json,
 )
 from marl_pool.evaluation.settings import EvaluateSettings
-from marl_pool.evaluation.statistics.intervals import bootstrap, paired_drop
+from marl_pool.evaluation.statistics.intervals import (
+    bootstrap,
+    interquartile_mean,
+    paired_drop,
+)
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -176,6 +179,29 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
         assert np.isnan(clean.drop)
     assert results[0].mean != results[4].mean
     assert all(r.episodes == EPISODES and not r.missing for r in results)
+
+
+def test_each_row_summarizes_its_returns() -> None:
+    one, again, other = (
+        measure(doubled(centroid()), centroid, seed=s) for s in (5, 5, 6)
+    )
+    (row,), (returns,) = one.results, one.returns
+    assert row == again.results[0]
+    assert (row.mean, row.mean_low, row.mean_high) == bootstrap(returns, seed=5)
+    iqm = bootstrap(returns, interquartile_mean, seed=5)
+    assert (row.iqm, row.iqm_low, row.iqm_high) == iqm
+    squares = ((returns - returns.mean()) ** 2).sum()
+    assert row.std == pytest.approx(np.sqrt(squares / (EPISODES - 1)))
+    assert row.mean_low != other.results[0].mean_low
+    assert row.iqm_low != other.results[0].iqm_low
+
+
+def test_one_episode_has_no_standard_deviation() -> None:
+    played = doubled(centroid())
+    (row,) = measure(played, lambda: centroid(1)).results
+    assert row.episodes == 1
+    assert np.isfinite([row.mean, row.iqm]).all()
+    assert np.isnan([row.std, row.mean_low, row.iqm_high]).all()
 
 
 def test_only_what_must_be_exact_is_measured_in_float64(

@@ -11,7 +11,7 @@ import torch
 
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.episodes import EpisodeReturns, play
+from marl_pool.evaluation.cases import EpisodeReturns, play
 from marl_pool.evaluation.measure import EvaluationResults, measure
 from marl_pool.evaluation.results import Result
 from marl_pool.evaluation.settings import PerturbationLevels

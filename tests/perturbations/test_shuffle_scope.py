@@ -13,8 +13,7 @@ from helpers.perturbed import bits, keys, seeds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.cases import cases_of, label
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import cases_of, label, play
 from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import measure
 from marl_pool.perturbations import make_perturbation

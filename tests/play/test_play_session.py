@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.played import pretrained_target, tell, token_target
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import play
 from marl_pool.play.messages import parse_message
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError

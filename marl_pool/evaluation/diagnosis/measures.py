@@ -1,24 +1,132 @@
-"""Signal loss, relation scores and weight bounds of a pooling head, per observation."""
+"""Observations of trained policies, and measures of a pooling head on each of them.
 
+They are signal loss, relation scores and weight bounds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.cases import SIMULATORS
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.observations import GroupObservations
+from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.networks import SetNetwork
-from marl_pool.policies.base import Policy
-from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import MemoryPooling, Pooling
 from marl_pool.pooling.basic import MaxPooling
 from marl_pool.pooling.multi import MultiPooling
-from marl_pool.tokens import SELF_TYPE
-from marl_pool.utils.errors import UnfitTokensError
+from marl_pool.rollout import Rollout, Transition
+from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 CHUNK = 1024
 """Number of observations computed together, to bound memory."""
+
+
+@dataclass(frozen=True)
+class GroupObservations:
+    """B observations of the active agents of one group.
+
+    Attributes:
+        tokens: token sets, batch shape ``(B,)``.
+        signal: ``(B, N)`` bool, True for unpadded tokens that matter for the task.
+        episodes: ``(B,)`` int64, number of each observation's episode.
+    """
+
+    tokens: Tokens
+    signal: Tensor
+    episodes: Tensor
+
+    def split(self, size: int) -> Iterator["GroupObservations"]:
+        """Yield consecutive chunks of at most ``size`` observations."""
+        for first in range(0, len(self.episodes), size):
+            chunk = slice(first, first + size)
+            yield GroupObservations(
+                self.tokens.at(chunk), self.signal[chunk], self.episodes[chunk]
+            )
+
+
+def record_observations(
+    target: EvaluationTarget, episodes: int, limit: int
+) -> dict[str, GroupObservations]:
+    """Play unperturbed episodes with deterministic actions and record observations.
+
+    Each environment plays one episode. Where every step would exceed ``limit``, the
+    maximal number of observations of each group, only every n-th step is recorded.
+
+    Raises:
+        UnfitTokensError: the environment defines no signal.
+        InputError: ``limit`` is less than one step of all episodes.
+    """
+    # Fail before playing if the signal is undefined or the limit is too small.
+    env = target.make_env(1)
+    env.reset()
+    env.signal()
+    agents = max(group.num_agents for group in env.groups.values())
+    if limit < episodes * agents:
+        raise InputError(
+            f"max_observations: expected at least {episodes * agents}, one of each "
+            f"agent in {episodes} episodes, got {limit}"
+        )
+    # Record every n-th step, to stay below the limit in full-length episodes.
+    stride = -(-episodes * agents * env.max_steps // limit)
+    # Simulators are expensive: play a few at a time, other environments all together.
+    batch = SIMULATORS if env.simulated else episodes
+    chunks: dict[str, list[GroupObservations]] = {name: [] for name in env.groups}
+    for first in range(0, episodes, batch):
+        envs = target.make_env(min(batch, episodes - first), first=first)
+        rollout = Rollout(envs, target.policies)
+        rollout.episodes(on_step=_recorder(rollout.env, stride, first, chunks))
+    return {name: _concatenate(own) for name, own in chunks.items()}
+
+
+def _recorder(
+    env: BatchedEnv,
+    stride: int,
+    first: int,
+    chunks: Mapping[str, list[GroupObservations]],
+) -> Callable[[Transition], None]:
+    """Make a hook of `Rollout.episodes` that appends every n-th step to ``chunks``.
+
+    The environments are in their initial state, and the first one plays the episode of
+    the number ``first``; n is ``stride``.
+    """
+    first_env, steps = int(env.env_ids[0]), count()
+    # A transition holds the environment after the step, but its tokens are from
+    # before: keep masks from before, for all environments, finished ones included.
+    active = {name: own.clone() for name, own in env.active.items()}
+    signal = {name: own.clone() for name, own in env.signal().items()}
+
+    def record(transition: Transition) -> None:
+        # Finished environments are dropped: find the rows of the remaining ones.
+        rows = transition.env.env_ids - first_env
+        now, recorded = transition.env.signal(), next(steps) % stride == 0
+        # Record the observations acted on, with the signal as it was before the step.
+        for name, tokens in transition.tokens.items():
+            if recorded:
+                acting = active[name][rows]
+                numbers = (rows + first)[:, None].expand_as(acting)[acting]
+                marked = signal[name][rows][acting]
+                chunk = GroupObservations(tokens.at(acting), marked, numbers)
+                chunks[name].append(chunk)
+            active[name][rows] = transition.env.active[name]
+            signal[name][rows] = now[name]
+
+    return record
+
+
+def _concatenate(chunks: Sequence[GroupObservations]) -> GroupObservations:
+    tokens = zip(*(chunk.tokens for chunk in chunks), strict=True)
+    return GroupObservations(
+        Tokens(*map(torch.cat, tokens)),
+        torch.cat([chunk.signal for chunk in chunks]),
+        torch.cat([chunk.episodes for chunk in chunks]),
+    )
 
 
 class PooledSets(NamedTuple):
@@ -101,18 +209,6 @@ def pool_as_in_theory(
     return PooledSets(vectors, heads, weights[..., extra:], scores)
 
 
-def network_of(policy: Policy) -> SetNetwork:
-    """Return the set network of a policy.
-
-    Raises:
-        UnfitTokensError: a policy without an encoder and a pooling head.
-    """
-    if isinstance(policy, TokenPolicy):
-        return policy.network
-    name = type(policy).__name__
-    raise UnfitTokensError(f"expected a policy with a pooling head, got {name}")
-
-
 @torch.no_grad()
 def measure_head(network: SetNetwork, observations: GroupObservations) -> HeadMeasures:
     """Measure a network's pooling head on observations.
@@ -162,12 +258,12 @@ def _score_measures(
     weights: Tensor, scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> dict[str, Tensor]:
     """Equations 8 and 9, and the weights against the bounds of Theorem 3.12."""
+    total = _total(weights, signal)
     # Add a dimension for the heads.
     signal = signal[:, None]
     padding = None if padding is None else padding[:, None]
     ranges = theory.neighborhoods(scores, signal, padding)
     bounds = theory.weight_bounds(ranges)
-    total = _total(weights, signal[:, 0])
     violated = theory.outside(weights, signal, bounds, padding)
     return {
         **{key: getattr(ranges, key) for key in theory.Neighborhoods._fields[2:]},

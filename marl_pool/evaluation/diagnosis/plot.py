@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_pool.evaluation.diagnosis.files import Named
-from marl_pool.evaluation.diagnosis.records import Diagnosis
+from marl_pool.evaluation.diagnosis.records import Diagnosis, Named
 from marl_pool.utils import plotting
 from marl_pool.utils.text import printable
 
@@ -32,7 +31,6 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
     panels = [_draw_excess]
     if any(row.checked for _, row in named):
         panels += [_draw_scores, _draw_weights]
-    # Fit the figure to the names and the number of rows.
     longest = max(len(name) for name, _ in named)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
     figure = plotting.new_figure(width, 1.7 + 0.32 * len(named))
@@ -61,25 +59,12 @@ def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
         measured, "mean_excess", "excess", "excess_low", "excess_high"
     )
     # Draw the mean of all tokens, then the head with its interval.
-    axes.plot(
-        mean,
-        places,
-        "|",
-        color=MEAN,
-        markersize=11,
-        markeredgewidth=2,
-        label="mean of all tokens",
-    )
-    axes.errorbar(
-        excess,
-        places,
-        # If all resamples agree, rounding may put a bound beyond the mean.
-        xerr=np.maximum(0, [excess - low, high - excess]),
-        fmt="o",
-        color=SIGNAL,
-        capsize=3,
-        label="pooling head, 95 %",
-    )
+    bar: dict[str, Any] = {"color": MEAN, "markersize": 11, "markeredgewidth": 2}
+    axes.plot(mean, places, "|", label="mean of all tokens", **bar)
+    # If all resamples agree, rounding may put a bound beyond the mean.
+    error = np.maximum(0, [excess - low, high - excess])
+    dot: dict[str, Any] = {"fmt": "o", "color": SIGNAL, "capsize": 3}
+    axes.errorbar(excess, places, xerr=error, label="pooling head, 95 %", **dot)
     axes.set_xlabel("excess signal loss / variance")
 
 

@@ -1,8 +1,7 @@
-"""Records of a diagnosis: one per group and attention head."""
+"""Records of a diagnosis, one per group and attention head, as data and as a table."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,36 @@ import torch
 from torch import Tensor
 
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.measures import HeadMeasures
-from marl_pool.evaluation.diagnosis.observations import GroupObservations
+from marl_pool.evaluation.diagnosis.measures import GroupObservations, HeadMeasures
+from marl_pool.evaluation.results import NAN
 from marl_pool.evaluation.statistics.intervals import bootstrap
+from marl_pool.utils import tables
+from marl_pool.utils.text import printable
 
 ALL = "all"
 """``head`` of the record of all attention heads together."""
-NAN = math.nan
+COMMON = {
+    "k of N": "{num_signal:.3g} of {num_tokens:.3g}",
+    "loss": "{signal_loss:.3f}",
+    "excess": "{excess:.3f}",
+    "95 %": "{excess_low:.3f} to {excess_high:.3f}",
+    "of mean": "{mean_excess:.3f}",
+    "w signal": "{signal_weight:.3f}",
+    "k/N": "{uniform_weight:.3f}",
+    "w self": "{self_weight:.3f}",
+}
+"""Format of each column."""
+SCORED = {
+    "ε_s": "{signal_width:.2f}",
+    "ε_η": "{noise_width:.2f}",
+    "M": "{margin:.2f}",
+    "D": "{distance:.2f}",
+    "M > 0": "{margin_positive:.0%}",
+    "U_s-L_s": "{signal_bound_width:.3f}",
+    "U_η-L_η": "{noise_bound_width:.3f}",
+    "outside": "{violations} of {checked:,}",
+}
+"""Columns of heads with relation scores."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,10 @@ class Diagnosis:
     """Reason why there are no numbers; empty otherwise."""
 
 
+Named = Sequence[tuple[str, Diagnosis]]
+"""Diagnoses with their names in tables and figures."""
+
+
 def summarize(
     group: str,
     pooling: str,
@@ -102,13 +128,8 @@ def summarize(
     measures: HeadMeasures,
     seed: int = 0,
 ) -> list[Diagnosis]:
-    """Summarize measures over all heads, and over each head if there are several.
-
-    ``group`` and ``pooling`` are the names in the records, ``seed`` that of the
-    bootstrap.
-    """
+    """Summarize measures over all heads, and over each head if there are several."""
     variance, within = theory.variance(measures.moments)
-    # Numbers that all heads share.
     known: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
@@ -174,10 +195,42 @@ def _interval(values: Tensor, episodes: Tensor, seed: int) -> tuple[float, float
     totals = zeros.index_add(0, index, values[defined]).cpu().numpy()
     counts = count.cpu().numpy()
 
-    def mean(samples: np.ndarray) -> np.ndarray:
+    def mean(samples: np.ndarray) -> Any:
         rows = samples.astype(int)
-        means: np.ndarray = totals[rows].sum(-1) / counts[rows].sum(-1)
-        return means
+        return totals[rows].sum(-1) / counts[rows].sum(-1)
 
     _, low, high = bootstrap(np.arange(len(counts)), mean, seed=seed)
     return low, high
+
+
+def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Convert a diagnosis to plain data, with None for NaN."""
+    return tables.without_nan(asdict(diagnosis))
+
+
+def from_plain(values: Mapping[str, Any]) -> Diagnosis:
+    """Invert `to_plain`; other keys are ignored."""
+    names = [item.name for item in fields(Diagnosis)]
+    known: dict[str, Any] = {
+        name: NAN if values[name] is None else values[name] for name in names
+    }
+    return Diagnosis(**known)
+
+
+def print_table(named: Named, title: str) -> None:
+    """Print diagnoses as a table, and the reasons for missing ones below it."""
+    scored = any(row.checked for _, row in named)
+    columns = {**COMMON, **(SCORED if scored else {})}
+    lines = []
+    for name, row in named:
+        blank = () if row.checked else SCORED
+        texts = [
+            "" if column in blank else form.format_map(vars(row))
+            for column, form in columns.items()
+        ]
+        cells = ["" if "nan" in text else text for text in texts]
+        lines.append([name, *(["not measured"] if row.missing else cells)])
+    tables.print_table(["", *columns], lines, title=title, width=200)
+    for name, row in named:
+        if row.missing:
+            print(f"not measured: {printable(name)}: {row.missing}")

@@ -5,27 +5,26 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.diagnosis.files import (
-    DOCUMENT,
-    NAMES,
-    PLOT,
-    TABLE,
+from marl_pool.evaluation.diagnosis.measures import (
+    GroupObservations,
+    measure_head,
+    record_observations,
+)
+from marl_pool.evaluation.diagnosis.records import (
+    ALL,
+    Diagnosis,
     Named,
     from_plain,
     print_table,
+    summarize,
     to_plain,
 )
-from marl_pool.evaluation.diagnosis.measures import measure_head, network_of
-from marl_pool.evaluation.diagnosis.observations import (
-    GroupObservations,
-    record_observations,
-)
-from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis, summarize
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.evaluation.standalone import results_folder
 from marl_pool.policies.base import Policy
+from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import POOLING
 from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import UnfitTokensError
@@ -36,6 +35,10 @@ from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
+
+TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
+NAMES = (TABLE, DOCUMENT, PLOT)
+"""Files of a diagnosis."""
 
 
 def diagnose_run(
@@ -90,13 +93,10 @@ def diagnose_run(
 def diagnose(
     group: str, policy: Policy, observations: GroupObservations, seed: int = 0
 ) -> list[Diagnosis]:
-    """Diagnose the pooling head of one policy.
+    """Diagnose the pooling head of one policy on observations of its group.
 
-    Args:
-        group: name of the agents' group.
-        policy: in eval mode; in float64 for exact relation scores.
-        observations: observations of the group's agents.
-        seed: seed of the bootstrap.
+    It is in eval mode, and in float64 for exact relation scores. ``seed`` is that of
+    the bootstrap.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy
@@ -104,20 +104,19 @@ def diagnose(
     """
     name = type(policy).__name__
     try:
-        network = network_of(policy)
-        name = name_of(type(network.pooling), POOLING)
-        measures = measure_head(network, observations)
+        if not isinstance(policy, TokenPolicy):
+            raise UnfitTokensError(f"expected a policy with a pooling head, got {name}")
+        name = name_of(type(policy.network.pooling), POOLING)
+        measures = measure_head(policy.network, observations)
     except UnfitTokensError as error:
         return [Diagnosis(group, name, ALL, missing=str(error))]
     return summarize(group, name, observations, measures, seed)
 
 
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
-    """Print and write one table of several runs' diagnoses, and return the files.
+    """Print and write one table of several runs' ``diagnosis.json``; return its files.
 
-    Args:
-        documents: the runs' ``diagnosis.json``.
-        out: a new folder; None for one in ``evaluations/``.
+    ``out`` is a new folder; None for one in ``evaluations/``.
 
     Raises:
         InputError: the folder exists.
@@ -140,7 +139,6 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     ]
     title = f"Diagnoses of {len(contents)} runs"
     print_table(named, title)
-    # Write the comparison and its plot.
     make_folder(folder)
     table, document = folder / TABLE, folder / DOCUMENT
     write_csv(table, list(lines[0]), lines)

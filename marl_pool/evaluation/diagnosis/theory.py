@@ -203,7 +203,7 @@ def signal_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
         ``(B, heads)``; NaN without signal.
     """
     errors = (x.double() - pooled.double()[:, None]).square()
-    return _by_head(_mean(errors, signal), heads)
+    return _mean(errors, signal).unflatten(-1, (heads, -1)).mean(-1)
 
 
 def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Tensor:
@@ -212,8 +212,8 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
     It is 0 for signal-optimal weights, and is printed as signal loss in the paper's
     Table 3. Arguments and result are those of `signal_loss`.
     """
-    best = _mean(x.double(), signal)
-    return _by_head((pooled.double() - best).square(), heads)
+    errors = (pooled.double() - _mean(x.double(), signal)).square()
+    return errors.unflatten(-1, (heads, -1)).mean(-1)
 
 
 def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
@@ -267,7 +267,3 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of the masked-in vectors, ``(B, D)``; NaN for an empty mask."""
     total = x.masked_fill(~mask[..., None], 0.0).sum(-2)
     return total / mask.sum(-1, keepdim=True)
-
-
-def _by_head(features: Tensor, heads: int) -> Tensor:
-    return features.unflatten(-1, (heads, -1)).mean(-1)

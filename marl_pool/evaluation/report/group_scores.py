@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -11,16 +10,18 @@ import pandas as pd
 
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER
-from marl_pool.evaluation.statistics.comparison import (
+from marl_pool.evaluation.statistics.intervals import Interval, episode_resamples
+from marl_pool.evaluation.statistics.scores import (
+    HEURISTIC,
     INTERVAL_FROM,
+    RANDOM,
     Scores,
+    mean_over,
     mean_score,
     over_seeds,
     scores_of,
     this_policy_only,
 )
-from marl_pool.evaluation.statistics.intervals import Interval, episode_resamples
-from marl_pool.evaluation.statistics.scores import HEURISTIC, RANDOM, mean_over
 
 NOT_ASKED = "not in the suite of this evaluation"
 ConditionKind = Literal["clean", "level", "area", "environment"]
@@ -47,15 +48,9 @@ class Condition:
 
 
 UNPERTURBED = Condition("clean")
-SEVERITY = attrgetter("severity")
 
 
-def level(label: str, severity: float) -> Condition:
-    """A perturbation at one severity; the unperturbed condition at 0."""
-    return Condition("level", label, severity) if severity else UNPERTURBED
-
-
-def results_table(methods: Sequence[Method]) -> pd.DataFrame:
+def _results_table(methods: Sequence[Method]) -> pd.DataFrame:
     """Concatenate the evaluations of all runs.
 
     Returns:
@@ -118,12 +113,7 @@ class MethodScores:
 
 
 class GroupScores:
-    """The scores of one group of agents, computed from the table of results.
-
-    Args:
-        methods: in order.
-        table: from `results_table`.
-        group: of agents that learned.
+    """The scores of one group of agents that learned, from `_results_table`.
 
     Attributes:
         rows: rows of the table about the group, in runs in which it learned.
@@ -205,8 +195,9 @@ class GroupScores:
 
     def levels(self, label: str) -> list[Condition]:
         """The levels of a perturbation by severity, without severity 0."""
-        levels = [one for one in self.of_kind("level") if one.label == label]
-        return sorted(filter(SEVERITY, levels), key=SEVERITY)
+        known = (one for one in self.of_kind("level") if one.label == label)
+        levels = [one for one in known if one.severity]
+        return sorted(levels, key=lambda one: one.severity)
 
     def row(self, condition: Condition) -> pd.Series:
         """A row of the table under a level or in an environment, for its options."""
@@ -279,10 +270,10 @@ class GroupScores:
             return "an area needs a severity above 0"
         if not set(area.levels) <= set(tested):
             return f"its severities are others: {', '.join(map(str, tested))}"
-        # Collect the returns at each severity.
         levels = []
         for severity in area.levels:
-            sample = self._sample(run, level(area.label, severity))
+            level = Condition("level", area.label, severity)
+            sample = self._sample(run, level if severity else UNPERTURBED)
             if isinstance(sample, str):
                 return sample
             levels.append(sample)
@@ -304,7 +295,7 @@ class GroupScores:
 
 def group_scores(methods: Sequence[Method]) -> dict[str, GroupScores]:
     """The scores of each group of agents that learned, by its name."""
-    table = results_table(methods)
+    table = _results_table(methods)
     groups = table["group"][table["policy"] == TRAINED].unique()
     return {group: GroupScores(methods, table, group) for group in groups}
 

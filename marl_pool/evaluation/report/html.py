@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.evaluation.statistics.intervals import Interval
-from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
+from marl_pool.utils.plotting import INSTALL_PLOTS, figure_style, has_matplotlib, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DARK = 0.72
 """Tone from which on blue needs white letters."""
@@ -91,12 +94,14 @@ def heading(text: str) -> Markup:
     return Markup("<h3>{}</h3>").format(text)
 
 
-def figure(draw: Callable[[], str], caption: str, title: str = "") -> Markup:
+def figure(draw: Callable[[], "Figure"], caption: str, title: str = "") -> Markup:
     """A picture as inline SVG; without matplotlib a note."""
     if not has_matplotlib():
         return missing_note(f"no figures: {INSTALL_PLOTS}")
+    with figure_style():
+        picture = Markup(to_svg(draw()))
     shape = '<figure title="{}">{}<figcaption>{}</figcaption></figure>'
-    return Markup(shape).format(title, Markup(draw()), caption)
+    return Markup(shape).format(title, picture, caption)
 
 
 def number(value: float) -> str:

@@ -12,24 +12,11 @@ from marl_pool.evaluation.report.runs import (
 )
 from marl_pool.utils.errors import InputError
 
-IRRELEVANT = frozenset(
-    (
-        "seed",
-        "threads",
-        "kernels",
-        "device",
-        "time_limit",
-        "env_timeout",
-        "checkpoint",
-        "storage",
-        "resources",
-        "cluster",
-    )
+IRRELEVANT = (
+    *("seed", "threads", "kernels", "device", "time_limit", "env_timeout"),
+    *("checkpoint", "storage", "resources", "cluster"),
 )
 """Top-level keys that do not change how a policy is trained."""
-ENV = "env"
-UNNAMED = "the method"
-UNKNOWN = "not recorded"
 Config = Mapping[str, Any]
 
 
@@ -74,12 +61,13 @@ class Method:
 def recorded(about: Mapping[str, Any], key: str) -> str:
     """A value that an evaluation recorded, as text."""
     value = about.get(key)
-    return UNKNOWN if value in (None, "") else str(value)
+    return "not recorded" if value in (None, "") else str(value)
 
 
 def files_of(one: ReportedRun) -> str:
-    """The files of a run's evaluation, without the folders above the run."""
-    return ", ".join(map(one.relative, one.evaluation.paths if one.evaluation else []))
+    """The files of a run's evaluation, the newest first, without the folders above."""
+    paths = one.evaluation.rows["path"].unique() if one.evaluation else []
+    return ", ".join(map(one.relative, paths))
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
@@ -92,9 +80,18 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     """
     # Compare all options that matter for training, by dotted key.
     short = short_folders([one.run.config for one in runs])
-    configs = [_relevant(with_short_folders(one.run.config, short)) for one in runs]
-    optional = [key for key in configs[0] if _is_optional(key, configs)]
-    flat = [_flat(config) | _section_names(config, optional) for config in configs]
+    configs = []
+    for one in runs:
+        config = with_short_folders(one.run.config, short)
+        kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
+        configs.append({**kept, "env": expand_counts(config["env"])})
+    flat = list(map(_flat, configs))
+    for key in configs[0]:
+        sections = [isinstance(own[key], Mapping) for own in configs if key in own]
+        # One that only some runs have, such as ``perturbation``, is told by its name.
+        if len(set(sections)) > 1:
+            for options, config in zip(flat, configs, strict=True):
+                options[key] = _section_name(config.get(key))
     keys = dict.fromkeys(key for config in flat for key in config)
     differing = [key for key in keys if _differs(key, flat)]
 
@@ -110,7 +107,6 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
                     "seed"
                 )
         own.append(one)
-    # Methods of one environment are consecutive, in the order of the runs.
     methods = [
         Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
         for names, own in groups.items()
@@ -119,23 +115,10 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     return sorted(methods, key=lambda method: envs.index(method.env))
 
 
-def _relevant(config: Config) -> dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
-    return {**kept, ENV: expand_counts(config[ENV])}
-
-
-def _is_optional(key: str, configs: Sequence[Config]) -> bool:
-    """True for a section in some and none in others, such as ``perturbation``."""
-    return len({isinstance(own[key], Mapping) for own in configs if key in own}) > 1
-
-
-def _section_names(config: Config, sections: Sequence[str]) -> dict[str, Any]:
-    """Return the name, or else the content, of optional sections; None without one."""
-    values = {key: config.get(key) for key in sections}
-    return {
-        key: value.get("name", dict(value)) if isinstance(value, Mapping) else value
-        for key, value in values.items()
-    }
+def _section_name(section: Any) -> Any:
+    """The name, or else the content, of an optional section; None without one."""
+    is_section = isinstance(section, Mapping)
+    return section.get("name", dict(section)) if is_section else section
 
 
 def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
@@ -166,12 +149,12 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
     """The kind and the env of a `Method`."""
     own = [key for key in differing if key in config]
-    env = [key for key in own if key.split(".")[0] == ENV]
+    env = [key for key in own if key.split(".")[0] == "env"]
     kind, env_name = (
         " ".join(filter(None, (_word(key, config) for key in keys)))
         for keys in ([key for key in own if key not in env], env)
     )
-    default = config.get("pooling.name") or config.get("policy.name") or UNNAMED
+    default = config.get("pooling.name") or config.get("policy.name") or "the method"
     return kind or str(default), env_name
 
 

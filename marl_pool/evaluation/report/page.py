@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.loading import computing
-from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.comparison import comparison
+from marl_pool.evaluation.report import html, sections
 from marl_pool.evaluation.report.group_scores import group_scores
-from marl_pool.evaluation.report.learning_curves import learning_curves
-from marl_pool.evaluation.report.methods import (
-    Method,
-    files_of,
-    methods_of,
-    recorded,
-)
-from marl_pool.evaluation.report.robustness import areas, profiles, transfer
+from marl_pool.evaluation.report.methods import Method, files_of, methods_of, recorded
 from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
@@ -47,16 +39,11 @@ def report(
     *,
     plugins: Collection[str] = (),
 ) -> Path:
-    """Write one page about runs.
+    """Write one page about runs, and return its file: HTML that needs nothing else.
 
-    Args:
-        runs: at least one; see `read_runs` for which may be compared.
-        out: a new file; None for one in ``reports/``.
-        settings: videos and threads.
-        plugins: ``package.module:Class`` names that files of the runs may name.
-
-    Returns:
-        The file, HTML that needs nothing else.
+    See `read_runs` for which runs may be compared. ``out`` is a new file; None for one
+    in ``reports/``. ``plugins`` are ``package.module:Class`` names that files of the
+    runs may name.
 
     Raises:
         InputError: runs that cannot be compared, or the file exists.
@@ -88,7 +75,6 @@ def new_page(out: str | None, runs: Sequence[Run]) -> Path:
     # The name comes from a file: it must not contain a path.
     env = re.sub(r"[^\w-]+", "-", runs[0].env["name"].rpartition(":")[2])[:LONGEST]
     default = Path("reports") / f"{datetime.now():%Y%m%d-%H%M%S}-{env}.html"
-    # By default, choose a file name that is free.
     path = free(default) if out is None else Path(out)
     try:
         if path.exists():
@@ -131,26 +117,26 @@ def _content(
 
     # One section per group of agents that learned, or one of all methods.
     overviews = {name: [overview(methods, group)] for name, group in groups.items()}
-    sections = html.by_group(overviews or {"": [overview(methods, None)]})
-    sections.append(learning_curves(methods, styles))
+    page = html.by_group(overviews or {"": [overview(methods, None)]})
+    page.append(sections.learning_curves(methods, styles))
     evaluated = {
         name: [
-            *(profiles(group, styles), areas(group)),
-            *(*transfer(group), *comparison(group, styles)),
+            *(sections.profiles(group, styles), sections.areas(group)),
+            *(*sections.transfer(group), *sections.comparison(group, styles)),
         ]
         for name, group in groups.items()
     }
-    sections += html.by_group(evaluated)
+    page += html.by_group(evaluated)
 
     # Videos need no evaluation, but policies that can be loaded.
     if settings.videos:
-        sections += videos(methods, groups, plugins)
-    sections.append(missing_values(methods, list(groups.values())))
-    sections.append(html.PageSection("provenance"))
+        page += videos(methods, groups, plugins)
+    page.append(missing_values(methods, list(groups.values())))
+    page.append(html.PageSection("provenance"))
     return {
         "methods": methods,
         "runs": runs,
-        "sections": sections,
+        "sections": page,
         "summary": summary(methods, groups),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "version": __version__ + (f", commit {commit()}" if commit() else ""),

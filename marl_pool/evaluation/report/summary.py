@@ -1,6 +1,6 @@
 """The findings and the table at the head of the page; the missing values at its end."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from marl_pool.evaluation.report.group_scores import (
     GroupScores,
     MethodScores,
 )
-from marl_pool.evaluation.report.learning_curves import RETURN
 from marl_pool.evaluation.report.methods import Method, recorded
+from marl_pool.evaluation.report.sections import RETURN
 from marl_pool.evaluation.results import TRAINED
-from marl_pool.evaluation.statistics.comparison import (
+from marl_pool.evaluation.statistics.scores import (
     INTERVAL_FROM,
     RANKED_FROM,
     mean_score,
@@ -98,7 +98,6 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
         if group and group.unit == "score":
             names += ["unperturbed score", "mean area"]
         record |= dict.fromkeys(names, html.missing(reason))
-        # Replace the reasons by the numbers that are known.
         if group and (own := measured.get(method.name)):
             cells = [_return(group, method), _score(own, [UNPERTURBED])]
             record |= zip(names, [*cells, _score(own, areas)], strict=False)
@@ -139,9 +138,8 @@ def _mean(values: Mapping[str, float]) -> html.Cell:
     each = list(map(html.number, values.values()))
     title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
     small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
-    return html.Cell(
-        html.number(float(np.mean([*values.values()]))), title, small=small
-    )
+    mean = float(np.mean([*values.values()]))
+    return html.Cell(html.number(mean), title, small=small)
 
 
 def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
@@ -167,20 +165,20 @@ def missing_values(
         f"{one.name}: {reason}"
         for method in methods
         for one in method.runs
-        for reason in one.missing
+        for reason in (one.evaluation_missing, one.metrics_missing)
+        if reason
     ]
     for group in groups:
-        reasons += _of_group(group, methods)
+        reasons += [
+            f"{method.name}: {group.missing(method)}"
+            for method in methods
+            if method.evaluated and group.missing(method)
+        ]
+        # Each reason is given once for each method, with all of its conditions.
+        for own in group.measured:
+            frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
+            for reason, part in frame.groupby("reason", sort=False):
+                names = dict.fromkeys(map(group.named, part["condition"]))
+                reasons.append(f"{own.method.name}, {', '.join(names)}: {reason}")
     notes = [html.missing_note(reason) for reason in reasons]
     return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])
-
-
-def _of_group(group: GroupScores, methods: Sequence[Method]) -> Iterator[str]:
-    for method in methods:
-        if method.evaluated and group.missing(method):
-            yield f"{method.name}: {group.missing(method)}"
-    for own in group.measured:
-        frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
-        for reason, part in frame.groupby("reason", sort=False):
-            names = dict.fromkeys(map(group.named, part["condition"]))
-            yield f"{own.method.name}, {', '.join(names)}: {reason}"

@@ -1,30 +1,23 @@
 """Videos of the policies, unperturbed and perturbed episodes side by side."""
 
 import base64
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.group_scores import (
-    UNPERTURBED,
-    Condition,
-    GroupScores,
-)
+from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition, GroupScores
 from marl_pool.evaluation.report.methods import Method
 from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
-from marl_pool.evaluation.video.caption import with_steps
-from marl_pool.evaluation.video.files import write_frames
+from marl_pool.evaluation.video.frames import grid_frames, with_steps, write_frames
 from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
-from marl_pool.evaluation.video.tiling import grid_frames
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError
 
@@ -45,14 +38,10 @@ def videos(
 ) -> list[html.PageSection]:
     """Build a section of videos for each group, one of the first seed of each method.
 
-    Args:
-        methods: in order.
-        groups: scores by group of agents, which choose the perturbation; without an
-            evaluation, the groups are those that were trained.
-        plugins: ``package.module:Class`` names that files of the runs may name.
+    The scores of a group choose the perturbation; without an evaluation, the groups are
+    those that were trained. ``plugins`` are names that files of the runs may name.
     """
-    firsts = {method.name: method.runs[0] for method in methods}
-    loaded = {name: (one, load(one, plugins)) for name, one in firsts.items()}
+    loaded = {one.name: (one.runs[0], load(one.runs[0], plugins)) for one in methods}
     names: Collection[str] = groups or dict.fromkeys(
         group
         for _, target in loaded.values()
@@ -87,7 +76,7 @@ def _section(
                 raise InputError(target)
             if group in target.fixed:
                 raise InputError(f"the group {group!r} did not learn in this run")
-            data = side_by_side(target, perturbation, about, group)
+            data = _side_by_side(target, perturbation, about, group)
         except (InputError, ModuleNotFoundError) as error:
             reason = f"{caption}: no video: {one.without_folders(error)}"
             section.components.append(html.missing_note(reason))
@@ -109,54 +98,30 @@ def _most_harmful(group: GroupScores) -> Condition | None:
     return worst if harmful else next(iter(levels), None)
 
 
-def side_by_side(
+def _side_by_side(
     subject: EvaluationTarget,
     perturbation: Mapping[str, Any] | None,
     about: str,
     group: str,
 ) -> str:
-    """Record the first evaluation environment twice, in one video that keeps in step.
-
-    Args:
-        subject: the policy and its environments.
-        perturbation: ``{"name": …, "severity": …, **options}``; None for clean alone.
-        about: the perturbation in words.
-        group: of agents, whose return and attention are drawn.
-
-    Returns:
-        WebM in base64.
+    """Record the first evaluation environment, clean and perturbed, as WebM in base64.
 
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes WebM.
     """
-    # Both columns play the same environment, step by step.
-    rows = 0 if perturbation is None else LEGEND_ROWS
-    tiles = [_tile(subject, None, CLEAN, group, rows)]
-    if perturbation is not None:
-        tiles.append(_tile(subject, perturbation, about, group, rows))
+    options: dict[str, Any] = {"size": SIZE, "group": group, "steps": False}
+    options["legend_rows"] = 0 if perturbation is None else LEGEND_ROWS
+    columns = [(CLEAN, None), (about, perturbation)]
+    # All columns play the same environment, step by step.
+    tiles = []
+    for words, given in columns if perturbation is not None else columns[:1]:
+        env = subject.make_env(1)
+        env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
+        change = None if given is None else perturb(given, env)
+        rollout = Rollout(env, subject.policies, perturbation=change)
+        tiles.append(episode_frames(rollout, about=words, **options))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
         images = with_steps(grid_frames([tiles]))
         write_frames(path, islice(images, 0, None, EVERY), FPS)
         return base64.b64encode(path.read_bytes()).decode()
-
-
-def _tile(
-    subject: EvaluationTarget,
-    perturbation: Mapping[str, Any] | None,
-    about: str,
-    group: str,
-    legend_rows: int,
-) -> Iterator[np.ndarray]:
-    env = subject.make_env(1)
-    env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
-    change = None if perturbation is None else perturb(perturbation, env)
-    rollout = Rollout(env, subject.policies, perturbation=change)
-    return episode_frames(
-        rollout,
-        about=about,
-        size=SIZE,
-        group=group,
-        steps=False,
-        legend_rows=legend_rows,
-    )

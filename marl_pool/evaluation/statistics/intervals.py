@@ -27,16 +27,6 @@ class Interval(NamedTuple):
     high: float
 
 
-class Summary(NamedTuple):
-    """Returns of one policy under one condition."""
-
-    episodes: int
-    mean: Interval
-    std: float
-    """Sample standard deviation (n - 1); NaN for a single episode."""
-    iqm: Interval
-
-
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis."""
     return values.mean(-1)
@@ -54,12 +44,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_score(scores: np.ndarray) -> np.ndarray:
-    """Interquartile mean over all runs and conditions together.
+    """Interquartile mean over all runs and conditions, the last two axes.
 
     Source: Agarwal et al. (2021), section 4.3.
-
-    Args:
-        scores: ``(..., runs, conditions)``.
     """
     return interquartile_mean(scores.reshape(*scores.shape[:-2], -1))
 
@@ -87,19 +74,14 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     return np.where(known, wins, np.nan).mean((-3, -2, -1))
 
 
-def around(
-    value: float, resampled: np.ndarray, confidence: float = CONFIDENCE
-) -> Interval:
-    """Percentile interval of resampled values; NaN if one of them is undefined.
+def around(value: float, resampled: np.ndarray) -> Interval:
+    """95 % percentile interval of the estimates of resamples, ``(resamples,)``.
 
-    Args:
-        value: estimate of the sample.
-        resampled: ``(resamples,)`` estimates of the resamples.
-        confidence: in (0, 1).
+    ``value`` is that of the sample. Bounds are NaN if a resample is undefined.
     """
     if not np.isfinite(resampled).all():
         return Interval(value, np.nan, np.nan)
-    tail = 50 * (1 - confidence)
+    tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(resampled, (tail, 100 - tail))
     return Interval(value, float(low), float(high))
 
@@ -126,9 +108,8 @@ def bootstrap(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Estimate a statistic and its percentile bootstrap interval.
+    """Estimate a statistic and its 95 % percentile bootstrap interval.
 
     Source: Efron and Tibshirani, *An Introduction to the Bootstrap* (1993), chapter
     13.
@@ -138,7 +119,6 @@ def bootstrap(
         statistic: reduces the last axis.
         seed: of the resampling.
         resamples: number of resamples, n of n with replacement.
-        confidence: in (0, 1).
 
     Returns:
         Bounds are NaN for a single observation.
@@ -149,32 +129,13 @@ def bootstrap(
         return Interval(value, np.nan, np.nan)
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(sample), size=(resamples, len(sample)))
-    return around(value, statistic(sample[chosen]), confidence)
-
-
-def summarize(returns: ArrayLike, *, seed: int = 0) -> Summary:
-    """Summarize the returns ``(n,)`` of independent episodes."""
-    sample = np.asarray(returns, dtype=np.float64)
-    return Summary(
-        episodes=len(sample),
-        mean=bootstrap(sample, seed=seed),
-        std=float(sample.std(ddof=1)) if len(sample) > 1 else float("nan"),
-        iqm=bootstrap(sample, interquartile_mean, seed=seed),
-    )
+    return around(value, statistic(sample[chosen]))
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
-    """Mean drop of the return, paired by episode, with its interval.
+    """Mean of ``clean - perturbed`` with its interval; positive for harm.
 
-    Both play the same environments, whose differences cancel: the interval is narrower
-    than that of a difference of two means.
-
-    Args:
-        clean: ``(n,)`` returns.
-        perturbed: ``(n,)`` returns in the same environments.
-        seed: of the resampling.
-
-    Returns:
-        The mean of ``clean - perturbed``: positive where the perturbation harms.
+    Both are ``(n,)`` returns in the same environments, whose differences cancel: the
+    interval is narrower than that of a difference of two means.
     """
     return bootstrap(np.subtract(clean, perturbed), seed=seed)

@@ -1,7 +1,14 @@
-"""Normalized scores: 0 is the random policy, 1 the scripted one."""
+"""Normalized scores, 0 for the random policy and 1 for the scripted one.
 
-from collections.abc import Sequence
-from dataclasses import replace
+Methods are compared by them with a bootstrap over training seeds, then over episodes. A
+method was trained several times, with different seeds, and each run played several
+episodes. A claim about the method must hold for new training seeds. An interval
+therefore resamples runs with replacement, and within them episodes.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +18,18 @@ from marl_pool.evaluation.statistics.intervals import (
     Interval,
     around,
     episode_resamples,
+    interquartile_score,
+    probability_of_improvement,
 )
 
 RANDOM, HEURISTIC = "random", "heuristic"
+RANKED_FROM = 5
+"""Least number of seeds of each method for a ranking."""
+INTERVAL_FROM = 2
+"""Least number of seeds for an interval over seeds."""
+
+Aggregate = Callable[[np.ndarray], np.ndarray]
+"""Reduces scores ``(..., runs, conditions)`` to ``(...)``."""
 
 
 class NormalizationBaselines(NamedTuple):
@@ -52,10 +68,9 @@ def normalized(
 
 
 def score_of(means: np.ndarray) -> np.ndarray:
-    """Score mean returns; NaN where the scripted policy is not the better baseline.
+    """Score mean returns ``(..., 3)`` of the policy, the random and the scripted one.
 
-    Args:
-        means: ``(..., 3)``, of the policy, the random and the scripted one.
+    NaN where the scripted policy is not the better baseline.
     """
     policy, random, heuristic = np.moveaxis(means, -1, 0)
     width = np.where(heuristic > random, heuristic - random, np.nan)
@@ -69,12 +84,7 @@ def scored(
     """Fill in the scores of rows whose environment has both baselines.
 
     Several groups that learn have no scores: a baseline's return in one group depends
-    on the policy of another.
-
-    Args:
-        results: rows.
-        returns: ``(rows, episodes)``.
-        seed: of the bootstrap.
+    on the policy of another. ``returns`` are ``(rows, episodes)``.
     """
     baselines = _baselines(results, returns)
     rows = []
@@ -90,13 +100,7 @@ def scored(
 def severity_aucs(
     results: Sequence[Result], returns: np.ndarray, *, seed: int = 0
 ) -> list[SeverityAUC]:
-    """Average the score over the severities of each perturbation.
-
-    Args:
-        results: rows.
-        returns: ``(rows, episodes)``.
-        seed: of the bootstrap.
-    """
+    """Average the score over the severities of each perturbation; see `scored`."""
     # Sort the rows into clean and perturbed ones of each policy.
     baselines = _baselines(results, returns)
     clean: dict[tuple[Any, ...], np.ndarray] = {}
@@ -127,11 +131,9 @@ def severity_aucs(
 
 
 def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.ndarray:
-    """Average over severity by the trapezoidal rule, for each episode.
+    """Average ``(episodes,)`` returns over severity by the trapezoidal rule.
 
-    Args:
-        levels: ``(episodes,)`` returns at each severity.
-        severities: increasing, two or more.
+    The severities increase, and are two or more.
     """
     area: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0)
     return area / (severities[-1] - severities[0])
@@ -157,3 +159,121 @@ def _baselines(
         for env, policy in known
         if policy == RANDOM and (env, HEURISTIC) in known
     }
+
+
+# Comparison of methods
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one method.
+
+    Attributes:
+        name: of the method; it seeds the resampling of its runs.
+        points: ``(runs, conditions)``, the mean over all episodes of each run.
+        resamples: ``(resamples, runs, conditions)``, each with resampled episodes.
+    """
+
+    name: str
+    points: np.ndarray
+    resamples: np.ndarray
+
+    @property
+    def seeds(self) -> int:
+        """Number of runs, which differ only in their seed."""
+        return len(self.points)
+
+    def of(self, columns: list[int]) -> "Scores":
+        """The scores under some of the conditions, by their column."""
+        return Scores(self.name, self.points[:, columns], self.resamples[..., columns])
+
+    def resampled(self) -> np.ndarray:
+        """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
+        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
+        count = len(self.resamples)
+        # Each resample of the episodes meets a resample of the runs.
+        chosen = generator.integers(self.seeds, size=(count, self.seeds))
+        return self.resamples[np.arange(count)[:, None], chosen]
+
+
+def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
+    """Score a method's runs, and again for each resample of the episodes.
+
+    Args:
+        name: of the method.
+        episodes: ``(runs, conditions, 3, episodes)`` returns of the run, the random
+            policy and the scripted one in the same environments. 0 and 1 in place of
+            the latter two leave returns unchanged.
+        weights: from `episode_resamples`.
+
+    Returns:
+        Scores that are NaN where the scripted policy is not the better one (`score_of`)
+        and resamples that are NaN for a single episode, whose spread is unknown.
+    """
+    # (runs, conditions, resamples), each a score of resampled mean returns.
+    resamples = score_of(np.moveaxis(episodes @ weights.T, 2, -1))
+    if weights.shape[-1] < 2:
+        resamples = np.full_like(resamples, np.nan)
+    return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(resamples, -1, 0))
+
+
+def mean_score(scores: np.ndarray) -> np.ndarray:
+    """Mean over runs and conditions, the last two axes."""
+    return np.mean(scores, (-2, -1))
+
+
+def over_seeds(scores: Scores, aggregate: Aggregate) -> Interval:
+    """Aggregate a method's scores, with an interval over seeds and episodes.
+
+    Bounds are NaN below `INTERVAL_FROM` seeds, and if a resample has no score.
+    """
+    value = float(aggregate(scores.points))
+    if scores.seeds < INTERVAL_FROM:
+        return Interval(value, np.nan, np.nan)
+    return around(value, aggregate(scores.resampled()))
+
+
+def this_policy_only(scores: Scores, aggregate: Aggregate) -> Interval:
+    """Aggregate a method's scores, with an interval over these runs' episodes only."""
+    return around(float(aggregate(scores.points)), aggregate(scores.resamples))
+
+
+def improvement(first: Scores, second: Scores) -> Interval:
+    """Probability that a run of the first method outscores one of the second.
+
+    Bounds are NaN if either has fewer than `INTERVAL_FROM` seeds, or a resample has no
+    score.
+    """
+    value = float(probability_of_improvement(first.points, second.points))
+    if min(first.seeds, second.seeds) < INTERVAL_FROM:
+        return Interval(value, np.nan, np.nan)
+    resampled = probability_of_improvement(first.resampled(), second.resampled())
+    return around(value, resampled)
+
+
+class Ranking(NamedTuple):
+    """Names and interquartile means of methods, best first.
+
+    ``refusal`` is the reason why they are not ordered; empty if they are.
+    """
+
+    places: list[tuple[str, Interval]]
+    refusal: str = ""
+
+
+def rank(methods: Mapping[str, Scores]) -> Ranking:
+    """Order methods by their interquartile mean over seeds and conditions.
+
+    All scores are under the same conditions. Below `RANKED_FROM` seeds of any method
+    they stay in the order given.
+    """
+    places = [
+        (name, over_seeds(scores, interquartile_score))
+        for name, scores in methods.items()
+    ]
+    fewest = min(scores.seeds for scores in methods.values())
+    if fewest >= RANKED_FROM:
+        return Ranking(sorted(places, key=lambda place: -place[1].value))
+    seeds = "1 seed" if fewest == 1 else f"{fewest} seeds"
+    reason = f"{seeds} of a method, and an order is given from {RANKED_FROM} on"
+    return Ranking(places, f"Not ranked: {reason}.")

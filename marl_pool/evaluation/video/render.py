@@ -1,6 +1,7 @@
 """Videos of trained policies, with their attention drawn into the frames."""
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,13 @@ from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
-from marl_pool.evaluation.video.files import write_frames
-from marl_pool.evaluation.video.tiling import grid_frames
+from marl_pool.evaluation.video.frames import (
+    Caption,
+    grid_frames,
+    with_caption,
+    with_steps,
+    write_frames,
+)
 from marl_pool.perception import Mark, Perception
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout, Transition
@@ -36,24 +41,12 @@ Head = str | int
 
 
 def attention_of(
-    policy: Policy,
-    tokens: Tokens,
-    *,
-    agent: int = 0,
-    head: Head = "mean",
-    memory: State = (),
+    policy: Policy, tokens: Tokens, *, head: Head = "mean", memory: State = ()
 ) -> Tensor | None:
-    """Compute one agent's attention weights of the tokens it perceives, ``(M,)``.
+    """Compute the first agent's attention weights of the tokens it perceives, ``(M,)``.
 
-    Args:
-        policy: the agent's policy.
-        tokens: perceived tokens of one environment.
-        agent: index of the agent in its group.
-        head: mean of the attention heads, or the number of one.
-        memory: recurrent state of the policy.
-
-    Returns:
-        None if the policy's pooling head has no attention weights.
+    The tokens are of one environment, and ``memory`` is the recurrent state of the
+    policy. None if its pooling head has no attention weights.
 
     Raises:
         InputError: an unknown head.
@@ -62,8 +55,7 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
-    # Select a head of the agent, or average over all.
-    own = heads[0, agent]
+    own = heads[0, 0]
     if isinstance(head, int) and 0 <= head < len(own):
         return own[head]
     if head == "mean":
@@ -104,7 +96,6 @@ def episode_frames(
     Yields:
         ``(height, width, 3)`` uint8 RGB.
     """
-    # Draw the first group unless another is chosen.
     group = group or next(iter(rollout.env.groups))
     policy = rollout.policies[group]
     prev_env, step, total = first_env(rollout.env), 0, 0.0
@@ -117,9 +108,17 @@ def episode_frames(
     def draw(
         perceived: Perception | None, weights: Tensor | None, acted: str = ""
     ) -> np.ndarray:
-        image, seen = _picture(prev_env, perceived, weights, group, size, top), None
+        # Outlines of the most attended patches take the place of tints.
+        tints = None if top else weights
+        image = prev_env.frame(
+            attention=tints, group=group, size=size, perception=perceived
+        )
+        if top and perceived is not None and weights is not None:
+            patches = perceived.by_origin(weights.cpu())
+            image = outline_top(image, prev_env, patches, top)
         words = [f"step {step}"] if steps else []
         words.append(f"return {total:.3f}")
+        seen = None
         if perceived is not None:
             legend.update(perceived.marks())
             seen = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
@@ -181,33 +180,12 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     return f"action off by {float((executed - chosen).norm()):.2f}"
 
 
-def _picture(
-    env: BatchedEnv,
-    perceived: Perception | None,
-    weights: Tensor | None,
-    group: str,
-    size: int,
-    top: int,
-) -> np.ndarray:
-    """Draw an environment with the attention to what is perceived of it."""
-    if perceived is None or weights is None or not top:
-        return env.frame(
-            attention=weights, group=group, size=size, perception=perceived
-        )
-    image = env.frame(group=group, size=size, perception=perceived)
-    return outline_top(image, env, perceived.by_origin(weights.cpu()), top)
-
-
 def outline_top(
     image: np.ndarray, env: BatchedEnv, weights: Tensor, top: int
 ) -> np.ndarray:
-    """Outline the ``top`` most attended patches in a frame.
+    """Outline the ``top`` most attended patches in a frame of an environment.
 
-    Args:
-        image: frame of the environment.
-        env: an environment whose tokens are patches.
-        weights: ``(N,)``, attention weights.
-        top: number of patches.
+    Its tokens are patches, with attention weights ``(N,)``.
     """
     assert env.patch_grid is not None
     most = weights.topk(min(top, len(weights))).indices
@@ -224,14 +202,9 @@ def render_run(
 ) -> Path:
     """Write a video of a run's policy to the run's ``videos/``, and return its path.
 
-    Its episodes are the first ones of `evaluate_run` at the same seed.
-
-    Args:
-        run: an earlier run.
-        settings: settings of the video.
-        perturbation: ``{"name": …, **options}``; None or the name "none" for none.
-        env: options of the environments, complete; None for the run's own.
-        plugins: ``package.module:Class`` names that the run may use.
+    Its episodes are the first ones of `evaluate_run` at the same seed. A perturbation
+    is ``{"name": …, **options}``; None or the name "none" for none. Other arguments are
+    those of `EvaluationTarget.from_run`.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
@@ -240,7 +213,10 @@ def render_run(
     """
     target = load_target(run, settings, env=env, plugins=plugins)
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
-    write_video(path, {_source(run): target}, settings, perturbation)
+    # A run that was made to hold a policy has the policy's name.
+    source = str(run.config.get("policy_from", "")).removeprefix("pretrained=")
+    name = Path(source).name or run.path.name
+    write_video(path, {name: target}, settings, perturbation)
     return path
 
 
@@ -293,26 +269,35 @@ def write_video(
     The names of the targets are shown in their frames.
     """
     options, rows = _without_none(perturbation), settings.rows
-    legend_rows = 0 if options is None else LEGEND_ROWS
+    total = settings.episodes * rows
+    shown: dict[str, Any] = {
+        "head": settings.head if settings.attention else None,
+        "size": settings.size,
+        "top": settings.top_patches,
+        "steps": False,
+        "legend_rows": 0 if options is None else LEGEND_ROWS,
+    }
     # Columns are targets times conditions.
-    conditions: list[Options | None] = [options]
-    if settings.beside_clean and options is not None:
-        conditions.insert(0, None)
+    beside_clean = settings.beside_clean and options is not None
+    columns = list(product(targets, [None, options] if beside_clean else [options]))
     longest = max(target.describe().max_steps for target in targets.values())
     num_frames = settings.episodes * (longest + 1)
 
+    def play(number: int, name: str, condition: Options | None) -> Iterator[np.ndarray]:
+        env, policies = targets[name].make_env(1, first=number), targets[name].policies
+        change = None if condition is None else perturb(condition, env)
+        explore = settings.stochastic
+        rollout = Rollout(env, policies, perturbation=change, explore=explore)
+        about = f"episode {number + 1} of {total}   " if total > 1 else ""
+        about += _condition(condition)
+        return episode_frames(rollout, source=name, about=about, **shown)
+
     def frames(progress: Progress) -> Iterator[np.ndarray]:
         done = 0
-        for first in range(0, settings.episodes * rows, rows):
+        for first in range(0, total, rows):
             # Play the episodes of a row of the grid side by side.
-            grid = [
-                [
-                    _episode(target, settings, episode, condition, name, legend_rows)
-                    for name, target in targets.items()
-                    for condition in conditions
-                ]
-                for episode in range(first, first + rows)
-            ]
+            numbers = range(first, first + rows)
+            grid = [[play(number, *column) for column in columns] for number in numbers]
             for image in with_steps(grid_frames(grid)):
                 yield image
                 done += 1
@@ -325,40 +310,6 @@ def write_video(
         Progress(num_frames, unit="frames") as progress,
     ):
         write_frames(path, frames(progress), settings.fps)
-
-
-def _episode(
-    target: EvaluationTarget,
-    settings: RenderSettings,
-    episode: int,
-    perturbation: Options | None,
-    name: str,
-    legend_rows: int,
-) -> Iterator[np.ndarray]:
-    env = target.make_env(1, first=episode)
-    total = settings.episodes * settings.rows
-    about = f"episode {episode + 1} of {total}   " if total > 1 else ""
-    change = None if perturbation is None else perturb(perturbation, env)
-    policies, explore = target.policies, settings.stochastic
-    rollout = Rollout(env, policies, perturbation=change, explore=explore)
-    return episode_frames(
-        rollout,
-        source=name,
-        about=about + _condition(perturbation),
-        head=settings.head if settings.attention else None,
-        size=settings.size,
-        top=settings.top_patches,
-        steps=False,
-        legend_rows=legend_rows,
-    )
-
-
-def _source(run: "Run") -> str:
-    """Return the name of a run, or of the policy that it was made to hold."""
-    policy_from = run.config.get("policy_from")
-    if policy_from is None:
-        return run.path.name
-    return Path(str(policy_from).removeprefix("pretrained=")).name
 
 
 def _without_none(options: Mapping[str, Any] | None) -> Options | None:

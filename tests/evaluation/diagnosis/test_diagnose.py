@@ -17,14 +17,20 @@ from helpers.toy import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.diagnosis import theory
-from marl_pool.evaluation.diagnosis.files import from_plain, print_table, to_plain
-from marl_pool.evaluation.diagnosis.measures import CHUNK, measure_head
-from marl_pool.evaluation.diagnosis.observations import (
+from marl_pool.evaluation.diagnosis.measures import (
+    CHUNK,
     GroupObservations,
+    measure_head,
     record_observations,
 )
 from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
-from marl_pool.evaluation.diagnosis.records import ALL, Diagnosis
+from marl_pool.evaluation.diagnosis.records import (
+    ALL,
+    Diagnosis,
+    from_plain,
+    print_table,
+    to_plain,
+)
 from marl_pool.evaluation.diagnosis.run import compare, diagnose, diagnose_run
 from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.settings import DiagnoseSettings

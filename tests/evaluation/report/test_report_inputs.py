@@ -54,7 +54,8 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     ]
     assert severities == [1.0, 0.5]
     assert own.path.name == "results-2.json"
-    assert [path.name for path in own.paths] == ["results-2.json", "results.json"]
+    names = [path.name for path in own.rows["path"].unique()]
+    assert names == ["results-2.json", "results.json"]
     assert len(own.rows) == 9
 
 
@@ -75,7 +76,7 @@ def test_evaluations_of_another_kind_are_not_read_as_one(
     )
     (source,) = read_runs([run])
     assert source.evaluation is not None
-    assert len(source.evaluation.paths) == 1
+    assert source.evaluation.rows["path"].nunique() == 1
     assert len(source.evaluation.rows) == 8
 
 

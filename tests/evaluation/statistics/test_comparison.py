@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from marl_pool.evaluation.statistics.comparison import (
+from marl_pool.evaluation.statistics.intervals import (
+    Interval,
+    episode_resamples,
+    interquartile_score,
+)
+from marl_pool.evaluation.statistics.scores import (
     RANKED_FROM,
     Scores,
     improvement,
@@ -13,11 +18,6 @@ from marl_pool.evaluation.statistics.comparison import (
     rank,
     scores_of,
     this_policy_only,
-)
-from marl_pool.evaluation.statistics.intervals import (
-    Interval,
-    episode_resamples,
-    interquartile_score,
 )
 
 EPISODES = 64

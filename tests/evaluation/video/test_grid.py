@@ -13,8 +13,8 @@ from helpers.videos import ENV, STEPS, centroid, policy_for, read
 from marl_pool.cli.main import main
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.video.frames import GAP, grid_frames
 from marl_pool.evaluation.video.render import render_run
-from marl_pool.evaluation.video.tiling import GAP, grid_frames
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout

@@ -14,8 +14,8 @@ from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.envs.drawing.marks import DRAWERS, draw_perceived_patches
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.video import caption, render
-from marl_pool.evaluation.video.caption import Caption, with_caption
+from marl_pool.evaluation.video import frames, render
+from marl_pool.evaluation.video.frames import Caption, with_caption
 from marl_pool.perception import Mark, Perception
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
@@ -181,13 +181,13 @@ def test_the_legend_names_each_mark(
     mark: Mark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts: list[str] = []
-    write = caption.write
+    write = frames.write
 
     def note(image: np.ndarray, text: str, *rest: Any) -> int:
         texts.append(text)
         return write(image, text, *rest)
 
-    monkeypatch.setattr(caption, "write", note)
+    monkeypatch.setattr(frames, "write", note)
     blank = np.full((400, 400, 3), PAPER, np.uint8)
     named = with_caption(blank, Caption((), "frozen", {mark}, 1))
     assert texts == ["frozen:", mark.value]

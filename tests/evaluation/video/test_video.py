@@ -14,8 +14,12 @@ from PIL import Image
 from helpers.toy import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.evaluation.settings import RenderSettings
-from marl_pool.evaluation.video.caption import Caption, with_caption, with_steps
-from marl_pool.evaluation.video.files import write_frames
+from marl_pool.evaluation.video.frames import (
+    Caption,
+    with_caption,
+    with_steps,
+    write_frames,
+)
 from marl_pool.evaluation.video.render import attention_of, episode_frames, render_run
 from marl_pool.perception import Perception
 from marl_pool.perturbations import make_perturbation

@@ -21,8 +21,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.patches import OUTLINE, PatchGrid
-from marl_pool.evaluation.cases import label
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import label, play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
 from marl_pool.evaluation.results import CLEAN, Files, Result
 from marl_pool.evaluation.settings import TargetSettings

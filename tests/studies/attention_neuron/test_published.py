@@ -21,7 +21,7 @@ from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
-from marl_pool.evaluation.episodes import play
+from marl_pool.evaluation.cases import play
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.base import SpecifiedPolicy
