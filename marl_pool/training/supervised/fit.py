@@ -18,6 +18,7 @@ from marl_pool.runs import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.optimization import write_tensors
+from marl_pool.training.supervised import TASKS
 from marl_pool.training.supervised.cost import Cost, estimate
 from marl_pool.training.supervised.folds import generator_of, network_seed
 from marl_pool.training.supervised.learner import FoldLearner, Means
@@ -28,7 +29,6 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
-from marl_pool.training.supervised.tasks import TASKS
 from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
