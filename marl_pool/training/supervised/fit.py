@@ -1,12 +1,14 @@
 """Supervised fits: folds, epochs, measurements, results."""
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,9 +21,12 @@ from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.optimization import write_tensors
 from marl_pool.training.supervised import TASKS
-from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import generator_of, network_seed
-from marl_pool.training.supervised.learner import FoldLearner, Means
+from marl_pool.training.supervised.learner import (
+    FoldLearner,
+    Means,
+    generator_of,
+    network_seed,
+)
 from marl_pool.training.supervised.results import (
     FoldResult,
     results_table,
@@ -35,6 +40,29 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import add_to_manifest, validate_intact
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
+BATCHES = 2
+"""Batches to time in each epoch of an estimate, after a first one for warm-up."""
+
+
+class Cost(NamedTuple):
+    """Estimated cost of a run; ``str`` gives one line."""
+
+    folds: int
+    epochs: int
+    """Epochs of each fold, at most."""
+    examples: int
+    """Training examples of an epoch."""
+    rate: float
+    """Training examples per second."""
+    seconds: float
+    """Duration of the whole run."""
+
+    def __str__(self) -> str:
+        return (
+            f"about {duration(self.seconds)}: {self.folds} "
+            f"fold{'s' if self.folds > 1 else ''} of at most {self.epochs} epochs of "
+            f"{self.examples:,} examples, {self.rate:,.0f} examples/s"
+        )
 
 
 def fit(
@@ -87,7 +115,45 @@ def price(config: FitConfig, folder: Path) -> Cost:
     validate_gpu(config)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
-    return estimate(FoldLearner(task, config, 0))
+    return estimate(task, config)
+
+
+def estimate(task: Task, config: FitConfig) -> Cost:
+    """Time a few batches, and extrapolate to the whole run.
+
+    Batches of the first, the middle and the last epoch are timed, because a schedule
+    may change the cost: a merging network becomes deeper, and slower, by the epoch.
+    """
+    learner, settings = FoldLearner(task, config, 0), config.fit
+    rows, size = learner.rows, BATCHES * settings.batch_size
+    # Warm up, then time.
+    learner.learn(rows.train[: settings.batch_size])
+    learned, measured = [], []
+    for epoch in (0, settings.epochs // 2, settings.epochs - 1):
+        learner.losses = [0.0] * epoch
+        learned.append(learner.learn(rows.train[:size]))
+        measured.append(learner.measure("train", rows.validation[:size]))
+    each, measuring_each = (
+        mean(epoch.seconds / epoch.examples for epoch in epochs)
+        for epochs in (learned, measured)
+    )
+    # Extrapolate, at most to the limit of a fold.
+    epoch_seconds = each * len(rows.train)
+    training, epochs = epoch_seconds * settings.epochs, float(settings.epochs)
+    if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
+        training = settings.seconds_per_fold
+        epochs = training / epoch_seconds
+    # Add the validation after each epoch and the test at the end.
+    measuring = measuring_each * (len(rows.validation) * epochs + task.num_test)
+    whole = settings.folds * (training + measuring)
+    return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def validate_data(config: FitConfig) -> None:
@@ -184,7 +250,7 @@ class FitMethod(TrainingMethod):
     @override
     def rounds(self) -> Iterator[None]:
         if not self.done:
-            print(estimate(FoldLearner(self.task, self.config, 0)), flush=True)
+            print(estimate(self.task, self.config), flush=True)
         yield
         self._end_fold()
         self._write_results()
@@ -199,7 +265,8 @@ class FitMethod(TrainingMethod):
         learner = self.learner
         learned = learner.learn(learner.rows.train)
         measured = learner.measure("train", learner.rows.validation)
-        if not (learned.is_finite and measured.is_finite):
+        means = chain(learned.means.values(), measured.means.values())
+        if not all(map(math.isfinite, means)):
             raise StepError("the loss is not finite")
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
@@ -223,7 +290,7 @@ class FitMethod(TrainingMethod):
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
         file = _network_file(self.run, self.fold)
-        with self._writing("the network"):
+        with writing(self.run, self.where(0), "the network"):
             make_folder(file.parent)
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
@@ -245,7 +312,7 @@ class FitMethod(TrainingMethod):
         network = self.task.make_network(self.config.seed)
         load_network(network, _network_file(self.run, 0))
         folder = self.run.path / PICTURES
-        with self._writing("the results"):
+        with writing(self.run, self.where(0), "the results"):
             make_folder(folder)
             generator = generator_of(self.config.seed, "pictures")
             document = write_results(
@@ -283,9 +350,6 @@ class FitMethod(TrainingMethod):
         self.results = [FoldResult(**fold) for fold in state["results"]]
         self._begin(state["fold"])
         self.learner.restore(checkpoint)
-
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self.where(0), what)
 
 
 def _network_file(run: Run, fold: int) -> Path:

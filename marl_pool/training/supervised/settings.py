@@ -1,5 +1,6 @@
 """Settings of supervised runs, as typed dataclasses without torch."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,8 +19,10 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Decay = Literal["constant", "cosine", "drop"]
 Scale = Literal["tiny", "cpu", "paper"]
+DROP_AT, DROP_TO = 0.7, 0.1
+"""Fraction of the steps after which ``decay=drop`` lowers the rate, and its factor:
+SWARM, section 4.2."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class FitSettings:
     """Weight decay of the optimizer."""
     warmup: Probability = 0.0
     """Fraction of the steps in which the learning rate rises linearly from 0."""
-    decay: Decay = "constant"
+    decay: Literal["constant", "cosine", "drop"] = "constant"
     """Learning rate after the warm-up: constant, a cosine to 0, or a drop to a tenth
     after 70 % of the steps."""
     back_tracking: bool = False
@@ -93,6 +96,18 @@ class FitSettings:
         limit = self.seconds_per_fold
         elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
         return int(fold * self.epochs + max(epoch, int(elapsed * self.epochs)))
+
+    def lr_at(self, progress: float) -> float:
+        """Return the learning rate at a fraction ``progress`` in [0, 1] of a fold."""
+        if progress < self.warmup:
+            return self.lr * progress / self.warmup
+        rest = min((progress - self.warmup) / (1 - self.warmup), 1.0)
+        factor = 1.0
+        if self.decay == "cosine":
+            factor = (1 + math.cos(math.pi * rest)) / 2
+        elif self.decay == "drop" and rest >= DROP_AT:
+            factor = DROP_TO
+        return self.lr * factor
 
 
 @dataclass(frozen=True)
