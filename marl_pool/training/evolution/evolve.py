@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.description import validate_env_change
-from marl_pool.policies.population import load_vector
-from marl_pool.policies.storage import save_policies
+from marl_pool.policies.agent import Agent
+from marl_pool.policies.population import load_vector, to_vector
+from marl_pool.policies.storage import load_policy, save_policies
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
@@ -22,10 +23,9 @@ from marl_pool.training.evolution.evaluator import (
     Evaluator,
     OutOfTimeError,
     PopulationTask,
+    Workers,
 )
-from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
-from marl_pool.training.evolution.workers import Workers, episode_runner
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.atomic import new_binary_file, new_file
@@ -33,6 +33,7 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.reading import read_npz
+from marl_pool.utils.text import quoted
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
@@ -40,6 +41,8 @@ MOST_EPISODES = 1 << 26
 """Episodes of a generation, whose returns are held in memory."""
 COUNTED = ("steps", "episodes", "seconds")
 """Attributes in the file `STATE`."""
+OWN, ZEROS = "policy", "zeros"
+"""Values of ``init`` other than a folder."""
 
 
 def evolve(
@@ -104,8 +107,20 @@ class EvolutionMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        with episode_runner(self.evaluator, self.config, self.run) as runner:
-            self.runner: Evaluator | Workers = runner
+        resources = self.config.resources
+        self.runner: Evaluator | Workers = self.evaluator
+        with ExitStack() as stack:
+            if resources.num_workers:
+                # Import here: without workers, ray is not needed.
+                from marl_pool.training.cluster import ray_session
+
+                session = ray_session(
+                    resources.address,
+                    num_cpus=resources.num_workers + 1,
+                    resume=f"resume with: marl-pool resume {quoted(self.run.path)}",
+                )
+                stack.enter_context(session)
+                self.runner = Workers(self.evaluator, self.config, self.run)
             self.runner.is_late = self.is_late
             yield
 
@@ -236,3 +251,45 @@ class EvolutionMethod(TrainingMethod):
         agent, group = self.evaluator.agent, self.evaluator.group
         load_vector(agent, vector.to(agent.low))
         save_policies({group: agent}, {group: group}, folder)
+
+
+def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
+    """Return the initial mean of the search, ``(n,)``.
+
+    Args:
+        init: ``policy``, ``zeros``, or the folder of a policy or run.
+        agent: agent with its own initial weights.
+        plugins: ``package.module:Class`` names that the folder may use.
+
+    Raises:
+        InputError: no policy in the folder, or one unlike the agent.
+    """
+    own = to_vector(agent)
+    if init == OWN:
+        return own
+    if init == ZEROS:
+        return torch.zeros_like(own)
+    # Read the policy of a folder; of a run, its best one.
+    folder = Path(init)
+    if not folder.is_dir():
+        raise InputError(
+            f"init: expected {OWN}, {ZEROS} or the folder of a policy or run, "
+            f"got {init!r}"
+        )
+    if not (folder / "config.json").is_file():
+        folder = Run.open(folder).policy_path()
+    found = load_policy(folder, plugins=plugins)
+    # The policy must be of the run's own class.
+    if not isinstance(found, Agent) or type(found) is not type(agent):
+        raise InputError(
+            f"init: expected a {type(agent).__name__}, {init} is a "
+            f"{type(found).__name__}"
+        )
+    # The parameters must have the same names and shapes.
+    shapes = {name: tuple(part.shape) for name, part in agent.named_parameters()}
+    for name, part in found.named_parameters():
+        if shapes.pop(name, None) != tuple(part.shape):
+            raise InputError(f"init: {init} has another {name} than the run's policy")
+    if shapes:
+        raise InputError(f"init: {init} has no {', '.join(shapes)}")
+    return to_vector(found)
