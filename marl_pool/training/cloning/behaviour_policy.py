@@ -1,7 +1,6 @@
 """The policy that acts while trajectories are collected, labelled by the teacher."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -13,25 +12,14 @@ from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
-from marl_pool.training.cloning.recorder import RowTable, StepRecorder
-from marl_pool.training.cloning.teacher import Teacher
-from marl_pool.training.cloning.trajectories import Trajectories, cut
+from marl_pool.training.cloning.teacher import Roles, TeacherLabel
+from marl_pool.training.cloning.trajectories import (
+    NO_ACTION,
+    RowTable,
+    Trajectories,
+    cut,
+)
 from marl_pool.utils.randomness import Stream
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Roles of an environment's groups.
-
-    Attributes:
-        group: name of the cloned group.
-        teacher: labels the group's steps.
-        others: policies of the other groups, by name.
-    """
-
-    group: str
-    teacher: Teacher
-    others: Mapping[str, Policy]
 
 
 class BehaviourPolicy(SpecifiedPolicy):
@@ -61,7 +49,7 @@ class BehaviourPolicy(SpecifiedPolicy):
         super().__init__(group.tokens, group.action_space)
         self.to(env.device)
         self.teacher, self.student, self.group = roles.teacher, student, roles.group
-        self.recorder = StepRecorder(self.actions.discrete, rows)
+        self.rows, self.recorded = rows, defaultdict[str, list[Tensor]](list)
         self.noise_size = self.teacher.noise_size
         self.env_ids = env.env_ids
         # This policy acts for the cloned group of a rollout of its own.
@@ -70,16 +58,17 @@ class BehaviourPolicy(SpecifiedPolicy):
 
     def episodes(self) -> Trajectories:
         """Play one episode in each environment."""
-        return self._recorded(self.rollout.episodes().returns[self.group])
+        return self._pop(self.rollout.episodes().returns[self.group])
 
     def advance(self, steps: int) -> Trajectories:
         """Take more steps in each environment; returns sum the rewards of these."""
-        return self._recorded(self.rollout.advance(steps)[self.group])
+        return self._pop(self.rollout.advance(steps)[self.group])
 
-    def _recorded(self, returns: Tensor) -> Trajectories:
-        rows = self.recorder.rows
-        table = None if rows is None else rows.table()
-        return cut(self.recorder.pop(), self.env_ids, returns, table)
+    def _pop(self, returns: Tensor) -> Trajectories:
+        """Return and forget what was recorded."""
+        steps = {name: torch.cat(parts) for name, parts in self.recorded.items()}
+        self.recorded.clear()
+        return cut(steps, self.env_ids, returns, self.rows)
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
@@ -111,8 +100,7 @@ class BehaviourPolicy(SpecifiedPolicy):
         if self.student is not None:
             decision = self.student.act(tokens, state["student"])
             action, student = decision.action, decision.state
-        active, before = env.active[self.group], state["prev_action"]
-        self.recorder.add(env, active, observed, before, state["begins"], answer)
+        self._record(observed, state, answer)
         # Pass the executed action to both memories.
         prev_action = self.actions.to_vectors(action).float()
         state = {
@@ -124,6 +112,40 @@ class BehaviourPolicy(SpecifiedPolicy):
         none = torch.zeros_like(prev_action[..., 0])
         # Log-probabilities, values and logits are not needed here.
         return Decision(action, none, none, prev_action, state)
+
+    def _record(self, tokens: Tokens, state: Any, answer: TeacherLabel) -> None:
+        """Record a step of the agents alive, before the environments take it."""
+        env, active = self.rollout.env, self.rollout.env.active[self.group]
+        features, label = tokens.features, answer.action
+        prev_action, begins = state["prev_action"], state["begins"]
+        # Store numbers in place of byte rows and of one-hot vectors.
+        if self.rows is not None:
+            features = self.rows.number(features)
+        if self.actions.discrete:
+            prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
+            label = label.short()
+        # Give the numbers of environments and agents the shape of the active mask.
+        shape = active.shape
+        step = {
+            "env": env.env_ids[:, None].expand(shape),
+            "episode": env.episodes[:, None].expand(shape),
+            "time": env.steps[:, None].expand(shape),
+            "agent": torch.arange(shape[1], device=active.device).expand(shape),
+            "features": features,
+            "types": tokens.types.byte(),
+            "padding": tokens.padding,
+            "prev_action": prev_action,
+            "begins": begins,
+            "label": label,
+        }
+        # Logits and privileged targets depend on the teacher.
+        if answer.logits is not None:
+            step["logits"] = answer.logits.float()
+        if answer.privileged_targets is not None:
+            step["privileged_targets"] = answer.privileged_targets.float()
+        # Copy to main memory: environments change their tensors in place.
+        for name, part in step.items():
+            self.recorded[name].append(part.to("cpu", copy=True)[active.cpu()])
 
     def _to_unit(self, action: Tensor) -> Tensor:
         """Invert `scale`, clipped to [-1, 1]."""

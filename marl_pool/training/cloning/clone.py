@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,30 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.actions import ActionPerturbation
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
-from marl_pool.training.cloning.build import (
-    build_roles,
+from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
+from marl_pool.training.cloning.learner import (
+    NOTHING,
+    Learner,
+    Score,
     make_auxiliary_head,
     make_student,
-    validate_config,
 )
-from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
-from marl_pool.training.cloning.learner import NOTHING, Learner, Score
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.teacher import PolicyTeacher
+from marl_pool.training.cloning.teacher import PolicyTeacher, build_roles
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.fixed_policies import frozen_module, with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.utils.atomic import new_file, new_folder
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import resolve
 from marl_pool.utils.randomness import VALIDATION_ENVS
 
 PROGRESS, TEACHER = "progress.json", "teacher"
@@ -39,8 +42,6 @@ PLAY_ENV_IDS = VALIDATION_ENVS + (1 << 39)
 """First environment number of measurements of the return during training."""
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")
 """Attributes of `CloningMethod` that a checkpoint stores."""
-SHOWN = ("samples_per_second", "loss", "validation_loss")
-"""Metrics beside the progress bar."""
 
 
 def clone(
@@ -68,6 +69,52 @@ def clone(
     TrainingLoop(run, typed, plain, should_stop).train(
         lambda checkpoint: CloningMethod(run, typed, checkpoint)
     )
+
+
+def validate_config(config: CloneConfig) -> None:
+    """Validate what no single section of the configuration can check.
+
+    Raises:
+        InputError: rounds beyond the last batch, no teacher where one is needed, or a
+            perturbation of actions or one that hides all tokens.
+    """
+    settings, perturbation = config.clone, config.perturbation
+    # The last round needs batches of its own.
+    last = settings.round_start(settings.rounds)
+    if config.total_batches <= last:
+        raise InputError(
+            f"total_batches: expected more than {last}, where the last of "
+            f"clone.rounds = {settings.rounds} begins, got {config.total_batches}"
+        )
+    if config.teacher is None:
+        raise InputError("teacher: expected a policy to clone, got null")
+    if perturbation.name != "none" and _acts(perturbation.name):
+        fitting = [name for name in PERTURBATIONS if not _acts(name)]
+        raise InputError(
+            f"perturbation: expected one of the tokens, {', '.join(fitting)}, since "
+            f"nothing acts on samples, got {perturbation.name}"
+        )
+    validate_no_ramp(perturbation, "samples are learned from in any order")
+    for key in ("onset", "end", "agents", "groups"):
+        if given := perturbation.get(key):
+            raise InputError(
+                f"perturbation.{key}: expected the default, since samples are learned "
+                f"from in any order, got {given}"
+            )
+    severity = perturbation.get("severity", 0.0)
+    # A list is a range of severities; check its upper end.
+    largest = severity[-1] if isinstance(severity, list) else severity
+    # A severity of 1 would hide all tokens.
+    if perturbation.name == "occlude" and largest >= 1:
+        raise InputError(
+            "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
+            f"got {largest:g}"
+        )
+
+
+def _acts(name: str) -> bool:
+    cls = resolve(name, PERTURBATIONS, "perturbation", Perturbation)
+    return issubclass(cls, ActionPerturbation)
 
 
 class CloningMethod(TrainingMethod):
@@ -139,16 +186,25 @@ class CloningMethod(TrainingMethod):
         for number in range(self.settings.rounds + 1):
             # Collect the round's trajectories, or read them if the run is resumed.
             begun = number <= self.round
-            with self._writing("the trajectories"):
-                learned = None if begun else self.batch
-                self.dataset.add(number, self.student.eval(), learned)
+            learned = None if begun else self.batch
+            with writing(self.run, self.where(self.iteration), "the trajectories"):
+                both = self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
             # Train on these trajectories and those of all earlier rounds.
             last = number == self.settings.rounds
             self.end = self.total if last else self.settings.round_start(number + 1)
             if not self.round_is_over:
-                self.train, self.validation = self._samplers()
+                self.train, self.validation = (
+                    Sampler(
+                        trajectories,
+                        self.dataset.rows,
+                        self.student.actions,
+                        self.augmentation,
+                        whole=self.whole,
+                    )
+                    for trajectories in both
+                )
                 yield
 
     def _keep_teacher(self) -> None:
@@ -157,18 +213,9 @@ class CloningMethod(TrainingMethod):
         if not isinstance(teacher, PolicyTeacher) or folder.is_dir():
             return
         if isinstance(teacher.policy, SpecifiedPolicy):
-            with self._writing("the teacher"), new_folder(folder) as new:
+            where = self.where(self.iteration)
+            with writing(self.run, where, "the teacher"), new_folder(folder) as new:
                 save_policy(teacher.policy, new)
-
-    def _samplers(self) -> list[Sampler]:
-        """Build samplers of training and of validation trajectories."""
-        rows, actions = self.dataset.rows, self.student.actions
-        table = None if rows is None else rows.table()
-        return [
-            Sampler(part, table, actions, self.augmentation, whole=self.whole)
-            for part in (self.dataset.train, self.dataset.validation)
-            if part is not None
-        ]
 
     # Iterations
 
@@ -198,8 +245,8 @@ class CloningMethod(TrainingMethod):
             "learn_seconds": learn_seconds,
             "samples_per_second": score.steps / learn_seconds,
         }
-        shown = {name: row[name] for name in SHOWN} | {"return_mean": self.played}
-        return Iteration(row, shown)
+        shown = {n: row[n] for n in ("samples_per_second", "loss", "validation_loss")}
+        return Iteration(row, {**shown, "return_mean": self.played})
 
     def _learn(self) -> Score:
         """Train for one iteration, at most to the end of the round."""
@@ -287,6 +334,3 @@ class CloningMethod(TrainingMethod):
                 groups[name] = frozen_module(name)
                 modules[groups[name]] = policy
         save_policies(modules, groups, folder)
-
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self.where(self.iteration), what)

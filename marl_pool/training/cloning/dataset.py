@@ -1,47 +1,147 @@
-"""Dataset of a cloning run: the trajectories of all rounds, collected or read."""
+"""Dataset of a cloning run: the trajectories of all rounds, collected or read.
 
+Each round has a folder with safetensors of its trajectories, ``about.json``, which
+describes it, and ``manifest.json`` with the checksums. The teacher plays in round 0,
+the student in later rounds.
+"""
+
+import json
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.policies.agent import Agent
-from marl_pool.training.cloning import storage
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
-from marl_pool.training.cloning.recorder import RowTable
+from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.trajectories import Trajectories, join
+from marl_pool.training.cloning.teacher import Roles
+from marl_pool.training.cloning.trajectories import (
+    PER_TRAJECTORY,
+    STEP_PARTS,
+    RowTable,
+    Trajectories,
+    join,
+)
+from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
+from marl_pool.utils.reading import read_json
+from marl_pool.version import __version__
 
 FOLDER = "trajectories"
+FORMAT = 2
+ABOUT, TRAIN, VALIDATION = "about.json", "train", "validation"
+NUMBERS, TABLE = "features", "table"
 
 
-def collect(
-    build: Callable[[int, int], BehaviourPolicy],
-    first: int,
-    episodes: int,
-    num_envs: int,
-    unit: str = "episodes",
-) -> Trajectories:
-    """Play one episode in each of ``episodes`` environments, ``num_envs`` at a time.
+@dataclass(frozen=True)
+class Round:
+    """Trajectories of one round, and their description."""
 
-    ``build`` builds the policy that plays, with its environments, given the number of
-    the first one and their count; ``unit`` is that of the progress bar.
+    train: Trajectories
+    validation: Trajectories
+    about: dict[str, Any]
+
+
+def round_path(folder: Path, number: int) -> Path:
+    """Return the folder of a round."""
+    return folder / f"round_{number:03d}"
+
+
+def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
+    """Write a round atomically; ``rows`` is None unless features are uint8."""
+    about = {
+        "format": FORMAT,
+        "package_version": __version__,
+        **collected.about,
+        "digests": {
+            name: list(getattr(collected, name).digests) for name in (TRAIN, VALIDATION)
+        },
+    }
+    # Write the files into a new folder, which takes its name when it is complete.
+    with new_folder(path) as folder:
+        for name in (TRAIN, VALIDATION):
+            tensors = _tensors(getattr(collected, name), rows)
+            with new_binary_file(folder / f"{name}.safetensors") as binary:
+                binary.write(save(tensors))
+        with new_file(folder / ABOUT) as out:
+            out.write(json.dumps(about, indent=1) + "\n")
+        write_manifest(folder)
+
+
+def load_round(path: Path, rows: RowTable | None) -> Round:
+    """Read a round that `save_round` wrote; extend the table ``rows``.
+
+    Raises:
+        InputError: missing or damaged files, or another format.
     """
-    parts: list[Trajectories] = []
-    with Progress(episodes, unit=unit) as progress:
-        for done in range(0, episodes, num_envs):
-            count = min(num_envs, episodes - done)
-            parts.append(build(first + done, count).episodes())
-            steps = sum(part.num_steps for part in parts)
-            progress.update(done + count, steps=steps)
-    return join(parts)
+    about = read_about(path)
+    # Compare the checksums, then read both sides.
+    try:
+        validate_intact(path)
+        train, validation = (
+            _read(path / f"{name}.safetensors", about["digests"][name], rows)
+            for name in (TRAIN, VALIDATION)
+        )
+    except InputError as error:
+        raise InputError(f"trajectories: {error}") from error
+    except (SafetensorError, OSError, LookupError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"trajectories: {path} is damaged: {reason}") from error
+    return Round(train, validation, about)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read the description of a round's trajectories.
+
+    Raises:
+        InputError: a missing or damaged file, or another format.
+    """
+    file = path / ABOUT
+    try:
+        about = read_json(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"trajectories: {file} cannot be read: {error}") from error
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != FORMAT:
+        raise InputError(
+            f"trajectories: {file}: expected format {FORMAT}, got {found!r}"
+        )
+    return dict(about)
+
+
+def _tensors(what: Trajectories, rows: RowTable | None) -> dict[str, Tensor]:
+    tensors = {name: part.contiguous() for name, part in what.steps.items()}
+    tensors |= {name: getattr(what, name) for name in PER_TRAJECTORY}
+    # Store only the rows in use, and renumber them.
+    if rows is not None:
+        tensors[TABLE], numbers = rows.select(what.steps[NUMBERS])
+        tensors[NUMBERS] = numbers.int()
+    return tensors
+
+
+def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
+    tensors = load_file(file)
+    steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
+    # Add the rows to the run's table, and replace their numbers by those in it.
+    if TABLE in tensors:
+        assert rows is not None
+        numbers = rows.number(tensors[TABLE])
+        flat = steps[NUMBERS].flatten().long()
+        steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
+    others = (tensors[name] for name in PER_TRAJECTORY)
+    return Trajectories(steps, tuple(digests), *others)
 
 
 class CloneDataset:
@@ -49,8 +149,6 @@ class CloneDataset:
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.
-        train: training trajectories of all rounds so far.
-        validation: held-out trajectories of all rounds so far.
     """
 
     def __init__(
@@ -85,7 +183,9 @@ class CloneDataset:
             **{**config.env, **(self.settings.rollout_env if student else {})},
         )
 
-    def add(self, number: int, student: Agent, learned: int | None) -> None:
+    def add(
+        self, number: int, student: Agent, learned: int | None
+    ) -> tuple[Trajectories, Trajectories]:
         """Add the trajectories of a round: read them, or collect and save them.
 
         Args:
@@ -95,21 +195,25 @@ class CloneDataset:
                 another number of batches are collected again. None: the round began
                 before the run was resumed, so read what was saved.
 
+        Returns:
+            Training and held-out trajectories of all rounds so far.
+
         Raises:
             InputError: damaged trajectories, or none that is long enough.
         """
-        path = storage.round_path(self.folder, number)
+        path = round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
-        if path.is_dir() and learned in (None, storage.read_about(path).get("learned")):
-            new = storage.load_round(path, self.rows)
+        if path.is_dir() and learned in (None, read_about(path).get("learned")):
+            new = load_round(path, self.rows)
         else:
             new = self._collect(number, student, learned or 0)
-            storage.save_round(path, new, self.rows)
+            save_round(path, new, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
         self.train = join([self.train, new.train])
         self.validation = join([self.validation, new.validation])
+        return self.train, self.validation
 
-    def _collect(self, number: int, student: Agent, learned: int) -> storage.Round:
+    def _collect(self, number: int, student: Agent, learned: int) -> Round:
         settings = self.settings
         # Round 0 is the teacher's; each later round has environments of its own.
         episodes = settings.round_episodes if number else settings.episodes
@@ -148,7 +252,7 @@ class CloneDataset:
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )
-        return storage.Round(kept, validation, about)
+        return Round(kept, validation, about)
 
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
@@ -165,14 +269,20 @@ class CloneDataset:
                 self.augmentation.build() if by_student else None,
             )
 
-        # Collect whole episodes, unless rounds have a number of steps.
-        if not by_student or settings.round_steps is None:
-            unit = f"{name} episodes"
-            return collect(build, first, episodes, settings.num_envs, unit)
-        # Continue the games of the last round.
-        if name not in self._games:
-            self._games[name] = build(first, episodes)
-        return self._games[name].advance(settings.round_steps)
+        # Continue the games of the last round, if rounds have a number of steps.
+        if by_student and settings.round_steps is not None:
+            if name not in self._games:
+                self._games[name] = build(first, episodes)
+            return self._games[name].advance(settings.round_steps)
+        # Otherwise play one episode in each environment, ``num_envs`` at a time.
+        parts: list[Trajectories] = []
+        with Progress(episodes, unit=f"{name} episodes") as progress:
+            for done in range(0, episodes, settings.num_envs):
+                count = min(settings.num_envs, episodes - done)
+                parts.append(build(first + done, count).episodes())
+                steps = sum(part.num_steps for part in parts)
+                progress.update(done + count, steps=steps)
+        return join(parts)
 
     def _long(self, played: Trajectories) -> Trajectories:
         """Keep trajectories with at least ``min_length`` steps."""

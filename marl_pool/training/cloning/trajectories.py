@@ -14,6 +14,55 @@ STEP_PARTS = (
     *("logits", "privileged_targets"),
 )
 PER_TRAJECTORY = ("lengths", "returns", "env_ids", "begins")
+NO_ACTION = -1
+"""Previous action at the start of an episode, for discrete actions."""
+
+
+class RowTable:
+    """Deduplicating table of byte rows, numbered in the order of arrival.
+
+    Number 0 is the row of zeros. A frame of Pong has about 16 distinct patches out of
+    196, most of them already in the table, so it takes a hundredth of its bytes.
+
+    Args:
+        width: bytes of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._numbers = {_digest(bytes(width)): 0}
+        self._table = np.zeros((1024, width), np.uint8)
+
+    def number(self, rows: Tensor) -> Tensor:
+        """Add rows ``(*B, width)`` uint8; return their numbers ``(*B,)`` int32."""
+        flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
+        numbers, known = self._numbers, len(self._numbers)
+        keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
+        found = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        # Grow to twice the size needed, so that rows are seldom copied.
+        if len(numbers) > len(self._table):
+            more = np.zeros((2 * len(numbers), self.width), np.uint8)
+            more[:known] = self._table[:known]
+            self._table = more
+        # Copy the new rows; repeated ones are equal.
+        new = found >= known
+        self._table[found[new]] = flat[new]
+        return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
+
+    def table(self) -> Tensor:
+        """Return a view of the rows by number, ``(rows, width)`` uint8."""
+        return torch.from_numpy(self._table[: len(self._numbers)])
+
+    def select(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distinct rows among ``numbers``, and their places, int64."""
+        used, places = np.unique(numbers.numpy(), return_inverse=True)
+        rows = self.table()[torch.from_numpy(used).long()]
+        return rows, torch.from_numpy(places).view(numbers.shape)
+
+
+def _digest(row: bytes) -> bytes:
+    """Hash a row to a key of 16 bytes, shorter than most rows."""
+    return hashlib.blake2b(row, digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -88,16 +137,21 @@ def join(given: Iterable[Trajectories | None]) -> Trajectories:
 
 
 def cut(
-    recorded: dict[str, Tensor], env_ids: Tensor, returns: Tensor, table: Tensor | None
+    recorded: dict[str, Tensor], env_ids: Tensor, returns: Tensor, rows: RowTable | None
 ) -> Trajectories:
     """Cut recorded steps into trajectories, one for each life of an agent.
 
     Args:
-        recorded: tensors of `StepRecorder.pop`.
+        recorded: the `Trajectories.steps`, and ``env``, ``agent``, ``episode``,
+            ``time`` and ``begins`` of each, in any order.
         env_ids: ``(E,)``, numbers of the environments, ascending.
         returns: ``(E, A)``, returns of the agents.
-        table: distinct features by number; None unless features are uint8.
+        rows: table of distinct features; None unless features are uint8.
     """
+    # Sort by environment, agent, episode and time; the last key is the first one.
+    keys = [recorded[name] for name in ("time", "episode", "agent", "env")]
+    order = torch.from_numpy(np.lexsort(keys))
+    recorded = {name: part.index_select(0, order) for name, part in recorded.items()}
     env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
     # A step continues the last one if it is the same agent's next time step.
     starts = torch.ones(len(env), dtype=torch.bool)
@@ -106,28 +160,27 @@ def cut(
     lengths = first.diff(append=torch.tensor([len(env)]))
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}
     # Returns are stored by environment and agent: find the row of each trajectory.
-    rows = torch.searchsorted(env_ids.cpu(), env[first])
+    places = torch.searchsorted(env_ids.cpu(), env[first])
     return Trajectories(
         steps,
-        _digests(steps, lengths, table),
+        _digests(steps, lengths, rows),
         lengths,
-        returns.cpu().double()[rows, agent[first]],
+        returns.cpu().double()[places, agent[first]],
         env[first],
         recorded["begins"][first],
     )
 
 
 def _digests(
-    steps: dict[str, Tensor], lengths: Tensor, table: Tensor | None
+    steps: dict[str, Tensor], lengths: Tensor, rows: RowTable | None
 ) -> tuple[str, ...]:
     # Hash the rows: their numbers depend on the order in which rows were recorded.
     features = steps["features"]
-    if table is not None:
-        used, numbers = np.unique(features.numpy(), return_inverse=True)
-        rows = table[torch.from_numpy(used).long()].numpy()
-        names = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-        hashes = np.frombuffer(names, dtype=np.int64)
-        features = torch.from_numpy(hashes[numbers].reshape(features.shape))
+    if rows is not None:
+        used, places = rows.select(features)
+        names = (hashlib.blake2b(row, digest_size=8).digest() for row in used.numpy())
+        hashes = np.frombuffer(b"".join(names), dtype=np.int64)
+        features = torch.from_numpy(hashes[places.numpy()])
     # Hash observations, previous actions and labels of each trajectory.
     hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
     sizes = lengths.tolist()

@@ -26,16 +26,21 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
+from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.clone import PLAY_ENV_IDS, clone
-from marl_pool.training.cloning.dataset import FOLDER, collect
+from marl_pool.training.cloning.dataset import (
+    FOLDER,
+    Round,
+    load_round,
+    round_path,
+    save_round,
+)
 from marl_pool.training.cloning.learner import (
     AuxiliaryHead,
     Learner,
     auxiliary_errors,
     losses,
 )
-from marl_pool.training.cloning.recorder import NO_ACTION, RowTable
 from marl_pool.training.cloning.sampler import (
     Augmentation,
     Sampler,
@@ -43,14 +48,14 @@ from marl_pool.training.cloning.sampler import (
     chunks,
 )
 from marl_pool.training.cloning.settings import CloneSettings
-from marl_pool.training.cloning.storage import (
-    Round,
-    load_round,
-    round_path,
-    save_round,
+from marl_pool.training.cloning.teacher import PolicyTeacher, Roles
+from marl_pool.training.cloning.trajectories import (
+    NO_ACTION,
+    PER_TRAJECTORY,
+    RowTable,
+    Trajectories,
+    join,
 )
-from marl_pool.training.cloning.teacher import PolicyTeacher
-from marl_pool.training.cloning.trajectories import PER_TRAJECTORY, Trajectories, join
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
 from marl_pool.utils.types import Options
@@ -120,12 +125,13 @@ def collected(
         RowTable(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
     )
 
-    def build(first, count):
+    def play(first, count):
         envs = make_batched_env(num_envs=count, first_env=first, **env)
         roles = Roles(name, teacher, {})
-        return BehaviourPolicy(roles, envs, rows, student, perturbation)
+        return BehaviourPolicy(roles, envs, rows, student, perturbation).episodes()
 
-    return collect(build, 0, episodes, num_envs=2), rows
+    starts = range(0, episodes, 2)
+    return join(play(first, min(2, episodes - first)) for first in starts), rows
 
 
 CARTPOLE = {"name": "cartpole", "max_steps": 15}
@@ -402,9 +408,8 @@ def sampler(
 ) -> Sampler:
     spec = CHANNELS if rows is None else Bytes.spec
     actions = ActionSpec.of(FORCE) if rows is None else ActionSpec(n=2)
-    table = None if rows is None else rows.table()
     augmented = augmentation(spec, batch_size=batch_size, **options)
-    return Sampler(trajectories, table, actions, augmented, whole=whole)
+    return Sampler(trajectories, rows, actions, augmented, whole=whole)
 
 
 def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
