@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,8 @@ def clone(
     )
 
 
-def validate_config(config: CloneConfig) -> None:
-    """Validate what no single section of the configuration can check.
-
-    Raises:
-        InputError: rounds beyond the last batch, no teacher where one is needed, or a
-            perturbation of actions or one that hides all tokens.
-    """
+def _validate(config: CloneConfig) -> None:
+    """Validate what no single section of the configuration can check."""
     settings, perturbation = config.clone, config.perturbation
     # The last round needs batches of its own.
     last = settings.round_start(settings.rounds)
@@ -136,14 +132,20 @@ class CloningMethod(TrainingMethod):
         super().__init__(run, config.total_batches)
         self.config, self.settings = config, config.clone
         settings = config.clone
-        validate_config(config)
+        _validate(config)
         # Build the teacher and the fixed policies, from the checkpoint if there is one.
         groups = describe_env(config.env).groups
         saved = checkpoint and checkpoint / "policy"
         self.roles = build_roles(config, groups, run.path / TEACHER, saved)
-        teacher, option = self.roles.teacher, settings.option_with_logits
-        if option and not teacher.has_logits:
-            raise InputError(f"{option}: the teacher {config.teacher} has no logits")
+        # Some options need the teacher's logits; these values do without.
+        teacher = self.roles.teacher
+        plain = {"soft": "false", "margin_weighting": "null", "expected_regret": "0"}
+        for key, value in plain.items():
+            if getattr(settings, key) and not teacher.has_logits:
+                raise InputError(
+                    f"clone.{key}: expected {value}: the teacher {config.teacher} has "
+                    "no logits"
+                )
         # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
         self.student = make_student(config, group)
@@ -188,23 +190,22 @@ class CloningMethod(TrainingMethod):
             begun = number <= self.round
             learned = None if begun else self.batch
             with writing(self.run, self.where(self.iteration), "the trajectories"):
-                both = self.dataset.add(number, self.student.eval(), learned)
+                self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
             # Train on these trajectories and those of all earlier rounds.
             last = number == self.settings.rounds
             self.end = self.total if last else self.settings.round_start(number + 1)
             if not self.round_is_over:
-                self.train, self.validation = (
-                    Sampler(
-                        trajectories,
-                        self.dataset.rows,
-                        self.student.actions,
-                        self.augmentation,
-                        whole=self.whole,
-                    )
-                    for trajectories in both
+                sample = partial(
+                    Sampler,
+                    rows=self.dataset.rows,
+                    actions=self.student.actions,
+                    augmentation=self.augmentation,
+                    whole=self.whole,
                 )
+                self.train = sample(self.dataset.sides["train"])
+                self.validation = sample(self.dataset.sides["validation"])
                 yield
 
     def _keep_teacher(self) -> None:

@@ -7,14 +7,12 @@ the student in later rounds.
 
 import json
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -39,19 +37,12 @@ from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
-FOLDER = "trajectories"
+FOLDER, ABOUT = "trajectories", "about.json"
 FORMAT = 2
-ABOUT, TRAIN, VALIDATION = "about.json", "train", "validation"
 NUMBERS, TABLE = "features", "table"
-
-
-@dataclass(frozen=True)
-class Round:
-    """Trajectories of one round, and their description."""
-
-    train: Trajectories
-    validation: Trajectories
-    about: dict[str, Any]
+SIDES = ("train", "validation")
+Sides = dict[str, Trajectories]
+"""Trajectories by the names in `SIDES`: to learn from, and held out."""
 
 
 def round_path(folder: Path, number: int) -> Path:
@@ -59,20 +50,25 @@ def round_path(folder: Path, number: int) -> Path:
     return folder / f"round_{number:03d}"
 
 
-def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
+def save_round(
+    path: Path, sides: Sides, about: dict[str, Any], rows: RowTable | None
+) -> None:
     """Write a round atomically; ``rows`` is None unless features are uint8."""
     about = {
         "format": FORMAT,
         "package_version": __version__,
-        **collected.about,
-        "digests": {
-            name: list(getattr(collected, name).digests) for name in (TRAIN, VALIDATION)
-        },
+        **about,
+        "digests": {name: list(side.digests) for name, side in sides.items()},
     }
     # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
-        for name in (TRAIN, VALIDATION):
-            tensors = _tensors(getattr(collected, name), rows)
+        for name, side in sides.items():
+            tensors = {part: each.contiguous() for part, each in side.steps.items()}
+            tensors |= {part: getattr(side, part) for part in PER_TRAJECTORY}
+            # Store only the rows in use, and renumber them.
+            if rows is not None:
+                tensors[TABLE], numbers = rows.select(side.steps[NUMBERS])
+                tensors[NUMBERS] = numbers.int()
             with new_binary_file(folder / f"{name}.safetensors") as binary:
                 binary.write(save(tensors))
         with new_file(folder / ABOUT) as out:
@@ -80,7 +76,7 @@ def save_round(path: Path, collected: Round, rows: RowTable | None) -> None:
         write_manifest(folder)
 
 
-def load_round(path: Path, rows: RowTable | None) -> Round:
+def load_round(path: Path, rows: RowTable | None) -> Sides:
     """Read a round that `save_round` wrote; extend the table ``rows``.
 
     Raises:
@@ -90,16 +86,15 @@ def load_round(path: Path, rows: RowTable | None) -> Round:
     # Compare the checksums, then read both sides.
     try:
         validate_intact(path)
-        train, validation = (
-            _read(path / f"{name}.safetensors", about["digests"][name], rows)
-            for name in (TRAIN, VALIDATION)
-        )
+        return {
+            name: _read(path / f"{name}.safetensors", about["digests"][name], rows)
+            for name in SIDES
+        }
     except InputError as error:
         raise InputError(f"trajectories: {error}") from error
     except (SafetensorError, OSError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"trajectories: {path} is damaged: {reason}") from error
-    return Round(train, validation, about)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -121,16 +116,6 @@ def read_about(path: Path) -> dict[str, Any]:
     return dict(about)
 
 
-def _tensors(what: Trajectories, rows: RowTable | None) -> dict[str, Tensor]:
-    tensors = {name: part.contiguous() for name, part in what.steps.items()}
-    tensors |= {name: getattr(what, name) for name in PER_TRAJECTORY}
-    # Store only the rows in use, and renumber them.
-    if rows is not None:
-        tensors[TABLE], numbers = rows.select(what.steps[NUMBERS])
-        tensors[NUMBERS] = numbers.int()
-    return tensors
-
-
 def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
     tensors = load_file(file)
     steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
@@ -149,6 +134,7 @@ class CloneDataset:
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.
+        sides: trajectories of all rounds so far.
     """
 
     def __init__(
@@ -164,8 +150,7 @@ class CloneDataset:
         # Number the distinct rows of byte features: screens repeat them often.
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = RowTable(group.tokens.num_features) if bytes_ else None
-        self.train: Trajectories | None = None
-        self.validation: Trajectories | None = None
+        self.sides: Sides = {}
         self._games: dict[str, BehaviourPolicy] = {}
         validate_env_change(config.env, self.settings.rollout_env, "clone.rollout_env")
 
@@ -183,9 +168,7 @@ class CloneDataset:
             **{**config.env, **(self.settings.rollout_env if student else {})},
         )
 
-    def add(
-        self, number: int, student: Agent, learned: int | None
-    ) -> tuple[Trajectories, Trajectories]:
+    def add(self, number: int, student: Agent, learned: int | None) -> None:
         """Add the trajectories of a round: read them, or collect and save them.
 
         Args:
@@ -195,9 +178,6 @@ class CloneDataset:
                 another number of batches are collected again. None: the round began
                 before the run was resumed, so read what was saved.
 
-        Returns:
-            Training and held-out trajectories of all rounds so far.
-
         Raises:
             InputError: damaged trajectories, or none that is long enough.
         """
@@ -206,14 +186,14 @@ class CloneDataset:
         if path.is_dir() and learned in (None, read_about(path).get("learned")):
             new = load_round(path, self.rows)
         else:
-            new = self._collect(number, student, learned or 0)
-            save_round(path, new, self.rows)
+            new, about = self._collect(number, student, learned or 0)
+            save_round(path, new, about, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
-        self.train = join([self.train, new.train])
-        self.validation = join([self.validation, new.validation])
-        return self.train, self.validation
+        self.sides = {name: join([self.sides.get(name), new[name]]) for name in SIDES}
 
-    def _collect(self, number: int, student: Agent, learned: int) -> Round:
+    def _collect(
+        self, number: int, student: Agent, learned: int
+    ) -> tuple[Sides, dict[str, Any]]:
         settings = self.settings
         # Round 0 is the teacher's; each later round has environments of its own.
         episodes = settings.round_episodes if number else settings.episodes
@@ -237,8 +217,8 @@ class CloneDataset:
             validation, train = self._long(validation), self._long(train)
         # Drop duplicates, so that no trajectory is on both sides.
         validation = validation.without_duplicates()
-        earlier = (validation, self.validation, self.train)
-        known = [d for part in earlier if part is not None for d in part.digests]
+        earlier = (validation, *self.sides.values())
+        known = [digest for side in earlier for digest in side.digests]
         kept = train.without_duplicates(known)
         if not len(kept) and not number:
             raise InputError(
@@ -252,7 +232,7 @@ class CloneDataset:
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )
-        return Round(kept, validation, about)
+        return {"train": kept, "validation": validation}, about
 
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str

@@ -137,12 +137,8 @@ class Roles:
     others: Mapping[str, Policy]
 
 
-def cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
-    """Return the one group that is not in ``fixed``.
-
-    Raises:
-        InputError: there is none, or more than one.
-    """
+def _cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
+    """Return the one group that is not in ``fixed``."""
     fixed = config.fixed or {}
     if unknown := [name for name in fixed if name not in groups]:
         raise InputError(
@@ -169,10 +165,11 @@ def build_roles(
     the other groups' policies, in a checkpoint.
 
     Raises:
-        InputError: no such policy, or one that does not fit its group.
+        InputError: no such policy, or one that does not fit its group; not all groups
+            but one in ``fixed``.
     """
     # Build the policies that play the groups that are not cloned.
-    group = cloned_group(config, groups)
+    group = _cloned_group(config, groups)
     env_name = config.env.name
     fixed = load_fixed(
         config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved

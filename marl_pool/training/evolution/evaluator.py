@@ -135,7 +135,6 @@ class Evaluator:
         return PopulationReturns(returns, lengths)
 
     def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Run the episodes of one batch."""
         shape = (len(vectors), len(task.env_ids))
         # Give each member its own copies of the same environments.
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)

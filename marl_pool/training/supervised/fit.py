@@ -134,18 +134,15 @@ def estimate(task: Task, config: FitConfig) -> Cost:
         learned.append(learner.learn(rows.train[:size]))
         measured.append(learner.measure("train", rows.validation[:size]))
     each, measuring_each = (
-        mean(epoch.seconds / epoch.examples for epoch in epochs)
-        for epochs in (learned, measured)
+        mean(part.seconds / part.examples for part in parts)
+        for parts in (learned, measured)
     )
     # Extrapolate, at most to the limit of a fold.
-    epoch_seconds = each * len(rows.train)
-    training, epochs = epoch_seconds * settings.epochs, float(settings.epochs)
-    if settings.seconds_per_fold is not None and training > settings.seconds_per_fold:
-        training = settings.seconds_per_fold
-        epochs = training / epoch_seconds
+    a_pass = each * len(rows.train)
+    training = min(a_pass * settings.epochs, settings.seconds_per_fold or math.inf)
     # Add the validation after each epoch and the test at the end.
-    measuring = measuring_each * (len(rows.validation) * epochs + task.num_test)
-    whole = settings.folds * (training + measuring)
+    measured_examples = len(rows.validation) * training / a_pass + task.num_test
+    whole = settings.folds * (training + measuring_each * measured_examples)
     return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
 
 
@@ -221,7 +218,6 @@ class FitMethod(TrainingMethod):
         self._begin(0)
 
     def _begin(self, fold: int) -> None:
-        """Begin a fold with a new network."""
         self.fold = fold
         self.learner = FoldLearner(self.task, self.config, fold)
 

@@ -1,6 +1,7 @@
 """Training of one fold: a network, its optimizer, and the best weights so far."""
 
 import json
+import math
 import time
 import zlib
 from collections.abc import Sequence
@@ -191,8 +192,7 @@ class FoldLearner:
     @property
     def is_out_of_time(self) -> bool:
         """True once the fold has used its seconds."""
-        limit = self.settings.seconds_per_fold
-        return limit is not None and self.seconds >= limit
+        return self.seconds >= (self.settings.seconds_per_fold or math.inf)
 
     @property
     def is_done(self) -> bool:
@@ -230,8 +230,7 @@ class FoldLearner:
         """Return the fraction of the fold completed at the middle of the next step."""
         a_pass = examples // self.settings.batch_size
         by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
-        limit = self.settings.seconds_per_fold
-        by_time = 0.0 if limit is None else self.seconds / limit
+        by_time = self.seconds / (self.settings.seconds_per_fold or math.inf)
         return min(max(by_steps, by_time), 1.0)
 
     def measure(self, split: Split, rows: Tensor) -> EpochMetrics:

@@ -14,8 +14,6 @@ from marl_pool.utils.manifest import is_intact_json, sealed_json
 from marl_pool.utils.reading import read_json
 
 FILE = "results.json"
-COPIED = ("task", "encoder", "pooling", "scale", "seed")
-"""Keys of the configuration that are copied to the file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,10 @@ def write_results(
 
     # Collect settings, scores of the folds and their mean.
     document = {
-        **{key: run.config[key] for key in COPIED},
+        **{
+            key: run.config[key]
+            for key in ("task", "encoder", "pooling", "scale", "seed")
+        },
         "package_version": run.version,
         "config_digest": run.config_digest,
         **others,

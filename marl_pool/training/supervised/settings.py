@@ -4,11 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.training.settings import (
-    CheckpointSettings,
-    RunConfig,
-    SweepSettings,
-)
+from marl_pool.training.settings import CheckpointSettings, RunConfig, SweepSettings
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     NonNegativeFloat,
@@ -93,8 +89,7 @@ class FitSettings:
         With a time limit the elapsed fraction of the fold's ``seconds`` counts: 500 of
         1000 epochs after half of the seconds, however few they really were.
         """
-        limit = self.seconds_per_fold
-        elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
+        elapsed = min(seconds / (self.seconds_per_fold or math.inf), 1.0)
         return int(fold * self.epochs + max(epoch, int(elapsed * self.epochs)))
 
     def lr_at(self, progress: float) -> float:

@@ -30,8 +30,8 @@ from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.clone import PLAY_ENV_IDS, clone
 from marl_pool.training.cloning.dataset import (
     FOLDER,
-    Round,
     load_round,
+    read_about,
     round_path,
     save_round,
 )
@@ -348,19 +348,19 @@ def with_targets(teacher: Policy) -> TeacherWithTargets:
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
     played, rows = collected(teacher, env)
-    before = Round(played, played.without_duplicates(), {"a": [1]})
-    save_round(tmp_path / "r", before, rows)
+    sides = {"train": played, "validation": played.without_duplicates()}
+    save_round(tmp_path / "r", sides, {"a": [1]}, rows)
     other = None
     if rows is not None:
         other = RowTable(2)  # that has seen other rows before
         other.number(torch.full((3, 2), 77, dtype=torch.uint8))
-    after = load_round(tmp_path / "r", other)
-    assert after.about["a"] == [1]
-    assert after.train.digests == played.digests
+    assert read_about(tmp_path / "r")["a"] == [1]
+    after = load_round(tmp_path / "r", other)["train"]
+    assert after.digests == played.digests
     for name in PER_TRAJECTORY:
-        assert torch.equal(getattr(after.train, name), getattr(played, name))
+        assert torch.equal(getattr(after, name), getattr(played, name))
     for name, part in played.steps.items():
-        found = after.train.steps[name]
+        found = after.steps[name]
         if rows is not None and name == "features":
             part, found = rows.table()[part.long()], other.table()[found.long()]
         assert found.dtype == part.dtype
@@ -372,7 +372,7 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
 def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
     played, rows = collected(Left(), BYTES)
     path = round_path(tmp_path, 0)
-    save_round(path, Round(played, played, {}), rows)
+    save_round(path, {"train": played, "validation": played}, {}, rows)
     file = path / "train.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InputError, match=r"round_000 is damaged") as caught:
@@ -847,7 +847,7 @@ def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
     options += [f"teacher={teacher_folder}", *ROUNDS]
     run = run_clone(tmp_path / "run", *options)
     paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
-    parts = [load_round(path, None).train for path in paths]
+    parts = [load_round(path, None)["train"] for path in paths]
     assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
     begun = [part.steps["prev_action"][part.starts].flatten() == 0 for part in parts]
     assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
@@ -1143,7 +1143,7 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
     run = run_clone(tmp_path / "run", *overrides)
     rows = RowTable(144)
-    found = load_round(tmp_path / "run/trajectories/round_000", rows).train
+    found = load_round(tmp_path / "run/trajectories/round_000", rows)["train"]
     assert found.steps["features"].shape == (found.num_steps, 196)
     assert len(rows.table()) < 0.1 * found.num_steps * 196
     # Labels are what was done next.
