@@ -18,13 +18,13 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.policies.agent import Agent
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import Roles
 from marl_pool.training.cloning.trajectories import (
     PER_TRAJECTORY,
     STEP_PARTS,
+    BehaviourPolicy,
     RowTable,
     Trajectories,
     join,

@@ -137,22 +137,6 @@ class Roles:
     others: Mapping[str, Policy]
 
 
-def _cloned_group(config: CloneConfig, groups: Mapping[str, AgentGroup]) -> str:
-    """Return the one group that is not in ``fixed``."""
-    fixed = config.fixed or {}
-    if unknown := [name for name in fixed if name not in groups]:
-        raise InputError(
-            f"fixed: expected groups among {', '.join(groups)}, got {unknown[0]!r}"
-        )
-    left = [name for name in groups if name not in fixed]
-    if len(left) != 1:
-        raise InputError(
-            f"fixed: expected all groups but one, that is cloned, got "
-            f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
-        )
-    return left[0]
-
-
 def build_roles(
     config: CloneConfig,
     groups: Mapping[str, AgentGroup],
@@ -168,15 +152,26 @@ def build_roles(
         InputError: no such policy, or one that does not fit its group; not all groups
             but one in ``fixed``.
     """
-    # Build the policies that play the groups that are not cloned.
-    group = _cloned_group(config, groups)
-    env_name = config.env.name
-    fixed = load_fixed(
-        config.fixed, groups, env=env_name, plugins=config.plugins, saved=saved
+    # The one group that is not fixed is cloned.
+    fixed, env_name = config.fixed or {}, config.env.name
+    if unknown := [name for name in fixed if name not in groups]:
+        raise InputError(
+            f"fixed: expected groups among {', '.join(groups)}, got {unknown[0]!r}"
+        )
+    left = [name for name in groups if name not in fixed]
+    if len(left) != 1:
+        raise InputError(
+            f"fixed: expected all groups but one, that is cloned, got "
+            f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
+        )
+    group = left[0]
+    # Build the policies that play the others.
+    loaded = load_fixed(
+        fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
     others = {
         name: build_fixed(what, env_name, name, groups[name]).to(config.device)
-        for name, what in fixed.items()
+        for name, what in loaded.items()
     }
     assert config.teacher is not None
     try:

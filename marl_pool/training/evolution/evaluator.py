@@ -28,10 +28,6 @@ MAX_ENVS = 8192
 """Default of the largest number of environments that are stepped together."""
 IDLE = 0.25
 """Fraction of finished environments up to which they are stepped with the others."""
-RESTARTS = 1
-"""Restarts of a dead actor, which repeats its chunk."""
-WAIT_SECONDS = 1.0
-"""Interval between checks of the time limit."""
 
 
 class PopulationTask(NamedTuple):
@@ -206,8 +202,9 @@ class Workers:
         self.is_late: Callable[[], bool] = never
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
         grows = validate_cluster({"CPU": count, "GPU": count * gpus})
+        # A dead actor is restarted once, and repeats its chunk.
         actor = ray.remote(
-            num_cpus=1, num_gpus=gpus, max_restarts=RESTARTS, max_task_retries=RESTARTS
+            num_cpus=1, num_gpus=gpus, max_restarts=1, max_task_retries=1
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(count)]
         # The others may follow later.
@@ -244,7 +241,7 @@ class Workers:
             # Store each result in its rows and columns of the population.
             if self.is_late():
                 raise OutOfTimeError
-            for future in ray.wait(list(running), timeout=WAIT_SECONDS)[0]:
+            for future in ray.wait(list(running), timeout=1.0)[0]:
                 actor, chunk = running.pop(future)
                 returns[chunk], lengths[chunk] = self._get(future)
                 idle.append(actor)

@@ -171,31 +171,26 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     """Load a run's prepared task and the best network of a fold.
 
     Raises:
-        InputError: the run has no such network.
+        InputError: the run has no such network, or a damaged one.
     """
-    file = _network_file(run, fold)
-    if not file.is_file():
+    if not _network_file(run, fold).is_file():
         raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
     task = make_task(config)
     task.prepare(_data_folder(config, run.path))
-    network = task.make_network(network_seed(config.seed, fold))
-    load_network(network, file)
-    return task, network.eval()
+    return task, _best_network(run, task, config.seed, fold)
 
 
-def load_network(network: nn.Module, file: Path) -> None:
-    """Read a network's weights.
-
-    Raises:
-        InputError: a missing or damaged file, or weights of another network.
-    """
+def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
+    file = _network_file(run, fold)
+    network = task.make_network(network_seed(seed, fold))
     validate_intact(file.parent, only=file.name)
     try:
         network.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{file} cannot be read: {reason}") from error
+    return network.eval()
 
 
 class FitMethod(TrainingMethod):
@@ -291,22 +286,22 @@ class FitMethod(TrainingMethod):
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
         # Report the test of the best network, and the epoch that it comes from.
-        result = FoldResult(
-            fold=self.fold,
-            epochs=learner.epoch,
-            best_epoch=learner.best_epoch + 1,
-            steps=learner.step,
-            seconds=learner.seconds,
-            validation=min(learner.losses),
-            test=test.means,
+        self.results.append(
+            FoldResult(
+                fold=self.fold,
+                epochs=learner.epoch,
+                best_epoch=learner.best_epoch + 1,
+                steps=learner.step,
+                seconds=learner.seconds,
+                validation=min(learner.losses),
+                test=test.means,
+            )
         )
-        self.results.append(result)
 
     def _write_results(self) -> None:
         """Measure baselines, plot pictures and write all results."""
-        # Load the network whose predictions are plotted, that of the first fold.
-        network = self.task.make_network(self.config.seed)
-        load_network(network, _network_file(self.run, 0))
+        # Plot predictions of the network of the first fold.
+        network = _best_network(self.run, self.task, self.config.seed, 0)
         folder = self.run.path / PICTURES
         with writing(self.run, self.where(0), "the results"):
             make_folder(folder)
@@ -314,7 +309,7 @@ class FitMethod(TrainingMethod):
             document = write_results(
                 self.run,
                 self.results,
-                self.task.finish(network.eval(), folder, generator),
+                self.task.finish(network, folder, generator),
                 metric=self.task.metric,
                 parameters=sum(each.numel() for each in network.parameters()),
                 num_test=self.task.num_test,

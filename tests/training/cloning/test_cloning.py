@@ -26,7 +26,6 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy
 from marl_pool.training.cloning.clone import PLAY_ENV_IDS, clone
 from marl_pool.training.cloning.dataset import (
     FOLDER,
@@ -52,6 +51,7 @@ from marl_pool.training.cloning.teacher import PolicyTeacher, Roles
 from marl_pool.training.cloning.trajectories import (
     NO_ACTION,
     PER_TRAJECTORY,
+    BehaviourPolicy,
     RowTable,
     Trajectories,
     join,

@@ -25,13 +25,6 @@ from marl_pool.utils.atomic import make_folder, new_binary_file
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import ARRAY_BYTES, Bounded
 
-TIMEOUT = 60
-"""Timeout of a download's connection, in seconds."""
-SIDE, CHANNELS = 32, 3
-"""Pixels and colours of CIFAR."""
-UNSIGNED_BYTE = 8
-"""Code of the only element type that is supported in the header of an IDX file."""
-
 
 class Source(NamedTuple):
     """A public file."""
@@ -56,7 +49,7 @@ def fetch(source: Source, folder: Path) -> Path:
     try:
         make_folder(folder)
         with (
-            urllib.request.urlopen(source.url, timeout=TIMEOUT) as answer,
+            urllib.request.urlopen(source.url, timeout=60) as answer,
             new_binary_file(file) as out,
         ):
             # Verify the checksum before the file gets its name.
@@ -89,9 +82,10 @@ def read_idx(file: Path) -> np.ndarray:
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            # The type 8 is that of unsigned bytes.
             first = opened.read(4)
             header = opened.read(4 * first[3]) if len(first) == 4 else b""
-            if first[:3] != bytes([0, 0, UNSIGNED_BYTE]) or len(header) < 4 * first[3]:
+            if first[:3] != bytes([0, 0, 8]) or len(header) < 4 * first[3]:
                 raise InputError(
                     f"{file}: expected an IDX file of bytes, got another header"
                 )
@@ -279,7 +273,7 @@ def _read_batch(
         ):
             raise InputError("expected a list of integers as labels")
         labels = np.array(given, np.uint8)
-        planes = rows.reshape(len(labels), CHANNELS, SIDE, SIDE)
+        planes = rows.reshape(len(labels), 3, 32, 32)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
