@@ -46,18 +46,12 @@ COUNTS = ("round", "batch", "samples", "seconds", "best_round")
 
 
 def clone(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Clone a teacher until the last batch or the time limit.
 
-    A run that has a checkpoint continues from it.
-
-    Args:
-        run: receives trajectories, metrics, checkpoints and the best policy.
-        config: composed and checked, as in ``run.config``.
-        should_stop: called before each iteration; True saves the run and ends it.
+    The run receives trajectories, metrics, checkpoints and the best policy; with a
+    checkpoint, it continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: incompatible parts of the configuration, a teacher that cannot act
@@ -100,7 +94,6 @@ def _validate(config: CloneConfig) -> None:
     severity = perturbation.get("severity", 0.0)
     # A list is a range of severities; check its upper end.
     largest = severity[-1] if isinstance(severity, list) else severity
-    # A severity of 1 would hide all tokens.
     if perturbation.name == "occlude" and largest >= 1:
         raise InputError(
             "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
@@ -151,7 +144,6 @@ class CloningMethod(TrainingMethod):
         self.student = make_student(config, group)
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
-        # A student without memory has no use for sequences.
         if settings.chunk_length is not None and not self.whole:
             raise InputError(
                 "clone.chunk_length: expected null for a student without a memory, "

@@ -83,7 +83,6 @@ def load_round(path: Path, rows: RowTable | None) -> Sides:
         InputError: missing or damaged files, or another format.
     """
     about = read_about(path)
-    # Compare the checksums, then read both sides.
     try:
         validate_intact(path)
         return {

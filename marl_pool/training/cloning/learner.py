@@ -146,7 +146,6 @@ def make_auxiliary_head(
         InputError: a student without a hidden layer, or a teacher without targets.
     """
     weight = config.clone.auxiliary
-    # The head reads a hidden layer, and learns what the teacher knows.
     if not weight:
         return None
     if not student.hidden_dim:
@@ -192,12 +191,10 @@ class Learner:
     ) -> None:
         self.student, self.settings = student, settings
         self.auxiliary_head = auxiliary_head
-        self.modules: dict[str, nn.Module] = {"student": student}
+        self.modules = nn.ModuleDict({"student": student})
         if auxiliary_head is not None:
             self.modules["auxiliary_head"] = auxiliary_head
-        self.parameters = [
-            p for part in self.modules.values() for p in part.parameters()
-        ]
+        self.parameters = list(self.modules.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.gradient_norm = torch.zeros(())
 
@@ -253,7 +250,6 @@ class Learner:
         # Compare actions and, with a head, predictions of the privileged targets.
         each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
-        # Accuracy is defined for discrete actions alone.
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:

@@ -93,7 +93,6 @@ class CloneSettings:
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
         lengths = (self.chunk_length, self.round_steps)
-        # The burn-in must leave steps to learn from.
         if self.burn_in and any(each and self.burn_in >= each for each in lengths):
             raise InputError(
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "

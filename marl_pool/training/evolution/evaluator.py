@@ -90,6 +90,8 @@ class Evaluator:
         )
         self.agent.to(self.device).eval()
         # Build the perturbation once, to reject options that do not fit.
+        reason = "every generation begins with new environments"
+        validate_no_ramp(config.perturbation, reason)
         self._make_perturbation()
         # One simulator for each member and repetition would be thousands of processes.
         default = config.repetitions if env.simulated else MAX_ENVS
@@ -125,8 +127,7 @@ class Evaluator:
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
         for chunk in self.chunks(*shape):
-            env_ids = task.env_ids[chunk.episodes]
-            part = task._replace(env_ids=env_ids)
+            part = task._replace(env_ids=task.env_ids[chunk.episodes])
             returns[chunk], lengths[chunk] = self._play(vectors[chunk.members], part)
         return PopulationReturns(returns, lengths)
 
@@ -156,9 +157,6 @@ class Evaluator:
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation is None:
             return None
-        validate_no_ramp(
-            self.perturbation, "every generation begins with new environments"
-        )
         return make_perturbation(specs=[self.agent.spec], **self.perturbation)
 
     def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:

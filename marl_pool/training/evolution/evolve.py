@@ -41,8 +41,6 @@ MOST_EPISODES = 1 << 26
 """Episodes of a generation, whose returns are held in memory."""
 COUNTED = ("steps", "episodes", "seconds")
 """Attributes in the file `STATE`."""
-OWN, ZEROS = "policy", "zeros"
-"""Values of ``init`` other than a folder."""
 
 
 def evolve(
@@ -50,10 +48,8 @@ def evolve(
 ) -> None:
     """Evolve until the generations or the time limit are used up.
 
-    Args:
-        run: run that receives the results; it continues from its last checkpoint.
-        config: composed and checked configuration, as in ``run.config``.
-        should_stop: called before each generation; True saves the run and ends it.
+    The run receives metrics, checkpoints and the best policy; with a checkpoint, it
+    continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -67,11 +63,7 @@ def evolve(
 
 
 class EvolutionMethod(TrainingMethod):
-    """Search for the parameters of a policy by the returns of whole populations.
-
-    Raises:
-        InputError: parts of the configuration that do not fit each other.
-    """
+    """Search for the parameters of a policy by the returns of whole populations."""
 
     unit = "generations"
 
@@ -83,9 +75,8 @@ class EvolutionMethod(TrainingMethod):
         if config.fitness_env:
             validate_env_change(config.env, config.fitness_env, "fitness_env")
         # A resumed run needs no start, and the folder of it may be gone.
-        init = config.init if checkpoint is None else OWN
+        init = config.init if checkpoint is None else "policy"
         start = start_vector(init, self.evaluator.agent, config.plugins)
-        # Build the strategy around the initial mean.
         self.strategy: Strategy = build(
             config.evolution.name,
             STRATEGIES,
@@ -166,25 +157,24 @@ class EvolutionMethod(TrainingMethod):
         self.generation = iteration
         self.steps += int(played.lengths.sum())
         self.episodes += played.lengths.numel()
+        # Validate in the run's `env`, not in `fitness_env`; keep the best solution.
+        validated = {}
+        if iteration == 1 or iteration % config.validation.every == 0:
+            validated = self._validate(vectors[fitness.argmax()])
+        seconds = time.monotonic() - began
+        self.seconds += seconds
         row = {
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
-            # Fitness is measured in `fitness_env`, validation in the run's `env`.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
             "step_size": self.strategy.step_size,
+            **validated,
+            "generations_per_second": 1 / seconds,
+            "rollouts_per_second": played.lengths.numel() / seconds,
         }
-        # Validate, and keep the best solution so far.
-        if iteration == 1 or iteration % config.validation.every == 0:
-            row |= self._validate(vectors[fitness.argmax()])
-        # Measure time and throughput, with the validation included.
-        seconds = time.monotonic() - began
-        self.seconds += seconds
-        row["seconds"] = self.seconds
-        row["generations_per_second"] = 1 / seconds
-        row["rollouts_per_second"] = played.lengths.numel() / seconds
         shown = {
             "fitness": row["fitness_mean"],
             "validated": self.run.best.score if self.run.best else float("nan"),
@@ -193,10 +183,8 @@ class EvolutionMethod(TrainingMethod):
         return Iteration(row, shown)
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
-        """Return the mean returns of the favourite and of the fittest member."""
-        # Use environments that training never sees.
+        """Validate the favourite and the fittest member; save a new best."""
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
-        # Compare the mean of the distribution with the fittest sample.
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
             vectors, PopulationTask(env_ids, 0, dict(self.config.env))
@@ -265,21 +253,20 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
         InputError: no policy in the folder, or one unlike the agent.
     """
     own = to_vector(agent)
-    if init == OWN:
+    if init == "policy":
         return own
-    if init == ZEROS:
+    if init == "zeros":
         return torch.zeros_like(own)
     # Read the policy of a folder; of a run, its best one.
     folder = Path(init)
     if not folder.is_dir():
         raise InputError(
-            f"init: expected {OWN}, {ZEROS} or the folder of a policy or run, "
+            f"init: expected policy, zeros or the folder of a policy or run, "
             f"got {init!r}"
         )
     if not (folder / "config.json").is_file():
         folder = Run.open(folder).policy_path()
     found = load_policy(folder, plugins=plugins)
-    # The policy must be of the run's own class.
     if not isinstance(found, Agent) or type(found) is not type(agent):
         raise InputError(
             f"init: expected a {type(agent).__name__}, {init} is a "

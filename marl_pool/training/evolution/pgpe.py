@@ -72,10 +72,8 @@ class PGPE(Strategy):
             )
         self.lr, self.lr_decay, self.momentum = lr, lr_decay, momentum
         self.std_lr, self.std_decay, self.std_floor = std_lr, std_decay, std_floor
-        # Mean and standard deviation of the search distribution.
         self.mean = start.detach().double().clone()
         self.std = torch.full_like(self.mean, std)
-        # Moments of the optimizer.
         self.slope = torch.zeros_like(self.mean)
         self.squares = torch.zeros_like(self.mean)
         self.count = 0

@@ -66,18 +66,12 @@ class Cost(NamedTuple):
 
 
 def fit(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Fit a network for each fold, measure the best of each, write results.
 
-    A run that has a checkpoint continues from it.
-
-    Args:
-        run: receives metrics, checkpoints, networks, pictures and ``results.json``.
-        config: composed and checked, as in ``run.config``.
-        should_stop: called before each epoch; True saves the run and ends it.
+    The run receives metrics, checkpoints, networks, pictures and ``results.json``; with
+    a checkpoint, it continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: incompatible parts of the configuration, or missing data.

@@ -151,7 +151,6 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             gzip.open(file) as unpacked,
             tarfile.open(fileobj=Bounded(unpacked, ARRAY_BYTES), mode="r:") as opened,  # type: ignore[call-overload]
         ):
-            # Read the members without unpacking them to disk.
             train = [_read_batch(opened, archive, name) for name in archive.train]
             test = _read_batch(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
@@ -256,17 +255,10 @@ def _read_batch(
         raise InputError(f"expected an archive with {path}, got none") from error
     if member is None:
         raise InputError(f"expected a file {path}, got a folder")
-    # Unpickle the content.
-    raw = io.BytesIO(member.read())
+    raw, problem = io.BytesIO(member.read()), "damaged"
     try:
         content = _BytesUnpickler(raw, encoding="bytes").load()
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except Exception as error:
-        # Damaged bytes can raise anything in the unpickler: blame the file.
-        raise InputError(f"{path} is damaged: {error!r}") from error
-    # Restore images and labels from it.
-    try:
+        problem = "none of CIFAR's files"
         rows, given = content[b"data"].array(), content[archive.labels]
         if not isinstance(given, list) or any(
             type(label) is not int for label in given
@@ -276,6 +268,7 @@ def _read_batch(
         planes = rows.reshape(len(labels), 3, 32, 32)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path} is none of CIFAR's files: {error!r}") from error
+    except Exception as error:
+        # Damaged bytes can raise anything: blame the file.
+        raise InputError(f"{path} is {problem}: {error!r}") from error
     return planes.transpose(0, 2, 3, 1), labels

@@ -132,7 +132,6 @@ def first_images(
     Raises:
         InputError: more images than the data set has.
     """
-    # There must be as many images as are asked for.
     for name, wanted, there in (
         ("num_samples", num_samples, len(images.train)),
         ("num_test", num_test, len(images.test)),

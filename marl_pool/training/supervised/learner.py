@@ -5,6 +5,7 @@ import math
 import time
 import zlib
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -173,7 +174,6 @@ class FoldLearner:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        # Losses by epoch, and the best weights so far.
         self.losses: list[float] = []
         self.best: dict[str, Tensor] = {}
         self.best_moments: dict[str, Tensor] = {}
@@ -258,9 +258,9 @@ class FoldLearner:
         self.losses.append(loss)
         # Keep a copy of the best weights.
         if self.best_epoch == self.epoch - 1:
-            self.best = _copied(self.network.state_dict())
+            self.best = deepcopy(self.network.state_dict())
             if self.settings.back_tracking:
-                self.best_moments = _copied(moments(self.optimizer))
+                self.best_moments = deepcopy(moments(self.optimizer))
         elif self.settings.back_tracking and must_go_back(self.losses):
             # Count the epoch as the best one, because it has its weights.
             self.losses[-1] = min(self.losses)
@@ -308,7 +308,3 @@ class FoldLearner:
         counts = json.loads((folder / COUNTS).read_text())
         for name in COUNTED:
             setattr(self, name, counts[name])
-
-
-def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in state.items()}

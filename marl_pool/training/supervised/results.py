@@ -86,7 +86,6 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     file = run / FILE
     try:
-        # Check the document's entries and its checksum.
         found = read_json(file)
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -121,7 +120,6 @@ def read_study(
     }
     if not found:
         raise InputError(f"{folder}: expected finished runs of fit, got none")
-    # A study compares runs of its own tasks.
     for run, results in found.items():
         name = results["task"]["name"]
         if tasks is not None and name not in tasks:

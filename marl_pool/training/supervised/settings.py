@@ -15,7 +15,6 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Scale = Literal["tiny", "cpu", "paper"]
 DROP_AT, DROP_TO = 0.7, 0.1
 """Fraction of the steps after which ``decay=drop`` lowers the rate, and its factor:
 SWARM, section 4.2."""
@@ -109,7 +108,7 @@ class FitSettings:
 class FitRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
-    scale: Scale = "cpu"
+    scale: Literal["tiny", "cpu", "paper"] = "cpu"
     """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
     (as published). Label only; other keys hold the sizes."""
     data_dir: str | None = None
