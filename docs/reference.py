@@ -19,7 +19,7 @@ from marl_pool.envs import CONTRACT
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.policies import POLICIES
 from marl_pool.pooling import POOLING
-from marl_pool.training.supervised.tasks import TASKS
+from marl_pool.training.supervised import TASKS
 from marl_pool.utils.signatures import describe, options_of
 
 FOLDER = Path(__file__).parent / "reference"

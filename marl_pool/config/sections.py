@@ -118,7 +118,7 @@ GROUPS = {
         frozenset({"start", "seed"}),
     ),
     "task": Group(
-        "marl_pool.training.supervised.tasks:TASKS",
+        "marl_pool.training.supervised:TASKS",
         "marl_pool.training.supervised.task:Task",
         TASK_CONTEXT,
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.training.supervised.images.images import (
+from marl_pool.training.supervised.images import (
     Dataset,
     first_images,
     load_images,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from marl_pool.training.supervised import TASKS
 from marl_pool.training.supervised.task import Task
-from marl_pool.training.supervised.tasks import TASKS
 from marl_pool.utils.construction import build
 
 PARTS = ("encoder", "pooling", "dropout", "init_std", "data_dir", "download")

@@ -10,8 +10,8 @@ from helpers.image_files import write_mnist
 from marl_pool.cli.main import main
 from marl_pool.config.grid import plan_sweep
 from marl_pool.config.sections import files_of
-from marl_pool.training.supervised.images.images import load_images
-from marl_pool.training.supervised.tasks import TASKS
+from marl_pool.training.supervised import TASKS
+from marl_pool.training.supervised.images import load_images
 
 PRESETS = [
     name

@@ -16,14 +16,15 @@ from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.studies.image_task import ImageTask, error_of
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.supervised.images.augmentation import random_crops, random_flips
-from marl_pool.training.supervised.images.images import (
+from marl_pool.training.supervised.images import (
     NORMALIZATION,
     Normalization,
+    PatchEmbedding,
     check_patch,
     patches,
+    random_crops,
+    random_flips,
 )
-from marl_pool.training.supervised.images.patch_embedding import PatchEmbedding
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders.merging import Refinement, merging_mlp
-from marl_pool.training.supervised.images.images import patches
+from marl_pool.training.supervised.images import patches
 
 
 class ImageLayout(NamedTuple):

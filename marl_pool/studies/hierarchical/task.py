@@ -24,7 +24,7 @@ from marl_pool.studies.hierarchical.schedule import (
 )
 from marl_pool.studies.hierarchical.settings import Hierarchy
 from marl_pool.studies.image_task import ImageTask
-from marl_pool.training.supervised.images.images import check_patch
+from marl_pool.training.supervised.images import check_patch
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from marl_pool.studies.image_task import ImageTask
 from marl_pool.studies.swarm.transformer import SwarmTransformer, Width
-from marl_pool.training.supervised.images.images import Dataset
+from marl_pool.training.supervised.images import Dataset
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,

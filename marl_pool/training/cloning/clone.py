@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,30 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
+from marl_pool.perturbations import PERTURBATIONS
+from marl_pool.perturbations.actions import ActionPerturbation
+from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs import Run, iteration_of
-from marl_pool.training.cloning.build import (
-    build_roles,
+from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
+from marl_pool.training.cloning.learner import (
+    NOTHING,
+    Learner,
+    Score,
     make_auxiliary_head,
     make_student,
-    validate_config,
 )
-from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
-from marl_pool.training.cloning.learner import NOTHING, Learner, Score
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.teacher import PolicyTeacher
+from marl_pool.training.cloning.teacher import PolicyTeacher, build_roles
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.fixed_policies import frozen_module, with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.utils.atomic import new_file, new_folder
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import resolve
 from marl_pool.utils.randomness import VALIDATION_ENVS
 
 PROGRESS, TEACHER = "progress.json", "teacher"
@@ -39,23 +43,15 @@ PLAY_ENV_IDS = VALIDATION_ENVS + (1 << 39)
 """First environment number of measurements of the return during training."""
 COUNTS = ("round", "batch", "samples", "seconds", "best_round")
 """Attributes of `CloningMethod` that a checkpoint stores."""
-SHOWN = ("samples_per_second", "loss", "validation_loss")
-"""Metrics beside the progress bar."""
 
 
 def clone(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Clone a teacher until the last batch or the time limit.
 
-    A run that has a checkpoint continues from it.
-
-    Args:
-        run: receives trajectories, metrics, checkpoints and the best policy.
-        config: composed and checked, as in ``run.config``.
-        should_stop: called before each iteration; True saves the run and ends it.
+    The run receives trajectories, metrics, checkpoints and the best policy; with a
+    checkpoint, it continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: incompatible parts of the configuration, a teacher that cannot act
@@ -68,6 +64,46 @@ def clone(
     TrainingLoop(run, typed, plain, should_stop).train(
         lambda checkpoint: CloningMethod(run, typed, checkpoint)
     )
+
+
+def _validate(config: CloneConfig) -> None:
+    """Validate what no single section of the configuration can check."""
+    settings, perturbation = config.clone, config.perturbation
+    # The last round needs batches of its own.
+    last = settings.round_start(settings.rounds)
+    if config.total_batches <= last:
+        raise InputError(
+            f"total_batches: expected more than {last}, where the last of "
+            f"clone.rounds = {settings.rounds} begins, got {config.total_batches}"
+        )
+    if config.teacher is None:
+        raise InputError("teacher: expected a policy to clone, got null")
+    if perturbation.name != "none" and _acts(perturbation.name):
+        fitting = [name for name in PERTURBATIONS if not _acts(name)]
+        raise InputError(
+            f"perturbation: expected one of the tokens, {', '.join(fitting)}, since "
+            f"nothing acts on samples, got {perturbation.name}"
+        )
+    validate_no_ramp(perturbation, "samples are learned from in any order")
+    for key in ("onset", "end", "agents", "groups"):
+        if given := perturbation.get(key):
+            raise InputError(
+                f"perturbation.{key}: expected the default, since samples are learned "
+                f"from in any order, got {given}"
+            )
+    severity = perturbation.get("severity", 0.0)
+    # A list is a range of severities; check its upper end.
+    largest = severity[-1] if isinstance(severity, list) else severity
+    if perturbation.name == "occlude" and largest >= 1:
+        raise InputError(
+            "perturbation.severity: expected a fraction of hidden tokens in [0, 1), "
+            f"got {largest:g}"
+        )
+
+
+def _acts(name: str) -> bool:
+    cls = resolve(name, PERTURBATIONS, "perturbation", Perturbation)
+    return issubclass(cls, ActionPerturbation)
 
 
 class CloningMethod(TrainingMethod):
@@ -89,20 +125,25 @@ class CloningMethod(TrainingMethod):
         super().__init__(run, config.total_batches)
         self.config, self.settings = config, config.clone
         settings = config.clone
-        validate_config(config)
+        _validate(config)
         # Build the teacher and the fixed policies, from the checkpoint if there is one.
         groups = describe_env(config.env).groups
         saved = checkpoint and checkpoint / "policy"
         self.roles = build_roles(config, groups, run.path / TEACHER, saved)
-        teacher, option = self.roles.teacher, settings.option_with_logits
-        if option and not teacher.has_logits:
-            raise InputError(f"{option}: the teacher {config.teacher} has no logits")
+        # Some options need the teacher's logits; these values do without.
+        teacher = self.roles.teacher
+        plain = {"soft": "false", "margin_weighting": "null", "expected_regret": "0"}
+        for key, value in plain.items():
+            if getattr(settings, key) and not teacher.has_logits:
+                raise InputError(
+                    f"clone.{key}: expected {value}: the teacher {config.teacher} has "
+                    "no logits"
+                )
         # Build the student: a recurrent one learns from sequences, others from steps.
         group = groups[self.roles.group]
         self.student = make_student(config, group)
         memory = self.student.initial_memory(1, group.tokens.num_tokens)
         self.whole = bool(tree_leaves(memory))
-        # A student without memory has no use for sequences.
         if settings.chunk_length is not None and not self.whole:
             raise InputError(
                 "clone.chunk_length: expected null for a student without a memory, "
@@ -139,8 +180,8 @@ class CloningMethod(TrainingMethod):
         for number in range(self.settings.rounds + 1):
             # Collect the round's trajectories, or read them if the run is resumed.
             begun = number <= self.round
-            with self._writing("the trajectories"):
-                learned = None if begun else self.batch
+            learned = None if begun else self.batch
+            with writing(self.run, self.where(self.iteration), "the trajectories"):
                 self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
@@ -148,7 +189,15 @@ class CloningMethod(TrainingMethod):
             last = number == self.settings.rounds
             self.end = self.total if last else self.settings.round_start(number + 1)
             if not self.round_is_over:
-                self.train, self.validation = self._samplers()
+                sample = partial(
+                    Sampler,
+                    rows=self.dataset.rows,
+                    actions=self.student.actions,
+                    augmentation=self.augmentation,
+                    whole=self.whole,
+                )
+                self.train = sample(self.dataset.sides["train"])
+                self.validation = sample(self.dataset.sides["validation"])
                 yield
 
     def _keep_teacher(self) -> None:
@@ -157,18 +206,9 @@ class CloningMethod(TrainingMethod):
         if not isinstance(teacher, PolicyTeacher) or folder.is_dir():
             return
         if isinstance(teacher.policy, SpecifiedPolicy):
-            with self._writing("the teacher"), new_folder(folder) as new:
+            where = self.where(self.iteration)
+            with writing(self.run, where, "the teacher"), new_folder(folder) as new:
                 save_policy(teacher.policy, new)
-
-    def _samplers(self) -> list[Sampler]:
-        """Build samplers of training and of validation trajectories."""
-        rows, actions = self.dataset.rows, self.student.actions
-        table = None if rows is None else rows.table()
-        return [
-            Sampler(part, table, actions, self.augmentation, whole=self.whole)
-            for part in (self.dataset.train, self.dataset.validation)
-            if part is not None
-        ]
 
     # Iterations
 
@@ -198,8 +238,8 @@ class CloningMethod(TrainingMethod):
             "learn_seconds": learn_seconds,
             "samples_per_second": score.steps / learn_seconds,
         }
-        shown = {name: row[name] for name in SHOWN} | {"return_mean": self.played}
-        return Iteration(row, shown)
+        shown = {n: row[n] for n in ("samples_per_second", "loss", "validation_loss")}
+        return Iteration(row, {**shown, "return_mean": self.played})
 
     def _learn(self) -> Score:
         """Train for one iteration, at most to the end of the round."""
@@ -287,6 +327,3 @@ class CloningMethod(TrainingMethod):
                 groups[name] = frozen_module(name)
                 modules[groups[name]] = policy
         save_policies(modules, groups, folder)
-
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self.where(self.iteration), what)

@@ -1,47 +1,131 @@
-"""Dataset of a cloning run: the trajectories of all rounds, collected or read."""
+"""Dataset of a cloning run: the trajectories of all rounds, collected or read.
 
+Each round has a folder with safetensors of its trajectories, ``about.json``, which
+describes it, and ``manifest.json`` with the checksums. The teacher plays in round 0,
+the student in later rounds.
+"""
+
+import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
 from marl_pool.policies.agent import Agent
-from marl_pool.training.cloning import storage
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
-from marl_pool.training.cloning.recorder import RowTable
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
-from marl_pool.training.cloning.trajectories import Trajectories, join
+from marl_pool.training.cloning.teacher import Roles
+from marl_pool.training.cloning.trajectories import (
+    PER_TRAJECTORY,
+    STEP_PARTS,
+    BehaviourPolicy,
+    RowTable,
+    Trajectories,
+    join,
+)
+from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
+from marl_pool.utils.reading import read_json
+from marl_pool.version import __version__
 
-FOLDER = "trajectories"
+FOLDER, ABOUT = "trajectories", "about.json"
+FORMAT = 2
+NUMBERS, TABLE = "features", "table"
+SIDES = ("train", "validation")
+Sides = dict[str, Trajectories]
+"""Trajectories by the names in `SIDES`: to learn from, and held out."""
 
 
-def collect(
-    build: Callable[[int, int], BehaviourPolicy],
-    first: int,
-    episodes: int,
-    num_envs: int,
-    unit: str = "episodes",
-) -> Trajectories:
-    """Play one episode in each of ``episodes`` environments, ``num_envs`` at a time.
+def round_path(folder: Path, number: int) -> Path:
+    """Return the folder of a round."""
+    return folder / f"round_{number:03d}"
 
-    ``build`` builds the policy that plays, with its environments, given the number of
-    the first one and their count; ``unit`` is that of the progress bar.
+
+def save_round(
+    path: Path, sides: Sides, about: dict[str, Any], rows: RowTable | None
+) -> None:
+    """Write a round atomically; ``rows`` is None unless features are uint8."""
+    about = {
+        "format": FORMAT,
+        "package_version": __version__,
+        **about,
+        "digests": {name: list(side.digests) for name, side in sides.items()},
+    }
+    # Write the files into a new folder, which takes its name when it is complete.
+    with new_folder(path) as folder:
+        for name, side in sides.items():
+            tensors = {part: each.contiguous() for part, each in side.steps.items()}
+            tensors |= {part: getattr(side, part) for part in PER_TRAJECTORY}
+            # Store only the rows in use, and renumber them.
+            if rows is not None:
+                tensors[TABLE], numbers = rows.select(side.steps[NUMBERS])
+                tensors[NUMBERS] = numbers.int()
+            with new_binary_file(folder / f"{name}.safetensors") as binary:
+                binary.write(save(tensors))
+        with new_file(folder / ABOUT) as out:
+            out.write(json.dumps(about, indent=1) + "\n")
+        write_manifest(folder)
+
+
+def load_round(path: Path, rows: RowTable | None) -> Sides:
+    """Read a round that `save_round` wrote; extend the table ``rows``.
+
+    Raises:
+        InputError: missing or damaged files, or another format.
     """
-    parts: list[Trajectories] = []
-    with Progress(episodes, unit=unit) as progress:
-        for done in range(0, episodes, num_envs):
-            count = min(num_envs, episodes - done)
-            parts.append(build(first + done, count).episodes())
-            steps = sum(part.num_steps for part in parts)
-            progress.update(done + count, steps=steps)
-    return join(parts)
+    about = read_about(path)
+    try:
+        validate_intact(path)
+        return {
+            name: _read(path / f"{name}.safetensors", about["digests"][name], rows)
+            for name in SIDES
+        }
+    except InputError as error:
+        raise InputError(f"trajectories: {error}") from error
+    except (SafetensorError, OSError, LookupError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"trajectories: {path} is damaged: {reason}") from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Read the description of a round's trajectories.
+
+    Raises:
+        InputError: a missing or damaged file, or another format.
+    """
+    file = path / ABOUT
+    try:
+        about = read_json(file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"trajectories: {file} cannot be read: {error}") from error
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != FORMAT:
+        raise InputError(
+            f"trajectories: {file}: expected format {FORMAT}, got {found!r}"
+        )
+    return dict(about)
+
+
+def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
+    tensors = load_file(file)
+    steps = {name: tensors[name] for name in STEP_PARTS if name in tensors}
+    # Add the rows to the run's table, and replace their numbers by those in it.
+    if TABLE in tensors:
+        assert rows is not None
+        numbers = rows.number(tensors[TABLE])
+        flat = steps[NUMBERS].flatten().long()
+        steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
+    others = (tensors[name] for name in PER_TRAJECTORY)
+    return Trajectories(steps, tuple(digests), *others)
 
 
 class CloneDataset:
@@ -49,8 +133,7 @@ class CloneDataset:
 
     Attributes:
         rows: table of distinct features; None unless features are uint8.
-        train: training trajectories of all rounds so far.
-        validation: held-out trajectories of all rounds so far.
+        sides: trajectories of all rounds so far.
     """
 
     def __init__(
@@ -66,8 +149,7 @@ class CloneDataset:
         # Number the distinct rows of byte features: screens repeat them often.
         bytes_ = group.tokens.dtype == "uint8"
         self.rows = RowTable(group.tokens.num_features) if bytes_ else None
-        self.train: Trajectories | None = None
-        self.validation: Trajectories | None = None
+        self.sides: Sides = {}
         self._games: dict[str, BehaviourPolicy] = {}
         validate_env_change(config.env, self.settings.rollout_env, "clone.rollout_env")
 
@@ -98,18 +180,19 @@ class CloneDataset:
         Raises:
             InputError: damaged trajectories, or none that is long enough.
         """
-        path = storage.round_path(self.folder, number)
+        path = round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
-        if path.is_dir() and learned in (None, storage.read_about(path).get("learned")):
-            new = storage.load_round(path, self.rows)
+        if path.is_dir() and learned in (None, read_about(path).get("learned")):
+            new = load_round(path, self.rows)
         else:
-            new = self._collect(number, student, learned or 0)
-            storage.save_round(path, new, self.rows)
+            new, about = self._collect(number, student, learned or 0)
+            save_round(path, new, about, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
-        self.train = join([self.train, new.train])
-        self.validation = join([self.validation, new.validation])
+        self.sides = {name: join([self.sides.get(name), new[name]]) for name in SIDES}
 
-    def _collect(self, number: int, student: Agent, learned: int) -> storage.Round:
+    def _collect(
+        self, number: int, student: Agent, learned: int
+    ) -> tuple[Sides, dict[str, Any]]:
         settings = self.settings
         # Round 0 is the teacher's; each later round has environments of its own.
         episodes = settings.round_episodes if number else settings.episodes
@@ -133,8 +216,8 @@ class CloneDataset:
             validation, train = self._long(validation), self._long(train)
         # Drop duplicates, so that no trajectory is on both sides.
         validation = validation.without_duplicates()
-        earlier = (validation, self.validation, self.train)
-        known = [d for part in earlier if part is not None for d in part.digests]
+        earlier = (validation, *self.sides.values())
+        known = [digest for side in earlier for digest in side.digests]
         kept = train.without_duplicates(known)
         if not len(kept) and not number:
             raise InputError(
@@ -148,7 +231,7 @@ class CloneDataset:
             f"mean return {about['mean_return']:.2f}",
             file=sys.stderr,
         )
-        return storage.Round(kept, validation, about)
+        return {"train": kept, "validation": validation}, about
 
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
@@ -165,14 +248,20 @@ class CloneDataset:
                 self.augmentation.build() if by_student else None,
             )
 
-        # Collect whole episodes, unless rounds have a number of steps.
-        if not by_student or settings.round_steps is None:
-            unit = f"{name} episodes"
-            return collect(build, first, episodes, settings.num_envs, unit)
-        # Continue the games of the last round.
-        if name not in self._games:
-            self._games[name] = build(first, episodes)
-        return self._games[name].advance(settings.round_steps)
+        # Continue the games of the last round, if rounds have a number of steps.
+        if by_student and settings.round_steps is not None:
+            if name not in self._games:
+                self._games[name] = build(first, episodes)
+            return self._games[name].advance(settings.round_steps)
+        # Otherwise play one episode in each environment, ``num_envs`` at a time.
+        parts: list[Trajectories] = []
+        with Progress(episodes, unit=f"{name} episodes") as progress:
+            for done in range(0, episodes, settings.num_envs):
+                count = min(settings.num_envs, episodes - done)
+                parts.append(build(first + done, count).episodes())
+                steps = sum(part.num_steps for part in parts)
+                progress.update(done + count, steps=steps)
+        return join(parts)
 
     def _long(self, played: Trajectories) -> Trajectories:
         """Keep trajectories with at least ``min_length`` steps."""

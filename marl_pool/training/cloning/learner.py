@@ -1,18 +1,21 @@
-"""Losses of imitation, and the student's gradient steps."""
+"""The student, its losses of imitation and its gradient steps."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
+from marl_pool.envs.base import AgentGroup
 from marl_pool.networks import seeded
+from marl_pool.policies import AGENTS
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.base import Memory
 from marl_pool.training.cloning.sampler import SequenceBatch
-from marl_pool.training.cloning.settings import CloneSettings
+from marl_pool.training.cloning.settings import CloneConfig, CloneSettings
 from marl_pool.training.optimization import (
     descend,
     load_moments,
@@ -20,10 +23,28 @@ from marl_pool.training.optimization import (
     read_parts,
     write_parts,
 )
+from marl_pool.utils.construction import build
+from marl_pool.utils.errors import InputError
 
 FILE = "learner.safetensors"
 LEAST_WEIGHT = 0.1
 """Weight of a step in which all of the teacher's logits are equal."""
+
+
+def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
+    """Build the agent that learns.
+
+    Raises:
+        InputError: an invalid option, or a class that is not an `Agent`.
+    """
+    seed, policy = config.seed, config.policy
+    context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
+    # Seed the construction, too: a class of one's own may take no seed.
+    with seeded(seed, "student"):
+        student: Agent = build(
+            policy.name, AGENTS, "policy", Agent, policy.arguments, context
+        )
+    return student.to(config.device)
 
 
 class Score(NamedTuple):
@@ -116,6 +137,31 @@ class AuxiliaryHead(nn.Module):
         return predicted
 
 
+def make_auxiliary_head(
+    config: CloneConfig, student: Agent, targets: Sequence[str]
+) -> AuxiliaryHead | None:
+    """Build the head for the teacher's privileged targets, if the config asks.
+
+    Raises:
+        InputError: a student without a hidden layer, or a teacher without targets.
+    """
+    weight = config.clone.auxiliary
+    if not weight:
+        return None
+    if not student.hidden_dim:
+        raise InputError(
+            f"clone.auxiliary: expected 0 with policy={config.policy.name},"
+            f" which exposes no hidden layer, got {weight:g}"
+        )
+    if not targets:
+        raise InputError(
+            f"clone.auxiliary: expected 0, because {config.teacher} has no privileged "
+            f"targets, got {weight:g}"
+        )
+    head = AuxiliaryHead(student.hidden_dim, len(targets), config.seed)
+    return head.to(config.device)
+
+
 def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
     """Compute squared errors ``(B, T)`` of predictions ``(B, T, K)``, averaged over K.
 
@@ -145,12 +191,10 @@ class Learner:
     ) -> None:
         self.student, self.settings = student, settings
         self.auxiliary_head = auxiliary_head
-        self.modules: dict[str, nn.Module] = {"student": student}
+        self.modules = nn.ModuleDict({"student": student})
         if auxiliary_head is not None:
             self.modules["auxiliary_head"] = auxiliary_head
-        self.parameters = [
-            p for part in self.modules.values() for p in part.parameters()
-        ]
+        self.parameters = list(self.modules.parameters())
         self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr)
         self.gradient_norm = torch.zeros(())
 
@@ -167,8 +211,8 @@ class Learner:
                 self.optimizer, loss / score.steps, lr, self.settings.grad_clip
             )
             # Cut the gradient between windows.
-            memory = tree_map(_detached, memory)
-            total = total.plus(tree_map(_detached, score))
+            memory = tree_map_only(Tensor, torch.detach, memory)
+            total = total.plus(tree_map_only(Tensor, torch.detach, score))
         return total
 
     @torch.no_grad()
@@ -206,7 +250,6 @@ class Learner:
         # Compare actions and, with a head, predictions of the privileged targets.
         each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
-        # Accuracy is defined for discrete actions alone.
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:
@@ -215,7 +258,3 @@ class Learner:
             errors = auxiliary_errors(predicted, batch.privileged_targets, batch.valid)
             auxiliary_error = errors.sum()
         return Score(each.sum(), right, auxiliary_error, int(batch.valid.sum())), memory
-
-
-def _detached(part: Any) -> Any:
-    return part.detach() if isinstance(part, Tensor) else part

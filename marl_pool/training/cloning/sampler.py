@@ -16,7 +16,7 @@ from marl_pool.perturbations.order import Shuffle
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings
-from marl_pool.training.cloning.trajectories import Trajectories
+from marl_pool.training.cloning.trajectories import RowTable, Trajectories
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 from marl_pool.utils.types import Options
 
@@ -149,7 +149,7 @@ class Sampler:
 
     Args:
         trajectories: source of the items.
-        table: distinct features by number; None unless features are uint8.
+        rows: table of distinct features; None unless features are uint8.
         actions: specification of the student's actions.
         augmentation: random perturbation of samples; its settings also give the size
             of a batch, the length of chunks and their burn-in.
@@ -159,13 +159,14 @@ class Sampler:
     def __init__(
         self,
         trajectories: Trajectories,
-        table: Tensor | None,
+        rows: RowTable | None,
         actions: ActionSpec,
         augmentation: Augmentation,
         *,
         whole: bool,
     ) -> None:
-        self.trajectories, self.table = trajectories, table
+        self.trajectories = trajectories
+        self.table = None if rows is None else rows.table()
         self.actions, self.augmentation, self.whole = actions, augmentation, whole
         settings = augmentation.settings
         length = settings.chunk_length or int(trajectories.lengths.max())
@@ -234,9 +235,8 @@ class Sampler:
         # Pad a short trajectory by its last step, which is masked there.
         rows = starts + torch.minimum(time, lengths - 1)
         # Exclude the burn-in of a chunk, unless an episode begins with it.
-        warm = (time >= self.augmentation.settings.burn_in) | self.begins[chosen][
-            :, None
-        ]
+        begins = self.begins[chosen][:, None]
+        warm = begins | (time >= self.augmentation.settings.burn_in)
         return rows, (time < lengths) & warm
 
     def _tokens(self, steps: Mapping[str, Tensor], turn: int, part: int) -> Tokens:

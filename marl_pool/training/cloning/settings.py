@@ -4,10 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.training.settings import (
-    EpisodeRunConfig,
-    PlugIn,
-)
+from marl_pool.training.settings import EpisodeRunConfig, PlugIn
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     NonNegativeFloat,
@@ -96,7 +93,6 @@ class CloneSettings:
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
         lengths = (self.chunk_length, self.round_steps)
-        # The burn-in must leave steps to learn from.
         if self.burn_in and any(each and self.burn_in >= each for each in lengths):
             raise InputError(
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "
@@ -108,15 +104,6 @@ class CloneSettings:
                 f"clone.lr_end: expected at most clone.lr = {self.lr}, "
                 f"got {self.lr_end}"
             )
-
-    @property
-    def option_with_logits(self) -> str:
-        """Option that needs the teacher's logits, and its value without; or empty."""
-        if self.soft:
-            return "clone.soft: expected false"
-        if self.margin_weighting is not None:
-            return "clone.margin_weighting: expected null"
-        return "clone.expected_regret: expected 0" if self.expected_regret else ""
 
     def round_start(self, number: int) -> int:
         """Count the batches before round ``number``; in round 0 the teacher plays."""

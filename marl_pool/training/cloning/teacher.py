@@ -1,18 +1,36 @@
-"""Teachers, which label the states of environments with actions."""
+"""Teachers, which label the states of environments, and the other groups' policies."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
+from marl_pool.policies.storage import WEIGHTS, load_modules
 from marl_pool.tokens import Tokens
+from marl_pool.training.cloning.settings import CloneConfig
+from marl_pool.training.fixed_policies import (
+    build_fixed,
+    load_fixed,
+    load_frozen,
+    validate_fit,
+)
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import is_plug_in
 from marl_pool.utils.randomness import Stream
 
 if TYPE_CHECKING:
     from marl_pool.envs.pong.teacher import ValueTableTeacher
+
+VALUE_TABLE = "value_table"
+TEMPERATURE = 0.015
+"""Temperature in points of Pong: action values divided by it are logits."""
 
 
 class TeacherLabel(NamedTuple):
@@ -82,10 +100,6 @@ class PolicyTeacher(Teacher):
         return TeacherLabel(self.policy.scale(decision.action), logits, decision.state)
 
 
-TEMPERATURE = 0.015
-"""Temperature in points of Pong: action values divided by it are logits."""
-
-
 class PrivilegedTeacher(Teacher):
     r"""Value-table teacher of `Pong`, which reads the console and not the screen.
 
@@ -106,3 +120,90 @@ class PrivilegedTeacher(Teacher):
         labels = self.source.answer(env)  # type: ignore[arg-type]
         logits = labels.values / TEMPERATURE
         return TeacherLabel(labels.actions, logits, (), labels.targets)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Roles of an environment's groups.
+
+    Attributes:
+        group: name of the cloned group.
+        teacher: labels the group's steps.
+        others: policies of the other groups, by name.
+    """
+
+    group: str
+    teacher: Teacher
+    others: Mapping[str, Policy]
+
+
+def build_roles(
+    config: CloneConfig,
+    groups: Mapping[str, AgentGroup],
+    kept: Path,
+    saved: Path | None,
+) -> Roles:
+    """Build the teacher and the policies of the other groups.
+
+    The folder ``kept`` holds the run's copy of its teacher, if it exists, and ``saved``
+    the other groups' policies, in a checkpoint.
+
+    Raises:
+        InputError: no such policy, or one that does not fit its group; not all groups
+            but one in ``fixed``.
+    """
+    # The one group that is not fixed is cloned.
+    fixed, env_name = config.fixed or {}, config.env.name
+    if unknown := [name for name in fixed if name not in groups]:
+        raise InputError(
+            f"fixed: expected groups among {', '.join(groups)}, got {unknown[0]!r}"
+        )
+    left = [name for name in groups if name not in fixed]
+    if len(left) != 1:
+        raise InputError(
+            f"fixed: expected all groups but one, that is cloned, got "
+            f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
+        )
+    group = left[0]
+    # Build the policies that play the others.
+    loaded = load_fixed(
+        fixed, groups, env=env_name, plugins=config.plugins, saved=saved
+    )
+    others = {
+        name: build_fixed(what, env_name, name, groups[name]).to(config.device)
+        for name, what in loaded.items()
+    }
+    assert config.teacher is not None
+    try:
+        teacher = _teacher(config, config.teacher, group, groups[group], kept)
+    except InputError as error:
+        raise InputError(f"teacher: {error}") from error
+    return Roles(group, teacher, others)
+
+
+def _teacher(
+    config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
+) -> Teacher:
+    env_name = config.env.name
+    if what == VALUE_TABLE:
+        if env_name != "pong":
+            raise InputError(f"expected env=pong with {what}, got env={env_name}")
+        # Import here: the console needs an extra.
+        from marl_pool.envs.pong.teacher import ValueTableTeacher
+
+        return PrivilegedTeacher(ValueTableTeacher())
+    policy: Policy
+    if what == HEURISTIC or is_plug_in(what):
+        policy = scripted_policy(what, env=env_name, role=name, group=group)
+    elif (kept / WEIGHTS).is_file():
+        # Prefer the run's own copy: folders move and change.
+        policy = next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
+    elif (path := Path(what).expanduser()).is_dir():
+        policy = load_frozen(path, name, config.plugins)
+        validate_fit(policy, group, str(path))
+    else:
+        raise InputError(
+            f"expected {HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder "
+            f"of a policy or run, got {what!r}"
+        )
+    return PolicyTeacher(policy.to(config.device).eval())

@@ -1,19 +1,79 @@
-"""Labelled trajectories: observations, previous actions and the teacher's labels."""
+"""Labelled trajectories, and the policy that plays and records them."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import compress
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.training.cloning.teacher import Roles, TeacherLabel
+from marl_pool.utils.randomness import Stream
 
 STEP_PARTS = (
     *("features", "types", "padding", "prev_action", "label"),
     *("logits", "privileged_targets"),
 )
 PER_TRAJECTORY = ("lengths", "returns", "env_ids", "begins")
+NO_ACTION = -1
+"""Previous action at the start of an episode, for discrete actions."""
+
+
+class RowTable:
+    """Deduplicating table of byte rows, numbered in the order of arrival.
+
+    Number 0 is the row of zeros. A frame of Pong has about 16 distinct patches out of
+    196, most of them already in the table, so it takes a hundredth of its bytes.
+
+    Args:
+        width: bytes of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._numbers = {_digest(bytes(width)): 0}
+        self._table = np.zeros((1024, width), np.uint8)
+
+    def number(self, rows: Tensor) -> Tensor:
+        """Add rows ``(*B, width)`` uint8; return their numbers ``(*B,)`` int32."""
+        flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
+        numbers, known = self._numbers, len(self._numbers)
+        keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
+        found = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        # Grow to twice the size needed, so that rows are seldom copied.
+        if len(numbers) > len(self._table):
+            more = np.zeros((2 * len(numbers), self.width), np.uint8)
+            more[:known] = self._table[:known]
+            self._table = more
+        # Copy the new rows; repeated ones are equal.
+        new = found >= known
+        self._table[found[new]] = flat[new]
+        return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
+
+    def table(self) -> Tensor:
+        """Return a view of the rows by number, ``(rows, width)`` uint8."""
+        return torch.from_numpy(self._table[: len(self._numbers)])
+
+    def select(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distinct rows among ``numbers``, and their places, int64."""
+        used, places = np.unique(numbers.numpy(), return_inverse=True)
+        rows = self.table()[torch.from_numpy(used).long()]
+        return rows, torch.from_numpy(places).view(numbers.shape)
+
+
+def _digest(row: bytes) -> bytes:
+    """Hash a row to a key of 16 bytes, shorter than most rows."""
+    return hashlib.blake2b(row, digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -88,16 +148,21 @@ def join(given: Iterable[Trajectories | None]) -> Trajectories:
 
 
 def cut(
-    recorded: dict[str, Tensor], env_ids: Tensor, returns: Tensor, table: Tensor | None
+    recorded: dict[str, Tensor], env_ids: Tensor, returns: Tensor, rows: RowTable | None
 ) -> Trajectories:
     """Cut recorded steps into trajectories, one for each life of an agent.
 
     Args:
-        recorded: tensors of `StepRecorder.pop`.
+        recorded: the `Trajectories.steps`, and ``env``, ``agent``, ``episode``,
+            ``time`` and ``begins`` of each, in any order.
         env_ids: ``(E,)``, numbers of the environments, ascending.
         returns: ``(E, A)``, returns of the agents.
-        table: distinct features by number; None unless features are uint8.
+        rows: table of distinct features; None unless features are uint8.
     """
+    # Sort by environment, agent, episode and time; the last key is the first one.
+    keys = [recorded[name] for name in ("time", "episode", "agent", "env")]
+    order = torch.from_numpy(np.lexsort(keys))
+    recorded = {name: part.index_select(0, order) for name, part in recorded.items()}
     env, agent, time = (recorded[name] for name in ("env", "agent", "time"))
     # A step continues the last one if it is the same agent's next time step.
     starts = torch.ones(len(env), dtype=torch.bool)
@@ -106,28 +171,27 @@ def cut(
     lengths = first.diff(append=torch.tensor([len(env)]))
     steps = {name: recorded[name] for name in STEP_PARTS if name in recorded}
     # Returns are stored by environment and agent: find the row of each trajectory.
-    rows = torch.searchsorted(env_ids.cpu(), env[first])
+    places = torch.searchsorted(env_ids.cpu(), env[first])
     return Trajectories(
         steps,
-        _digests(steps, lengths, table),
+        _digests(steps, lengths, rows),
         lengths,
-        returns.cpu().double()[rows, agent[first]],
+        returns.cpu().double()[places, agent[first]],
         env[first],
         recorded["begins"][first],
     )
 
 
 def _digests(
-    steps: dict[str, Tensor], lengths: Tensor, table: Tensor | None
+    steps: dict[str, Tensor], lengths: Tensor, rows: RowTable | None
 ) -> tuple[str, ...]:
     # Hash the rows: their numbers depend on the order in which rows were recorded.
     features = steps["features"]
-    if table is not None:
-        used, numbers = np.unique(features.numpy(), return_inverse=True)
-        rows = table[torch.from_numpy(used).long()].numpy()
-        names = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-        hashes = np.frombuffer(names, dtype=np.int64)
-        features = torch.from_numpy(hashes[numbers].reshape(features.shape))
+    if rows is not None:
+        used, places = rows.select(features)
+        names = (hashlib.blake2b(row, digest_size=8).digest() for row in used.numpy())
+        hashes = np.frombuffer(b"".join(names), dtype=np.int64)
+        features = torch.from_numpy(hashes[places.numpy()])
     # Hash observations, previous actions and labels of each trajectory.
     hashed = (features, *(steps[name] for name in ("padding", "prev_action", "label")))
     sizes = lengths.tolist()
@@ -137,3 +201,142 @@ def _digests(
         ).hexdigest()
         for parts in zip(*(part.split(sizes) for part in hashed), strict=True)
     )
+
+
+class BehaviourPolicy(SpecifiedPolicy):
+    """The teacher or a student at play; the teacher labels every step.
+
+    The teacher sees the unperturbed observation, the student the perturbed one. A
+    recurrent teacher is stepped even when the student acts, and receives the executed
+    action.
+
+    Args:
+        roles: the cloned group, its teacher, and the policies of the other groups.
+        env: environments to play in.
+        rows: table of distinct features, extended here; for uint8 features only.
+        student: policy that acts; None: the teacher acts.
+        perturbation: perturbation of the student's observations.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        env: BatchedEnv,
+        rows: RowTable | None,
+        student: Policy | None = None,
+        perturbation: Perturbation | None = None,
+    ) -> None:
+        group = env.groups[roles.group]
+        super().__init__(group.tokens, group.action_space)
+        self.to(env.device)
+        self.teacher, self.student, self.group = roles.teacher, student, roles.group
+        self.rows, self.recorded = rows, defaultdict[str, list[Tensor]](list)
+        self.noise_size = self.teacher.noise_size
+        self.env_ids = env.env_ids
+        # This policy acts for the cloned group of a rollout of its own.
+        policies = {**roles.others, roles.group: self}
+        self.rollout = Rollout(env, policies, perturbation=perturbation)
+
+    def episodes(self) -> Trajectories:
+        """Play one episode in each environment."""
+        return self._pop(self.rollout.episodes().returns[self.group])
+
+    def advance(self, steps: int) -> Trajectories:
+        """Take more steps in each environment; returns sum the rewards of these."""
+        return self._pop(self.rollout.advance(steps)[self.group])
+
+    def _pop(self, returns: Tensor) -> Trajectories:
+        """Return and forget what was recorded."""
+        steps = {name: torch.cat(parts) for name, parts in self.recorded.items()}
+        self.recorded.clear()
+        return cut(steps, self.env_ids, returns, self.rows)
+
+    @override
+    def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
+        size = (num_envs, num_agents)
+        student = self.student and self.student.initial_state(*size, num_tokens)
+        return {
+            "begins": self.low.new_ones(size, dtype=torch.bool),
+            "prev_action": self.low.new_zeros(*size, self.actions.dim),
+            "teacher": self.teacher.initial_state(*size, self.spec.num_tokens),
+            "student": () if student is None else student,
+        }
+
+    @override
+    def act(
+        self,
+        tokens: Tokens,
+        state: State = (),
+        generator: Stream | None = None,
+        explore: bool = False,
+    ) -> Decision:
+        env = self.rollout.env
+        perturbed = self.rollout.perturbation is not None
+        observed = env.observe()[self.group] if perturbed else tokens
+        # Label the unperturbed observation.
+        answer = self.teacher.label(env, observed, state["teacher"], generator)
+        answer = answer._replace(action=self._to_unit(answer.action))
+        # The student acts, if there is one.
+        action, student = answer.action, ()
+        if self.student is not None:
+            decision = self.student.act(tokens, state["student"])
+            action, student = decision.action, decision.state
+        self._record(observed, state, answer)
+        # Pass the executed action to both memories.
+        prev_action = self.actions.to_vectors(action).float()
+        state = {
+            "begins": torch.zeros_like(state["begins"]),
+            "prev_action": prev_action,
+            "teacher": _with_executed(answer.state, prev_action),
+            "student": _with_executed(student, prev_action),
+        }
+        none = torch.zeros_like(prev_action[..., 0])
+        # Log-probabilities, values and logits are not needed here.
+        return Decision(action, none, none, prev_action, state)
+
+    def _record(self, tokens: Tokens, state: Any, answer: TeacherLabel) -> None:
+        """Record a step of the agents alive, before the environments take it."""
+        env, active = self.rollout.env, self.rollout.env.active[self.group]
+        features, label = tokens.features, answer.action
+        prev_action, begins = state["prev_action"], state["begins"]
+        # Store numbers in place of byte rows and of one-hot vectors.
+        if self.rows is not None:
+            features = self.rows.number(features)
+        if self.actions.discrete:
+            prev_action = prev_action.argmax(-1).masked_fill(begins, NO_ACTION).short()
+            label = label.short()
+        # Give the numbers of environments and agents the shape of the active mask.
+        shape = active.shape
+        step = {
+            "env": env.env_ids[:, None].expand(shape),
+            "episode": env.episodes[:, None].expand(shape),
+            "time": env.steps[:, None].expand(shape),
+            "agent": torch.arange(shape[1], device=active.device).expand(shape),
+            "features": features,
+            "types": tokens.types.byte(),
+            "padding": tokens.padding,
+            "prev_action": prev_action,
+            "begins": begins,
+            "label": label,
+        }
+        # Logits and privileged targets depend on the teacher.
+        if answer.logits is not None:
+            step["logits"] = answer.logits.float()
+        if answer.privileged_targets is not None:
+            step["privileged_targets"] = answer.privileged_targets.float()
+        # Copy to main memory: environments change their tensors in place.
+        for name, part in step.items():
+            self.recorded[name].append(part.to("cpu", copy=True)[active.cpu()])
+
+    def _to_unit(self, action: Tensor) -> Tensor:
+        """Invert `scale`, clipped to [-1, 1]."""
+        if self.actions.discrete:
+            return action
+        return ((action - self.low) * (2 / (self.high - self.low)) - 1).clamp(-1, 1)
+
+
+def _with_executed(state: Any, prev_action: Tensor) -> Any:
+    """Replace the previous action in a memory by the executed one."""
+    if isinstance(state, dict) and "action" in state:
+        return {**state, "action": prev_action.to(state["action"])}
+    return state

@@ -1,6 +1,6 @@
 """CMA-ES, on top of the package `cma`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -121,9 +121,9 @@ class CMAES(Strategy):
         # Take all numbers and arrays that the next generation depends on.
         state = {
             f"{part}.{name}": np.array(value)
-            for part, holder in self._holders()
+            for part, holder in self._holders().items()
             for name, value in vars(holder).items()
-            if _is_number(value)
+            if isinstance(value, (bool, int, float, np.number, np.ndarray))
             and (name not in CACHE_KEYS if part else name in OWN_STATE)
         }
         for i, direction in enumerate(getattr(self.search, INJECTED)):
@@ -136,33 +136,28 @@ class CMAES(Strategy):
         from cma.utilities.utils import ElapsedWCTime
 
         # Restore each attribute of the search and of its parts.
-        holders, injected = dict(self._holders()), []
+        holders, injected = self._holders(), []
         for key, value in state.items():
             part, _, name = key.rpartition(".")
             if part == INJECTED:
                 injected.append(np.array(value))
-                continue
-            if key == MIRRORS:
+            elif key == MIRRORS:
                 setattr(self.search, MIRRORS, value.tolist())
-                continue
-            holder = holders[part]
-            array = value.ndim or isinstance(getattr(holder, name, None), np.ndarray)
-            setattr(holder, name, np.array(value) if array else value.item())
+            else:
+                holder = holders[part]
+                old = getattr(holder, name, None)
+                array = value.ndim or isinstance(old, np.ndarray)
+                setattr(holder, name, np.array(value) if array else value.item())
         setattr(self.search, INJECTED, injected)
         # Only the first `ask` of a search creates the timer.
         self.search.timer = ElapsedWCTime()
 
-    def _holders(self) -> Iterator[tuple[str, Any]]:
-        yield "", self.search
-        for part in PARTS:
-            yield part, getattr(self.search, part)
+    def _holders(self) -> dict[str, Any]:
+        parts = {part: getattr(self.search, part) for part in PARTS}
+        return {"": self.search, **parts}
 
     def _randn(self, rows: int, size: int) -> np.ndarray:
         """Sample the next normal numbers of this generation, ``(rows, size)``."""
         numbers = self.gaussian(self._generation, rows, self._sampled).numpy()
         self._sampled += rows
         return numbers[:, :size]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, np.number, np.ndarray))

@@ -1,22 +1,27 @@
-"""Returns of the members of a population, all in the same environments."""
+"""Returns of the members of a population, in this process or in Ray actors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
+from marl_pool.runs import Run
+from marl_pool.training.errors import one_line
 from marl_pool.training.loop import never
+from marl_pool.training.patience import patience
 from marl_pool.training.settings import EvolveConfig
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, StoppedError
 
 MAX_ENVS = 8192
 """Default of the largest number of environments that are stepped together."""
@@ -84,6 +89,8 @@ class Evaluator:
         )
         self.agent.to(self.device).eval()
         # Build the perturbation once, to reject options that do not fit.
+        reason = "every generation begins with new environments"
+        validate_no_ramp(config.perturbation, reason)
         self._make_perturbation()
         # One simulator for each member and repetition would be thousands of processes.
         default = config.repetitions if env.simulated else MAX_ENVS
@@ -119,13 +126,11 @@ class Evaluator:
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
         for chunk in self.chunks(*shape):
-            env_ids = task.env_ids[chunk.episodes]
-            part = task._replace(env_ids=env_ids)
+            part = task._replace(env_ids=task.env_ids[chunk.episodes])
             returns[chunk], lengths[chunk] = self._play(vectors[chunk.members], part)
         return PopulationReturns(returns, lengths)
 
     def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
-        """Run the episodes of one batch."""
         shape = (len(vectors), len(task.env_ids))
         # Give each member its own copies of the same environments.
         env = self._get_env(len(vectors) * len(task.env_ids), task.env_config)
@@ -151,9 +156,6 @@ class Evaluator:
     def _make_perturbation(self) -> Perturbation | None:
         if self.perturbation is None:
             return None
-        validate_no_ramp(
-            self.perturbation, "every generation begins with new environments"
-        )
         return make_perturbation(specs=[self.agent.spec], **self.perturbation)
 
     def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:
@@ -169,3 +171,107 @@ class Evaluator:
         return make_batched_env(
             num_envs=num_envs, seed=self.seed, device=self.device, **env_config
         )
+
+
+class Workers:
+    """Evaluators in Ray actors, each of which takes the next chunk when it is idle.
+
+    Args:
+        evaluator: evaluator of this process, which determines the chunks.
+        config: configuration of the run.
+        run: run that receives tracebacks.
+
+    Raises:
+        InputError: ray has fewer CPUs or GPUs than configured.
+        StoppedError: no worker started in time.
+    """
+
+    def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
+        import ray
+
+        from marl_pool.training.cluster import (
+            GROWTH_SECONDS,
+            START_SECONDS,
+            validate_cluster,
+        )
+
+        self.evaluator, self.run = evaluator, run
+        self.is_late: Callable[[], bool] = never
+        count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
+        grows = validate_cluster({"CPU": count, "GPU": count * gpus})
+        # A dead actor is restarted once, and repeats its chunk.
+        actor = ray.remote(
+            num_cpus=1, num_gpus=gpus, max_restarts=1, max_task_retries=1
+        )(Worker)
+        self.actors = [actor.remote(config) for _ in range(count)]
+        # The others may follow later.
+        limit = GROWTH_SECONDS if grows else START_SECONDS
+        try:
+            with patience("starting workers", min(limit, config.time_limit or limit)):
+                ray.wait([actor.__ray_ready__.remote() for actor in self.actors])
+        except TimeoutError as error:
+            raise StoppedError(str(error)) from error
+
+    def play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
+        """Run the episodes of a task for every member; see `Evaluator.play`.
+
+        Raises:
+            OutOfTimeError: `is_late` returned True; the actors still play.
+            StoppedError: an environment raised, or an actor died again.
+        """
+        import ray
+
+        shape = (len(vectors), len(task.env_ids))
+        returns = torch.zeros(shape, dtype=torch.float64)
+        lengths = torch.zeros(shape, dtype=torch.int64)
+        todo = self.evaluator.chunks(*shape, processes=len(self.actors))
+        # Give each idle actor the next chunk, and collect results as they arrive.
+        idle, running = list(self.actors), dict[Any, tuple[Any, Chunk]]()
+        while True:
+            for actor, chunk in zip(list(idle), todo, strict=False):
+                idle.remove(actor)
+                part = task._replace(env_ids=task.env_ids[chunk.episodes])
+                future = actor.play.remote(vectors[chunk.members].numpy(), part)
+                running[future] = (actor, chunk)
+            if not running:
+                return PopulationReturns(returns, lengths)
+            # Store each result in its rows and columns of the population.
+            if self.is_late():
+                raise OutOfTimeError
+            for future in ray.wait(list(running), timeout=1.0)[0]:
+                actor, chunk = running.pop(future)
+                returns[chunk], lengths[chunk] = self._get(future)
+                idle.append(actor)
+
+    def _get(self, future: Any) -> PopulationReturns:
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            played: PopulationReturns = ray.get(future)
+        except RayTaskError as error:
+            file, cause = self.run.write_error(str(error)), error.cause
+            raise StoppedError(
+                f"a worker failed: {type(cause).__name__}: {one_line(cause)}; "
+                f"traceback in {file}"
+            ) from error
+        except RayActorError as error:
+            file = self.run.write_error(str(error))
+            raise StoppedError(
+                f"a worker died, was restarted and died again; see {file}"
+            ) from error
+        return played
+
+
+class Worker(Evaluator):
+    """Evaluator in the process of a Ray actor, on one core."""
+
+    def __init__(self, config: EvolveConfig) -> None:
+        torch.set_num_threads(1)
+        super().__init__(config)
+        self.env_timeout = config.env_timeout or REMOTE_LIMIT
+
+    @override
+    def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
+        with limit_calls(self.env_timeout):
+            return super().play(torch.from_numpy(vectors), task)

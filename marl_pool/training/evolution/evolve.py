@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.description import validate_env_change
-from marl_pool.policies.agent import load_vector
-from marl_pool.policies.storage import save_policies
+from marl_pool.policies.agent import Agent, load_vector, to_vector
+from marl_pool.policies.storage import load_policy, save_policies
 from marl_pool.runs import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
@@ -22,10 +22,9 @@ from marl_pool.training.evolution.evaluator import (
     Evaluator,
     OutOfTimeError,
     PopulationTask,
+    Workers,
 )
-from marl_pool.training.evolution.start import OWN, start_vector
 from marl_pool.training.evolution.strategy import Strategy
-from marl_pool.training.evolution.workers import Workers, episode_runner
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.atomic import new_binary_file, new_file
@@ -33,6 +32,7 @@ from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
 from marl_pool.utils.reading import read_npz
+from marl_pool.utils.text import quoted
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
@@ -47,10 +47,8 @@ def evolve(
 ) -> None:
     """Evolve until the generations or the time limit are used up.
 
-    Args:
-        run: run that receives the results; it continues from its last checkpoint.
-        config: composed and checked configuration, as in ``run.config``.
-        should_stop: called before each generation; True saves the run and ends it.
+    The run receives metrics, checkpoints and the best policy; with a checkpoint, it
+    continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: parts of the configuration that do not fit each other.
@@ -64,11 +62,7 @@ def evolve(
 
 
 class EvolutionMethod(TrainingMethod):
-    """Search for the parameters of a policy by the returns of whole populations.
-
-    Raises:
-        InputError: parts of the configuration that do not fit each other.
-    """
+    """Search for the parameters of a policy by the returns of whole populations."""
 
     unit = "generations"
 
@@ -80,9 +74,8 @@ class EvolutionMethod(TrainingMethod):
         if config.fitness_env:
             validate_env_change(config.env, config.fitness_env, "fitness_env")
         # A resumed run needs no start, and the folder of it may be gone.
-        init = config.init if checkpoint is None else OWN
+        init = config.init if checkpoint is None else "policy"
         start = start_vector(init, self.evaluator.agent, config.plugins)
-        # Build the strategy around the initial mean.
         self.strategy: Strategy = build(
             config.evolution.name,
             STRATEGIES,
@@ -104,8 +97,20 @@ class EvolutionMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        with episode_runner(self.evaluator, self.config, self.run) as runner:
-            self.runner: Evaluator | Workers = runner
+        resources = self.config.resources
+        self.runner: Evaluator | Workers = self.evaluator
+        with ExitStack() as stack:
+            if resources.num_workers:
+                # Import here: without workers, ray is not needed.
+                from marl_pool.training.cluster import ray_session
+
+                session = ray_session(
+                    resources.address,
+                    num_cpus=resources.num_workers + 1,
+                    resume=f"resume with: marl-pool resume {quoted(self.run.path)}",
+                )
+                stack.enter_context(session)
+                self.runner = Workers(self.evaluator, self.config, self.run)
             self.runner.is_late = self.is_late
             yield
 
@@ -151,25 +156,24 @@ class EvolutionMethod(TrainingMethod):
         self.generation = iteration
         self.steps += int(played.lengths.sum())
         self.episodes += played.lengths.numel()
+        # Validate in the run's `env`, not in `fitness_env`; keep the best solution.
+        validated = {}
+        if iteration == 1 or iteration % config.validation.every == 0:
+            validated = self._validate(vectors[fitness.argmax()])
+        seconds = time.monotonic() - began
+        self.seconds += seconds
         row = {
             "env_steps": self.steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
-            # Fitness is measured in `fitness_env`, validation in the run's `env`.
             "fitness_mean": float(fitness.mean()),
             "fitness_max": float(fitness.max()),
             "fitness_min": float(fitness.min()),
             "step_size": self.strategy.step_size,
+            **validated,
+            "generations_per_second": 1 / seconds,
+            "rollouts_per_second": played.lengths.numel() / seconds,
         }
-        # Validate, and keep the best solution so far.
-        if iteration == 1 or iteration % config.validation.every == 0:
-            row |= self._validate(vectors[fitness.argmax()])
-        # Measure time and throughput, with the validation included.
-        seconds = time.monotonic() - began
-        self.seconds += seconds
-        row["seconds"] = self.seconds
-        row["generations_per_second"] = 1 / seconds
-        row["rollouts_per_second"] = played.lengths.numel() / seconds
         shown = {
             "fitness": row["fitness_mean"],
             "validated": self.run.best.score if self.run.best else float("nan"),
@@ -178,10 +182,8 @@ class EvolutionMethod(TrainingMethod):
         return Iteration(row, shown)
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
-        """Return the mean returns of the favourite and of the fittest member."""
-        # Use environments that training never sees.
+        """Validate the favourite and the fittest member; save a new best."""
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
-        # Compare the mean of the distribution with the fittest sample.
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(
             vectors, PopulationTask(env_ids, 0, dict(self.config.env))
@@ -236,3 +238,44 @@ class EvolutionMethod(TrainingMethod):
         agent, group = self.evaluator.agent, self.evaluator.group
         load_vector(agent, vector.to(agent.low))
         save_policies({group: agent}, {group: group}, folder)
+
+
+def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
+    """Return the initial mean of the search, ``(n,)``.
+
+    Args:
+        init: ``policy``, ``zeros``, or the folder of a policy or run.
+        agent: agent with its own initial weights.
+        plugins: ``package.module:Class`` names that the folder may use.
+
+    Raises:
+        InputError: no policy in the folder, or one unlike the agent.
+    """
+    own = to_vector(agent)
+    if init == "policy":
+        return own
+    if init == "zeros":
+        return torch.zeros_like(own)
+    # Read the policy of a folder; of a run, its best one.
+    folder = Path(init)
+    if not folder.is_dir():
+        raise InputError(
+            f"init: expected policy, zeros or the folder of a policy or run, "
+            f"got {init!r}"
+        )
+    if not (folder / "config.json").is_file():
+        folder = Run.open(folder).policy_path()
+    found = load_policy(folder, plugins=plugins)
+    if not isinstance(found, Agent) or type(found) is not type(agent):
+        raise InputError(
+            f"init: expected a {type(agent).__name__}, {init} is a "
+            f"{type(found).__name__}"
+        )
+    # The parameters must have the same names and shapes.
+    shapes = {name: tuple(part.shape) for name, part in agent.named_parameters()}
+    for name, part in found.named_parameters():
+        if shapes.pop(name, None) != tuple(part.shape):
+            raise InputError(f"init: {init} has another {name} than the run's policy")
+    if shapes:
+        raise InputError(f"init: {init} has no {', '.join(shapes)}")
+    return to_vector(found)

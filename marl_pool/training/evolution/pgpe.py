@@ -72,10 +72,8 @@ class PGPE(Strategy):
             )
         self.lr, self.lr_decay, self.momentum = lr, lr_decay, momentum
         self.std_lr, self.std_decay, self.std_floor = std_lr, std_decay, std_floor
-        # Mean and standard deviation of the search distribution.
         self.mean = start.detach().double().clone()
         self.std = torch.full_like(self.mean, std)
-        # Moments of the optimizer.
         self.slope = torch.zeros_like(self.mean)
         self.squares = torch.zeros_like(self.mean)
         self.count = 0
@@ -90,9 +88,16 @@ class PGPE(Strategy):
         # Recover the steps of the mirrored pairs, in standard deviations.
         pairs = self.population // 2
         steps = (vectors[:pairs] - vectors[pairs:]) / (2 * self.std)
-        # Move the mean along the difference of the two utilities of a pair.
+        # Move the mean by Adam along the difference of the two utilities of a pair.
         plus, minus = centered_ranks(fitness).chunk(2)
-        self._move((plus - minus) / 2 @ steps / pairs / self.std)
+        gradient = (plus - minus) / 2 @ steps / pairs / self.std
+        lr = self.lr / (1 + self.lr_decay * self.count)
+        self.count += 1
+        self.slope = self.slope.lerp(gradient, 1 - self.momentum)
+        self.squares = self.squares.lerp(gradient.square(), 1 - BETA)
+        slope = self.slope / (1 - self.momentum**self.count)
+        size = (self.squares / (1 - BETA**self.count)).sqrt() + EPSILON
+        self.mean = self.mean + lr * slope / size
         # Widen the parameters whose large steps were good, and narrow the others.
         spread = (plus + minus) / 2 @ (steps.square() - 1) / pairs
         change = (self.std_lr * spread).clamp(-LARGEST_CHANGE, LARGEST_CHANGE)
@@ -120,16 +125,6 @@ class PGPE(Strategy):
         for name in TENSORS:
             setattr(self, name, torch.from_numpy(np.array(state[name])))
         self.count = int(state["count"])
-
-    def _move(self, gradient: Tensor) -> None:
-        """Take one step of Adam along the gradient."""
-        lr = self.lr / (1 + self.lr_decay * self.count)
-        self.count += 1
-        self.slope = self.slope.lerp(gradient, 1 - self.momentum)
-        self.squares = self.squares.lerp(gradient.square(), 1 - BETA)
-        slope = self.slope / (1 - self.momentum**self.count)
-        size = (self.squares / (1 - BETA**self.count)).sqrt() + EPSILON
-        self.mean = self.mean + lr * slope / size
 
 
 def centered_ranks(fitness: Tensor) -> Tensor:

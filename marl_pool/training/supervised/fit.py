@@ -1,12 +1,14 @@
 """Supervised fits: folds, epochs, measurements, results."""
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -18,9 +20,13 @@ from marl_pool.runs import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.optimization import write_tensors
-from marl_pool.training.supervised.cost import Cost, estimate
-from marl_pool.training.supervised.folds import generator_of, network_seed
-from marl_pool.training.supervised.learner import FoldLearner, Means
+from marl_pool.training.supervised import TASKS
+from marl_pool.training.supervised.learner import (
+    FoldLearner,
+    Means,
+    generator_of,
+    network_seed,
+)
 from marl_pool.training.supervised.results import (
     FoldResult,
     results_table,
@@ -28,28 +34,44 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
-from marl_pool.training.supervised.tasks import TASKS
 from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.manifest import add_to_manifest, validate_intact
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
+BATCHES = 2
+"""Batches to time in each epoch of an estimate, after a first one for warm-up."""
+
+
+class Cost(NamedTuple):
+    """Estimated cost of a run; ``str`` gives one line."""
+
+    folds: int
+    epochs: int
+    """Epochs of each fold, at most."""
+    examples: int
+    """Training examples of an epoch."""
+    rate: float
+    """Training examples per second."""
+    seconds: float
+    """Duration of the whole run."""
+
+    def __str__(self) -> str:
+        return (
+            f"about {duration(self.seconds)}: {self.folds} "
+            f"fold{'s' if self.folds > 1 else ''} of at most {self.epochs} epochs of "
+            f"{self.examples:,} examples, {self.rate:,.0f} examples/s"
+        )
 
 
 def fit(
-    run: Run,
-    config: Mapping[str, Any],
-    should_stop: Callable[[], bool] = never,
+    run: Run, config: Mapping[str, Any], should_stop: Callable[[], bool] = never
 ) -> None:
     """Fit a network for each fold, measure the best of each, write results.
 
-    A run that has a checkpoint continues from it.
-
-    Args:
-        run: receives metrics, checkpoints, networks, pictures and ``results.json``.
-        config: composed and checked, as in ``run.config``.
-        should_stop: called before each epoch; True saves the run and ends it.
+    The run receives metrics, checkpoints, networks, pictures and ``results.json``; with
+    a checkpoint, it continues from there. See `Job.function` for the arguments.
 
     Raises:
         InputError: incompatible parts of the configuration, or missing data.
@@ -87,7 +109,42 @@ def price(config: FitConfig, folder: Path) -> Cost:
     validate_gpu(config)
     task = make_task(config)
     task.preview(_data_folder(config, folder))
-    return estimate(FoldLearner(task, config, 0))
+    return estimate(task, config)
+
+
+def estimate(task: Task, config: FitConfig) -> Cost:
+    """Time a few batches, and extrapolate to the whole run.
+
+    Batches of the first, the middle and the last epoch are timed, because a schedule
+    may change the cost: a merging network becomes deeper, and slower, by the epoch.
+    """
+    learner, settings = FoldLearner(task, config, 0), config.fit
+    rows, size = learner.rows, BATCHES * settings.batch_size
+    # Warm up, then time.
+    learner.learn(rows.train[: settings.batch_size])
+    learned, measured = [], []
+    for epoch in (0, settings.epochs // 2, settings.epochs - 1):
+        learner.losses = [0.0] * epoch
+        learned.append(learner.learn(rows.train[:size]))
+        measured.append(learner.measure("train", rows.validation[:size]))
+    each, measuring_each = (
+        mean(part.seconds / part.examples for part in parts)
+        for parts in (learned, measured)
+    )
+    # Extrapolate, at most to the limit of a fold.
+    a_pass = each * len(rows.train)
+    training = min(a_pass * settings.epochs, settings.seconds_per_fold or math.inf)
+    # Add the validation after each epoch and the test at the end.
+    measured_examples = len(rows.validation) * training / a_pass + task.num_test
+    whole = settings.folds * (training + measuring_each * measured_examples)
+    return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def validate_data(config: FitConfig) -> None:
@@ -108,31 +165,26 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
     """Load a run's prepared task and the best network of a fold.
 
     Raises:
-        InputError: the run has no such network.
+        InputError: the run has no such network, or a damaged one.
     """
-    file = _network_file(run, fold)
-    if not file.is_file():
+    if not _network_file(run, fold).is_file():
         raise InputError(f"{run.path}: expected a network of fold {fold}, got none")
     config = FitConfig.from_plain(run.config)
     task = make_task(config)
     task.prepare(_data_folder(config, run.path))
-    network = task.make_network(network_seed(config.seed, fold))
-    load_network(network, file)
-    return task, network.eval()
+    return task, _best_network(run, task, config.seed, fold)
 
 
-def load_network(network: nn.Module, file: Path) -> None:
-    """Read a network's weights.
-
-    Raises:
-        InputError: a missing or damaged file, or weights of another network.
-    """
+def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
+    file = _network_file(run, fold)
+    network = task.make_network(network_seed(seed, fold))
     validate_intact(file.parent, only=file.name)
     try:
         network.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{file} cannot be read: {reason}") from error
+    return network.eval()
 
 
 class FitMethod(TrainingMethod):
@@ -155,7 +207,6 @@ class FitMethod(TrainingMethod):
         self._begin(0)
 
     def _begin(self, fold: int) -> None:
-        """Begin a fold with a new network."""
         self.fold = fold
         self.learner = FoldLearner(self.task, self.config, fold)
 
@@ -184,7 +235,7 @@ class FitMethod(TrainingMethod):
     @override
     def rounds(self) -> Iterator[None]:
         if not self.done:
-            print(estimate(FoldLearner(self.task, self.config, 0)), flush=True)
+            print(estimate(self.task, self.config), flush=True)
         yield
         self._end_fold()
         self._write_results()
@@ -199,7 +250,8 @@ class FitMethod(TrainingMethod):
         learner = self.learner
         learned = learner.learn(learner.rows.train)
         measured = learner.measure("train", learner.rows.validation)
-        if not (learned.is_finite and measured.is_finite):
+        means = chain(learned.means.values(), measured.means.values())
+        if not all(map(math.isfinite, means)):
             raise StepError("the loss is not finite")
         # Keep the best weights, or return to them.
         learner.end_epoch(measured.means[self.task.metric])
@@ -223,35 +275,35 @@ class FitMethod(TrainingMethod):
         learner.network.load_state_dict(learner.best)
         test = learner.measure("test", torch.arange(self.task.num_test))
         file = _network_file(self.run, self.fold)
-        with self._writing("the network"):
+        with writing(self.run, self.where(0), "the network"):
             make_folder(file.parent)
             write_tensors(learner.best, file)
             add_to_manifest(file.parent, file.name)
         # Report the test of the best network, and the epoch that it comes from.
-        result = FoldResult(
-            fold=self.fold,
-            epochs=learner.epoch,
-            best_epoch=learner.best_epoch + 1,
-            steps=learner.step,
-            seconds=learner.seconds,
-            validation=min(learner.losses),
-            test=test.means,
+        self.results.append(
+            FoldResult(
+                fold=self.fold,
+                epochs=learner.epoch,
+                best_epoch=learner.best_epoch + 1,
+                steps=learner.step,
+                seconds=learner.seconds,
+                validation=min(learner.losses),
+                test=test.means,
+            )
         )
-        self.results.append(result)
 
     def _write_results(self) -> None:
         """Measure baselines, plot pictures and write all results."""
-        # Load the network whose predictions are plotted, that of the first fold.
-        network = self.task.make_network(self.config.seed)
-        load_network(network, _network_file(self.run, 0))
+        # Plot predictions of the network of the first fold.
+        network = _best_network(self.run, self.task, self.config.seed, 0)
         folder = self.run.path / PICTURES
-        with self._writing("the results"):
+        with writing(self.run, self.where(0), "the results"):
             make_folder(folder)
             generator = generator_of(self.config.seed, "pictures")
             document = write_results(
                 self.run,
                 self.results,
-                self.task.finish(network.eval(), folder, generator),
+                self.task.finish(network, folder, generator),
                 metric=self.task.metric,
                 parameters=sum(each.numel() for each in network.parameters()),
                 num_test=self.task.num_test,
@@ -283,9 +335,6 @@ class FitMethod(TrainingMethod):
         self.results = [FoldResult(**fold) for fold in state["results"]]
         self._begin(state["fold"])
         self.learner.restore(checkpoint)
-
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self.where(0), what)
 
 
 def _network_file(run: Run, fold: int) -> Path:

@@ -3,6 +3,10 @@
 import json
 import math
 import time
+import zlib
+from collections.abc import Sequence
+from copy import deepcopy
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -16,14 +20,7 @@ from marl_pool.training.optimization import (
     read_parts,
     write_parts,
 )
-from marl_pool.training.supervised.folds import (
-    fold_rows,
-    generator_of,
-    network_seed,
-    number_of,
-)
-from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
-from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
@@ -32,6 +29,88 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 STATE, COUNTS = "learner.safetensors", "learner.json"
 COUNTED = ("losses", "rate", "seconds", "step")
 """Attributes of a learner that a checkpoint stores in addition to its tensors."""
+BETA, ALPHA, FIRST_EPOCHS = 0.2, 0.9, 5
+"""Back-tracking: fraction β of the epochs that must be no worse, factor α of the
+learning rate, and number of epochs that never suffices. SWARM, section 4.1.3."""
+
+
+class Fold(NamedTuple):
+    """Row numbers ``(n,)`` and ``(m,)`` of a fold's examples, disjoint."""
+
+    train: Tensor
+    validation: Tensor
+
+
+def fold_rows(count: int, number: int, seed: int, settings: FitSettings) -> Fold:
+    """Split ``count`` examples for the fold ``number``.
+
+    All folds share one permutation, which depends on ``seed`` alone, so each example
+    is in exactly one validation set. ``number`` counts from 0.
+
+    Raises:
+        InputError: fewer examples than folds, or than a batch.
+    """
+    if settings.folds > count:
+        raise InputError(
+            f"fit.folds: expected at most {count}, the number of examples, "
+            f"got {settings.folds}"
+        )
+    shuffled = torch.randperm(count, generator=generator_of(seed, "folds"))
+    # One fold has a fraction for validation, several have a part each.
+    if settings.folds == 1:
+        size = max(1, round(count * settings.validation))
+        validation, train = shuffled[:size], shuffled[size:]
+    else:
+        parts = shuffled.tensor_split(settings.folds)
+        validation = parts[number]
+        train = torch.cat([*parts[:number], *parts[number + 1 :]])
+    # Training examples must be left, at least a batch of them.
+    if not len(train):
+        raise InputError(
+            f"fit.validation: expected a fraction that leaves some of the {count} "
+            f"examples for training, got {settings.validation}"
+        )
+    if len(train) < settings.batch_size:
+        raise InputError(
+            f"fit.batch_size: expected at most {len(train)}, the training examples of "
+            f"a fold, got {settings.batch_size}"
+        )
+    return Fold(train, validation[: settings.validation_examples])
+
+
+def network_seed(seed: int, number: int) -> int:
+    """Return the seed of a fold's initial weights."""
+    return number_of(seed, "network", number)
+
+
+def generator_of(seed: int, *names: object) -> torch.Generator:
+    """Build a generator that depends only on the seed and the names."""
+    return torch.Generator().manual_seed(number_of(seed, *names))
+
+
+def number_of(seed: int, *names: object) -> int:
+    """Hash the seed and the names into a seed for torch."""
+    # torch's CPU generator uses only the low 32 bits of its seed: hash into those.
+    return zlib.crc32(" ".join(map(str, (*names, seed))).encode())
+
+
+def must_go_back(losses: Sequence[float]) -> bool:
+    """Decide on back-tracking to the weights of the best epoch.
+
+    With e earlier epochs it is due if more than ``max(β e, 5)`` of the epochs directly
+    before the current one were no worse than it.
+
+    Source: the published code of SWARM (Vollgraf, https://arxiv.org/abs/1906.09400).
+    The text (section 4.1.3) differs a little: there the epochs have to be better, more
+    than β of all, and only the first five epochs are exempt.
+
+    Args:
+        losses: validation loss of each epoch, the current one last; for an epoch after
+            which training returned to the best weights, their loss.
+    """
+    *earlier, current = losses
+    no_worse = takewhile(lambda loss: loss <= current, reversed(earlier))
+    return len(list(no_worse)) > max(BETA * len(earlier), FIRST_EPOCHS)
 
 
 class EpochMetrics(NamedTuple):
@@ -41,11 +120,6 @@ class EpochMetrics(NamedTuple):
     """Means over the examples, by metric."""
     examples: int
     seconds: float
-
-    @property
-    def is_finite(self) -> bool:
-        """True if all means are finite."""
-        return all(map(math.isfinite, self.means.values()))
 
 
 class Means:
@@ -100,7 +174,6 @@ class FoldLearner:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        # Losses by epoch, and the best weights so far.
         self.losses: list[float] = []
         self.best: dict[str, Tensor] = {}
         self.best_moments: dict[str, Tensor] = {}
@@ -119,8 +192,7 @@ class FoldLearner:
     @property
     def is_out_of_time(self) -> bool:
         """True once the fold has used its seconds."""
-        limit = self.settings.seconds_per_fold
-        return limit is not None and self.seconds >= limit
+        return self.seconds >= (self.settings.seconds_per_fold or math.inf)
 
     @property
     def is_done(self) -> bool:
@@ -142,7 +214,7 @@ class FoldLearner:
         began = time.perf_counter() - before
         for part in rows[order][: len(rows) // size * size].split(size):
             outcome = self._evaluate("train", part, generator)
-            self.lr = self.rate * lr_at(self._progress(len(rows)), self.settings)
+            self.lr = self.rate * self.settings.lr_at(self._progress(len(rows)))
             descend(self.optimizer, outcome.loss, self.lr, self.settings.grad_clip)
             self.step += 1
             means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
@@ -158,8 +230,7 @@ class FoldLearner:
         """Return the fraction of the fold completed at the middle of the next step."""
         a_pass = examples // self.settings.batch_size
         by_steps = (self.step + 0.5) / (a_pass * self.settings.epochs)
-        limit = self.settings.seconds_per_fold
-        by_time = 0.0 if limit is None else self.seconds / limit
+        by_time = self.seconds / (self.settings.seconds_per_fold or math.inf)
         return min(max(by_steps, by_time), 1.0)
 
     def measure(self, split: Split, rows: Tensor) -> EpochMetrics:
@@ -187,9 +258,9 @@ class FoldLearner:
         self.losses.append(loss)
         # Keep a copy of the best weights.
         if self.best_epoch == self.epoch - 1:
-            self.best = _copied(self.network.state_dict())
+            self.best = deepcopy(self.network.state_dict())
             if self.settings.back_tracking:
-                self.best_moments = _copied(moments(self.optimizer))
+                self.best_moments = deepcopy(moments(self.optimizer))
         elif self.settings.back_tracking and must_go_back(self.losses):
             # Count the epoch as the best one, because it has its weights.
             self.losses[-1] = min(self.losses)
@@ -237,7 +308,3 @@ class FoldLearner:
         counts = json.loads((folder / COUNTS).read_text())
         for name in COUNTED:
             setattr(self, name, counts[name])
-
-
-def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in state.items()}

@@ -14,8 +14,6 @@ from marl_pool.utils.manifest import is_intact_json, sealed_json
 from marl_pool.utils.reading import read_json
 
 FILE = "results.json"
-COPIED = ("task", "encoder", "pooling", "scale", "seed")
-"""Keys of the configuration that are copied to the file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,10 @@ def write_results(
 
     # Collect settings, scores of the folds and their mean.
     document = {
-        **{key: run.config[key] for key in COPIED},
+        **{
+            key: run.config[key]
+            for key in ("task", "encoder", "pooling", "scale", "seed")
+        },
         "package_version": run.version,
         "config_digest": run.config_digest,
         **others,
@@ -85,7 +86,6 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     file = run / FILE
     try:
-        # Check the document's entries and its checksum.
         found = read_json(file)
         if missing := {"task", "mean"} - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -120,7 +120,6 @@ def read_study(
     }
     if not found:
         raise InputError(f"{folder}: expected finished runs of fit, got none")
-    # A study compares runs of its own tasks.
     for run, results in found.items():
         name = results["task"]["name"]
         if tasks is not None and name not in tasks:

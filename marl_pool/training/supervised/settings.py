@@ -1,13 +1,10 @@
 """Settings of supervised runs, as typed dataclasses without torch."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.training.settings import (
-    CheckpointSettings,
-    RunConfig,
-    SweepSettings,
-)
+from marl_pool.training.settings import CheckpointSettings, RunConfig, SweepSettings
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import (
     NonNegativeFloat,
@@ -18,8 +15,9 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-Decay = Literal["constant", "cosine", "drop"]
-Scale = Literal["tiny", "cpu", "paper"]
+DROP_AT, DROP_TO = 0.7, 0.1
+"""Fraction of the steps after which ``decay=drop`` lowers the rate, and its factor:
+SWARM, section 4.2."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class FitSettings:
     """Weight decay of the optimizer."""
     warmup: Probability = 0.0
     """Fraction of the steps in which the learning rate rises linearly from 0."""
-    decay: Decay = "constant"
+    decay: Literal["constant", "cosine", "drop"] = "constant"
     """Learning rate after the warm-up: constant, a cosine to 0, or a drop to a tenth
     after 70 % of the steps."""
     back_tracking: bool = False
@@ -90,16 +88,27 @@ class FitSettings:
         With a time limit the elapsed fraction of the fold's ``seconds`` counts: 500 of
         1000 epochs after half of the seconds, however few they really were.
         """
-        limit = self.seconds_per_fold
-        elapsed = 0.0 if limit is None else min(seconds / limit, 1.0)
+        elapsed = min(seconds / (self.seconds_per_fold or math.inf), 1.0)
         return int(fold * self.epochs + max(epoch, int(elapsed * self.epochs)))
+
+    def lr_at(self, progress: float) -> float:
+        """Return the learning rate at a fraction ``progress`` in [0, 1] of a fold."""
+        if progress < self.warmup:
+            return self.lr * progress / self.warmup
+        rest = min((progress - self.warmup) / (1 - self.warmup), 1.0)
+        factor = 1.0
+        if self.decay == "cosine":
+            factor = (1 + math.cos(math.pi * rest)) / 2
+        elif self.decay == "drop" and rest >= DROP_AT:
+            factor = DROP_TO
+        return self.lr * factor
 
 
 @dataclass(frozen=True)
 class FitRunSettings(RunConfig):
     """Settings of the run itself, not of one of its parts."""
 
-    scale: Scale = "cpu"
+    scale: Literal["tiny", "cpu", "paper"] = "cpu"
     """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
     (as published). Label only; other keys hold the sizes."""
     data_dir: str | None = None

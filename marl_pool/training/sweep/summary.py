@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from marl_pool.sweeps import Grid, Trial
 from marl_pool.training.jobs import Job
-from marl_pool.training.supervised.cost import duration
+from marl_pool.training.supervised.fit import duration
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""

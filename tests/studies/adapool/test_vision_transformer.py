@@ -30,16 +30,17 @@ from marl_pool.studies.adapool.image_classification import (
 )
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.fit import fit, make_task
-from marl_pool.training.supervised.folds import generator_of
-from marl_pool.training.supervised.images.augmentation import random_crops, random_flips
-from marl_pool.training.supervised.images.images import (
+from marl_pool.training.supervised.images import (
     NORMALIZATION,
     OWN_ARCHIVES,
     Normalization,
+    PatchEmbedding,
     load_images,
     patches,
+    random_crops,
+    random_flips,
 )
-from marl_pool.training.supervised.images.patch_embedding import PatchEmbedding
+from marl_pool.training.supervised.learner import generator_of
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Split
 from marl_pool.utils.errors import InputError

@@ -28,7 +28,7 @@ from marl_pool.studies.hierarchical.merged_classification import (
 from marl_pool.studies.hierarchical.pretraining import teacher_forced
 from marl_pool.studies.hierarchical.reconstruction import Reconstruction
 from marl_pool.studies.hierarchical.task import MergedImages
-from marl_pool.training.supervised.images.images import Images
+from marl_pool.training.supervised.images import Images
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
 

@@ -39,8 +39,8 @@ from marl_pool.studies.swarm.mixture import (
 )
 from marl_pool.studies.swarm.plots import output_colors
 from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
+from marl_pool.training.supervised.learner import must_go_back
 from marl_pool.training.supervised.results import read_study
-from marl_pool.training.supervised.schedule import must_go_back
 from marl_pool.utils.errors import InputError
 
 MANY = torch.arange(4000)

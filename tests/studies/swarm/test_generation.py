@@ -19,7 +19,7 @@ from marl_pool.studies.swarm.transformer import (
     SwarmTransformer,
     sinusoids,
 )
-from marl_pool.training.supervised.images.images import Images
+from marl_pool.training.supervised.images import Images
 from marl_pool.utils.errors import InputError
 
 SHAPES = [(3, 3, 1), (2, 2, 3)]

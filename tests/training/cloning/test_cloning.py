@@ -26,16 +26,20 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_policies, load_policy, save_policy
 from marl_pool.runs import Run
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.cloning.behaviour_policy import BehaviourPolicy, Roles
 from marl_pool.training.cloning.clone import PLAY_ENV_IDS, clone
-from marl_pool.training.cloning.dataset import FOLDER, collect
+from marl_pool.training.cloning.dataset import (
+    FOLDER,
+    load_round,
+    read_about,
+    round_path,
+    save_round,
+)
 from marl_pool.training.cloning.learner import (
     AuxiliaryHead,
     Learner,
     auxiliary_errors,
     losses,
 )
-from marl_pool.training.cloning.recorder import NO_ACTION, RowTable
 from marl_pool.training.cloning.sampler import (
     Augmentation,
     Sampler,
@@ -43,14 +47,15 @@ from marl_pool.training.cloning.sampler import (
     chunks,
 )
 from marl_pool.training.cloning.settings import CloneSettings
-from marl_pool.training.cloning.storage import (
-    Round,
-    load_round,
-    round_path,
-    save_round,
+from marl_pool.training.cloning.teacher import PolicyTeacher, Roles
+from marl_pool.training.cloning.trajectories import (
+    NO_ACTION,
+    PER_TRAJECTORY,
+    BehaviourPolicy,
+    RowTable,
+    Trajectories,
+    join,
 )
-from marl_pool.training.cloning.teacher import PolicyTeacher
-from marl_pool.training.cloning.trajectories import PER_TRAJECTORY, Trajectories, join
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
 from marl_pool.utils.types import Options
@@ -120,12 +125,13 @@ def collected(
         RowTable(group.tokens.num_features) if group.tokens.dtype == "uint8" else None
     )
 
-    def build(first, count):
+    def play(first, count):
         envs = make_batched_env(num_envs=count, first_env=first, **env)
         roles = Roles(name, teacher, {})
-        return BehaviourPolicy(roles, envs, rows, student, perturbation)
+        return BehaviourPolicy(roles, envs, rows, student, perturbation).episodes()
 
-    return collect(build, 0, episodes, num_envs=2), rows
+    starts = range(0, episodes, 2)
+    return join(play(first, min(2, episodes - first)) for first in starts), rows
 
 
 CARTPOLE = {"name": "cartpole", "max_steps": 15}
@@ -342,19 +348,19 @@ def with_targets(teacher: Policy) -> TeacherWithTargets:
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
     played, rows = collected(teacher, env)
-    before = Round(played, played.without_duplicates(), {"a": [1]})
-    save_round(tmp_path / "r", before, rows)
+    sides = {"train": played, "validation": played.without_duplicates()}
+    save_round(tmp_path / "r", sides, {"a": [1]}, rows)
     other = None
     if rows is not None:
         other = RowTable(2)  # that has seen other rows before
         other.number(torch.full((3, 2), 77, dtype=torch.uint8))
-    after = load_round(tmp_path / "r", other)
-    assert after.about["a"] == [1]
-    assert after.train.digests == played.digests
+    assert read_about(tmp_path / "r")["a"] == [1]
+    after = load_round(tmp_path / "r", other)["train"]
+    assert after.digests == played.digests
     for name in PER_TRAJECTORY:
-        assert torch.equal(getattr(after.train, name), getattr(played, name))
+        assert torch.equal(getattr(after, name), getattr(played, name))
     for name, part in played.steps.items():
-        found = after.train.steps[name]
+        found = after.steps[name]
         if rows is not None and name == "features":
             part, found = rows.table()[part.long()], other.table()[found.long()]
         assert found.dtype == part.dtype
@@ -366,7 +372,7 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
 def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
     played, rows = collected(Left(), BYTES)
     path = round_path(tmp_path, 0)
-    save_round(path, Round(played, played, {}), rows)
+    save_round(path, {"train": played, "validation": played}, {}, rows)
     file = path / "train.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InputError, match=r"round_000 is damaged") as caught:
@@ -402,9 +408,8 @@ def sampler(
 ) -> Sampler:
     spec = CHANNELS if rows is None else Bytes.spec
     actions = ActionSpec.of(FORCE) if rows is None else ActionSpec(n=2)
-    table = None if rows is None else rows.table()
     augmented = augmentation(spec, batch_size=batch_size, **options)
-    return Sampler(trajectories, table, actions, augmented, whole=whole)
+    return Sampler(trajectories, rows, actions, augmented, whole=whole)
 
 
 def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
@@ -842,7 +847,7 @@ def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
     options += [f"teacher={teacher_folder}", *ROUNDS]
     run = run_clone(tmp_path / "run", *options)
     paths = [round_path(run.path / FOLDER, number) for number in (1, 2)]
-    parts = [load_round(path, None).train for path in paths]
+    parts = [load_round(path, None)["train"] for path in paths]
     assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
     begun = [part.steps["prev_action"][part.starts].flatten() == 0 for part in parts]
     assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
@@ -1138,7 +1143,7 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
     run = run_clone(tmp_path / "run", *overrides)
     rows = RowTable(144)
-    found = load_round(tmp_path / "run/trajectories/round_000", rows).train
+    found = load_round(tmp_path / "run/trajectories/round_000", rows)["train"]
     assert found.steps["features"].shape == (found.num_steps, 196)
     assert len(rows.table()) < 0.1 * found.num_steps * 196
     # Labels are what was done next.

@@ -29,9 +29,8 @@ from marl_pool.rollout import Rollout
 from marl_pool.runs import Run
 from marl_pool.studies.attention_neuron.published import published_for
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
-from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve
+from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve, start_vector
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
-from marl_pool.training.evolution.start import start_vector
 from marl_pool.training.loop import TrainingLoop
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError

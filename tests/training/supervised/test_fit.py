@@ -25,10 +25,14 @@ from marl_pool.sweeps import Sweep
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
-from marl_pool.training.supervised.folds import fold_rows, network_seed
-from marl_pool.training.supervised.learner import FoldLearner
+from marl_pool.training.supervised.learner import (
+    ALPHA,
+    FoldLearner,
+    fold_rows,
+    must_go_back,
+    network_seed,
+)
 from marl_pool.training.supervised.results import FoldResult, read_results, read_study
-from marl_pool.training.supervised.schedule import ALPHA, lr_at, must_go_back
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
@@ -113,15 +117,15 @@ def test_a_fold_smaller_than_a_batch_is_refused():
 
 def test_the_rate_warms_up_and_falls_as_a_cosine():
     settings = FitSettings(lr=2.0, warmup=0.1, decay="cosine")
-    assert lr_at(0.05, settings) == pytest.approx(1.0)
-    assert lr_at(0.1, settings) == pytest.approx(2.0)
-    assert lr_at(0.55, settings) == pytest.approx(1.0)
-    assert lr_at(1.0, settings) == pytest.approx(0.0)
+    assert settings.lr_at(0.05) == pytest.approx(1.0)
+    assert settings.lr_at(0.1) == pytest.approx(2.0)
+    assert settings.lr_at(0.55) == pytest.approx(1.0)
+    assert settings.lr_at(1.0) == pytest.approx(0.0)
 
 
 def test_the_rate_drops_to_a_tenth_after_seventy_percent():
     settings = FitSettings(lr=2.0, decay="drop")
-    assert [lr_at(x, settings) for x in (0.0, 0.69, 0.7, 1.0)] == [2, 2, 0.2, 0.2]
+    assert [settings.lr_at(x) for x in (0.0, 0.69, 0.7, 1.0)] == [2, 2, 0.2, 0.2]
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,112 @@
-"""CIFAR-10 and CIFAR-100 in their public "Python" archives.
+"""Files of image data sets: verified downloads, IDX files, and CIFAR's archives.
 
-The archives hold pickles. Loading a pickle can run code, and NumPy's own functions that
-restore an array trust their arguments. So names in a pickle only record what they are
-called with, from which this module restores arrays of bytes.
+CIFAR-10 and CIFAR-100 are read from their public "Python" archives, which hold pickles.
+Loading a pickle can run code, and NumPy's own functions that restore an array trust
+their arguments. So names in a pickle only record what they are called with, from which
+this module restores arrays of bytes.
 """
 
 import gzip
+import hashlib
 import io
 import pickle
+import shutil
 import tarfile
+import urllib.request
 import zlib
+from http.client import HTTPException
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from marl_pool.utils.atomic import make_folder, new_binary_file
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import ARRAY_BYTES, Bounded
 
-SIDE, CHANNELS = 32, 3
+
+class Source(NamedTuple):
+    """A public file."""
+
+    url: str
+    md5: str
+    """Published MD5 checksum, hexadecimal; it detects damage, not an attack."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.url.rpartition("/")[2]
+
+
+def fetch(source: Source, folder: Path) -> Path:
+    """Download a file to a folder, made if it is missing.
+
+    Raises:
+        InputError: a failed download, or a wrong checksum; no file is left.
+    """
+    file = folder / source.name
+    try:
+        make_folder(folder)
+        with (
+            urllib.request.urlopen(source.url, timeout=60) as answer,
+            new_binary_file(file) as out,
+        ):
+            # Verify the checksum before the file gets its name.
+            shutil.copyfileobj(answer, out)
+            out.flush()
+            found = md5(Path(out.name))
+            if found != source.md5:
+                raise InputError(
+                    f"{source.url}: expected the MD5 checksum {source.md5}, got {found}"
+                )
+    except (OSError, HTTPException) as error:
+        raise InputError(f"{source.url} cannot be downloaded: {error}") from error
+    return file
+
+
+def md5(file: Path) -> str:
+    """Compute the MD5 checksum of a file, hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "md5").hexdigest()
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """Read an array of bytes, gzip-compressed if the name ends in ``.gz``, as uint8.
+
+    The format: two zero bytes, the type of the elements, the number of dimensions, each
+    dimension's size as a big-endian 32-bit integer, then the elements.
+
+    Raises:
+        InputError: another format, or a truncated or corrupt file.
+    """
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            # The type 8 is that of unsigned bytes.
+            first = opened.read(4)
+            header = opened.read(4 * first[3]) if len(first) == 4 else b""
+            if first[:3] != bytes([0, 0, 8]) or len(header) < 4 * first[3]:
+                raise InputError(
+                    f"{file}: expected an IDX file of bytes, got another header"
+                )
+            shape = tuple(np.frombuffer(header, ">u4").tolist())
+            # Refuse to allocate what a forged header asks for.
+            if prod(shape) > ARRAY_BYTES:
+                raise InputError(
+                    f"{file}: expected at most {ARRAY_BYTES:,} bytes, got a header "
+                    f"with {prod(shape):,}"
+                )
+            # Read a byte more than there should be, to notice a longer file.
+            content = opened.read(prod(shape) + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{file} is truncated or corrupt: {error}") from error
+    if len(content) != prod(shape):
+        found = "more" if len(content) > prod(shape) else f"{len(content):,}"
+        raise InputError(
+            f"{file} is truncated or corrupt: expected {prod(shape):,} bytes after its "
+            f"header, got {found}"
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 class Archive(NamedTuple):
@@ -64,22 +151,17 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
             gzip.open(file) as unpacked,
             tarfile.open(fileobj=Bounded(unpacked, ARRAY_BYTES), mode="r:") as opened,  # type: ignore[call-overload]
         ):
-            # Read the members without unpacking them to disk.
-            train = [_read(opened, archive, name) for name in archive.train]
-            test = _read(opened, archive, archive.test)
+            train = [_read_batch(opened, archive, name) for name in archive.train]
+            test = _read_batch(opened, archive, archive.test)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         # Join the lines: tarfile's messages may have several.
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is truncated or corrupt: {reason}") from error
-    except (_DamagedError, InputError) as error:
+    except InputError as error:
         raise InputError(f"{file}: {error}") from error
     # Join the training batches.
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
     return images, labels, *test
-
-
-class _DamagedError(Exception):
-    """Invalid content of an archive."""
 
 
 class _Call:
@@ -96,13 +178,13 @@ class _Call:
         if self.name == "encode":
             text, encoding = arguments
             if type(text) is not str or encoding != "latin1":
-                raise _DamagedError("refused: text in another encoding than latin1")
+                raise InputError("refused: text in another encoding than latin1")
             return text.encode("latin1")
         return _Call(self.name, arguments)
 
     def __setstate__(self, state: Any) -> None:
         if self.arguments is None:
-            raise _DamagedError("refused: it modifies the functions that build arrays")
+            raise InputError("refused: it modifies the functions that build arrays")
         if self.state is not None:
             raise ValueError("it sets a state twice")
         self.state = state
@@ -117,13 +199,13 @@ class _Call:
             order = "F" if in_columns else "C"
         # Accept plain bytes alone, of the size that the shape states.
         if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
-            raise _DamagedError("refused: an array of another type than bytes")
+            raise InputError("refused: an array of another type than bytes")
         if not isinstance(shape, tuple) or not all(
             type(size) is int and size >= 0 for size in shape
         ):
-            raise _DamagedError(f"expected the shape of an array, got {shape!r:.80}")
+            raise InputError(f"expected the shape of an array, got {shape!r:.80}")
         if len(raw) != prod(shape) or order not in ("C", "F"):
-            raise _DamagedError(f"expected {prod(shape)} bytes, got {len(raw)}")
+            raise InputError(f"expected {prod(shape)} bytes, got {len(raw)}")
         return np.frombuffer(bytes(raw), np.uint8).reshape(shape, order=order)
 
 
@@ -156,13 +238,13 @@ class _BytesUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in NAMES:
-            raise _DamagedError(
+            raise InputError(
                 f"refused: it holds {module}.{name}, which no CIFAR archive needs"
             )
         return _Call(name)
 
 
-def _read(
+def _read_batch(
     opened: tarfile.TarFile, archive: Archive, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
     # Find the file in the archive.
@@ -170,29 +252,23 @@ def _read(
     try:
         member = opened.extractfile(path)
     except KeyError as error:
-        raise _DamagedError(f"expected an archive with {path}, got none") from error
+        raise InputError(f"expected an archive with {path}, got none") from error
     if member is None:
-        raise _DamagedError(f"expected a file {path}, got a folder")
-    # Unpickle the content.
-    raw = io.BytesIO(member.read())
+        raise InputError(f"expected a file {path}, got a folder")
+    raw, problem = io.BytesIO(member.read()), "damaged"
     try:
         content = _BytesUnpickler(raw, encoding="bytes").load()
-    except _DamagedError as error:
-        raise _DamagedError(f"{path}: {error}") from error
-    except Exception as error:
-        # Damaged bytes can raise anything in the unpickler: blame the file.
-        raise _DamagedError(f"{path} is damaged: {error!r}") from error
-    # Restore images and labels from it.
-    try:
+        problem = "none of CIFAR's files"
         rows, given = content[b"data"].array(), content[archive.labels]
         if not isinstance(given, list) or any(
             type(label) is not int for label in given
         ):
-            raise _DamagedError("expected a list of integers as labels")
+            raise InputError("expected a list of integers as labels")
         labels = np.array(given, np.uint8)
-        planes = rows.reshape(len(labels), CHANNELS, SIDE, SIDE)
-    except _DamagedError as error:
-        raise _DamagedError(f"{path}: {error}") from error
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise _DamagedError(f"{path} is none of CIFAR's files: {error!r}") from error
+        planes = rows.reshape(len(labels), 3, 32, 32)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:
+        # Damaged bytes can raise anything: blame the file.
+        raise InputError(f"{path} is {problem}: {error!r}") from error
     return planes.transpose(0, 2, 3, 1), labels

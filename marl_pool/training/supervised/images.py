@@ -1,15 +1,23 @@
-"""Labelled image data sets, from local or downloaded files."""
+"""Labelled image data sets, random crops and flips, and patches."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from marl_pool.training.supervised.images.cifar import ARCHIVES, read_cifar
-from marl_pool.training.supervised.images.download import Source, fetch, md5
-from marl_pool.training.supervised.images.idx import read_idx
+from marl_pool.kernels.functional import Activation
+from marl_pool.networks import TokenEmbedding, TypeEmbedding
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.supervised.image_files import (
+    ARCHIVES,
+    Source,
+    fetch,
+    md5,
+    read_cifar,
+    read_idx,
+)
 from marl_pool.utils.errors import InputError
 
 Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
@@ -103,8 +111,8 @@ def load_images(
             "download=true downloads them"
         )
     # Find the files that are not there yet.
-    sources = SOURCES[dataset]
-    missing = [each for each in sources if _find(folder, dataset, each.name) is None]
+    files = {each: _find(folder, dataset, each.name) for each in SOURCES[dataset]}
+    missing = [source for source, file in files.items() if file is None]
     if missing and not download:
         raise InputError(
             f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
@@ -112,10 +120,8 @@ def load_images(
             f"{'them' if len(missing) > 1 else 'it'}"
         )
     # Download what is missing, then read everything.
-    for source in missing:
-        fetch(source, folder / dataset)
-    files = (_find(folder, dataset, source.name) for source in sources)
-    return _read(dataset, [file for file in files if file is not None])
+    files |= {source: fetch(source, folder / dataset) for source in missing}
+    return _read(dataset, list(filter(None, files.values())))
 
 
 def first_images(
@@ -126,7 +132,6 @@ def first_images(
     Raises:
         InputError: more images than the data set has.
     """
-    # There must be as many images as are asked for.
     for name, wanted, there in (
         ("num_samples", num_samples, len(images.train)),
         ("num_test", num_test, len(images.test)),
@@ -193,12 +198,104 @@ def patches(images: Tensor, patch: int) -> Tensor:
     return cut.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
+class PatchEmbedding(TokenEmbedding):
+    r"""Project patches and add the embedding of their positions.
+
+    .. math:: h = \mathrm{dropout}(\mathrm{LN}(W\, \mathrm{LN}((x - \mu) / \sigma)) + e)
+
+    with pixels x in [0, 1], the data set's :math:`\mu` and :math:`\sigma`, and the
+    learned embedding e of the patch's position. Normalisation, both layer norms and
+    dropout are optional.
+
+    Source: the published code of the AdaPool paper's image studies,
+    https://arxiv.org/abs/2506.09215.
+
+    The types of the tokens are their positions. The channels of ``normalization`` vary
+    fastest within a patch. See `TokenEmbedding` for the other arguments.
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        dim: int | None,
+        type_embedding: TypeEmbedding = "add",
+        activation: Activation | None = None,
+        *,
+        normalization: Normalization | None = None,
+        norms: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(spec, dim, type_embedding, activation)
+        # Repeat the constants of the channels over the pixels of a patch.
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        for name in ("mean", "std"):
+            values = None
+            if normalization is not None:
+                channels = torch.tensor(getattr(normalization, name))
+                values = channels.repeat(spec.num_features // len(channels))
+            self.register_buffer(name, values, persistent=False)
+        # Normalize before and after the projection, as the vision transformer does.
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(width) if norms else nn.Identity()
+            for width in (spec.num_features, self.dim_out)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Embed patches of batch ``(B,)`` as ``(B, N, D)``."""
+        x = self.read(tokens)
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        x = self.norms[0](x)
+        if self.project is not None:
+            x = self.activate(self.project(x))
+        assert self.types is not None
+        embedded: Tensor = self.dropout(self.norms[1](x) + self.types(tokens.types))
+        return embedded
+
+
+def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """Cut a window of its own size out of each image with a border of zeros.
+
+    Images are ``(B, H, W, C)``. The border is ``padding`` pixels wide on each side;
+    each of the ``(2 padding + 1)²`` positions of the window is equally likely. The
+    generator is on the CPU, so a seed gives the same windows on every device.
+    """
+    count, height, width, _ = images.shape
+    border = (0, 0, padding, padding, padding, padding)
+    padded = torch.nn.functional.pad(images, border)
+    # Sample a corner for each image, and select its window.
+    corners = torch.randint(2 * padding + 1, (2, count), generator=generator)
+    top, left = corners.to(images.device)
+    # A view of all windows, (B, 2 padding + 1, 2 padding + 1, C, H, W).
+    windows = padded.unfold(1, height, 1).unfold(2, width, 1)
+    rows = torch.arange(count, device=images.device)
+    return windows[rows, top, left].permute(0, 2, 3, 1)
+
+
+def random_flips(
+    images: Tensor, probability: float, generator: torch.Generator
+) -> Tensor:
+    """Mirror each image, left to right, with a probability in [0, 1]."""
+    flipped = torch.rand(len(images), generator=generator) < probability
+    where = flipped.to(images.device)[:, None, None, None]
+    return torch.where(where, images.flip(2), images)
+
+
 def _read(dataset: Dataset, files: list[Path]) -> Images:
     folder = files[0].parent
     # CIFAR comes in one archive, MNIST and its relatives in four files.
     if dataset in ARCHIVES:
-        _verify(dataset, files[0])
-        parts = list(read_cifar(files[0], dataset))
+        # Reject an archive with the published one's name and another checksum.
+        file, source = files[0], SOURCES[dataset][0]
+        if file.name == source.name and (found := md5(file)) != source.md5:
+            raise InputError(
+                f"{file}: expected the published archive with MD5 checksum "
+                f"{source.md5}, got {found}; name your own archive "
+                f"{OWN_ARCHIVES[dataset]}"
+            )
+        parts = list(read_cifar(file, dataset))
         classes = ARCHIVES[dataset].num_classes
     else:
         parts, classes = [read_idx(file) for file in files], 10
@@ -225,16 +322,6 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
         torch.from_numpy(np.array(part, order="C")) for part in parts
     )
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
-
-
-def _verify(dataset: str, file: Path) -> None:
-    """Reject an archive with the published one's name and another checksum."""
-    (source,) = SOURCES[dataset]
-    if file.name == source.name and (found := md5(file)) != source.md5:
-        raise InputError(
-            f"{file}: expected the published archive with MD5 checksum {source.md5}, "
-            f"got {found}; name your own archive {OWN_ARCHIVES[dataset]}"
-        )
 
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:

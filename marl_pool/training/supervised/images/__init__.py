@@ -1,1 +1,0 @@
-"""Image datasets: IDX and CIFAR files, downloads, augmentation, patches."""
