@@ -29,9 +29,9 @@ from marl_pool.training.cluster import (
     validate_cluster,
     validate_device,
 )
-from marl_pool.training.patience import patience
 from marl_pool.training.ppo.batch import ModuleShards, episode_rows
 from marl_pool.training.settings import TrainConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = RAY_WARNINGS

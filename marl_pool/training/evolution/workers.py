@@ -19,8 +19,8 @@ from marl_pool.training.evolution.evaluator import (
     PopulationTask,
 )
 from marl_pool.training.loop import never
-from marl_pool.training.patience import patience
 from marl_pool.training.settings import EvolveConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
 

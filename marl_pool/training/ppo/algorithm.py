@@ -30,7 +30,6 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
-from marl_pool.training.patience import patience
 from marl_pool.training.ppo.batch import BatchSettings, ModuleShards
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.learner import BATCH, LOCAL_DEVICE, BatchedPPOLearner
@@ -43,6 +42,7 @@ from marl_pool.training.ppo.runner import (
     RunnerSettings,
 )
 from marl_pool.training.settings import PPOSettings, TrainConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import unknown
 

@@ -32,9 +32,8 @@ from marl_pool.training.cluster import (
     validate_device,
 )
 from marl_pool.training.errors import StepError, print_warning
-from marl_pool.training.fixed_policies import with_absolute_folders
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.patience import patience
 from marl_pool.training.ppo.algorithm import (
     MAX_RESTARTS,
     BatchedPPO,
@@ -62,6 +61,7 @@ from marl_pool.training.ppo.runner import (
 )
 from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_modules
 from marl_pool.training.settings import TrainConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
