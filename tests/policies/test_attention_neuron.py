@@ -18,16 +18,16 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling, sinusoids
 from marl_pool.rollout import Rollout
-from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import (
+    STATE,
     BatchSettings,
     episode_rows,
     num_steps,
     prepare_rows,
     to_sequences,
 )
-from marl_pool.training.ppo.episodes import STATE, to_episodes
 from marl_pool.training.ppo.module import TokenRLModule
+from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 from marl_pool.utils.errors import InputError
 
 B, T, N, D, A = 3, 5, 4, 2, 2

@@ -1,4 +1,4 @@
-"""Training batches: rows from trajectories or episodes, sequences, minibatches."""
+"""Training batches: rows of steps or sequences, their preparation and minibatches."""
 
 import operator
 from collections import defaultdict
@@ -14,16 +14,15 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 from typing_extensions import override
-
-from marl_pool.rollout import Trajectory
-from marl_pool.training.ppo.episodes import RECORDED, STATE
 
 Rows = dict[str, Any]
 """Batch of a module: tensors by column; the observations are a dict of tensors. A row
 is a step or, for a recurrent policy, a sequence of steps."""
 
+STATE = "state"
+"""Prefix of the columns with the leaves of a recurrent state."""
 BEGINS = "begins"
 """Column: True at the first step of a chunk of an episode."""
 VALUE_SCALE = "value_scale"
@@ -48,51 +47,12 @@ class BatchSettings:
     max_seq_len: int = 1
 
 
-def trajectory_rows(
-    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
-) -> Rows:
-    """Return the steps of one group, agent by agent, on the trajectory's device.
-
-    Their order is that of the chunks of `to_episodes`.
-
-    Args:
-        trajectory: fragment of one group, ``(T, num_envs, agents)``.
-        advantages: ``(T, num_envs, agents)``.
-        value_targets: ``(T, num_envs, agents)``.
-    """
-    # A chunk begins with the fragment, an episode or an agent's life.
-    ended = (trajectory.terminated | trajectory.truncated)[..., None]
-    begins = torch.ones_like(trajectory.active)
-    begins[1:] = ended[:-1] | ~trajectory.active[:-1]
-    recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
-    outputs = zip(RECORDED, (*recorded, advantages, value_targets), strict=True)
-    leaves = tree_leaves(trajectory.states)
-    columns = {
-        Columns.OBS: trajectory.tokens._asdict(),
-        Columns.ACTIONS: trajectory.actions,
-        **dict(outputs),
-        **{f"{STATE}/{number}": leaf for number, leaf in enumerate(leaves)},
-        BEGINS: begins,
-    }
-    # Order by environment, agent and time; drop the steps of agents that were dead.
-    rows = map_rows(lambda tensor: tensor.movedim(0, 2).flatten(0, 2), columns)
-    active = trajectory.active.movedim(0, 2).flatten()
-    return rows if active.all() else map_rows(operator.itemgetter(active), rows)
-
-
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of groups that share a module."""
-    first, *others = parts
-    if not others:
-        return first
-    return {
-        key: (
-            {name: torch.cat([part[key][name] for part in parts]) for name in column}
-            if isinstance(column, dict)
-            else torch.cat([part[key] for part in parts])
-        )
-        for key, column in first.items()
-    }
+    if len(parts) == 1:
+        return parts[0]
+    joined: Rows = tree_map(lambda *columns: torch.cat(columns), *parts)
+    return joined
 
 
 def episode_rows(episodes: Sequence[SingleAgentEpisode]) -> dict[str, Rows]:

@@ -33,8 +33,8 @@ from marl_pool.training.ppo.batch import (
     num_steps,
     prepare_rows,
 )
-from marl_pool.training.ppo.episodes import RECORDED
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, recorded_steps
+from marl_pool.training.ppo.trajectories import RECORDED
 
 MICROBATCH_STEPS = 1024
 """Steps of a microbatch that torch computes on a CPU, few enough for the cache."""

@@ -35,10 +35,13 @@ from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.perturbations import make_perturbation
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
-from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import Rows, concatenate_rows, trajectory_rows
-from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure, validate_finite
+from marl_pool.training.ppo.trajectories import (
+    estimate_advantages,
+    to_episodes,
+    trajectory_rows,
+)
 from marl_pool.utils.types import Options
 
 RUNNER = "runner"

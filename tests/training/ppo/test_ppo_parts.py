@@ -22,7 +22,6 @@ from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
-from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
     BatchSettings,
@@ -30,7 +29,7 @@ from marl_pool.training.ppo.batch import (
     minibatches,
     prepare_rows,
 )
-from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
 
 def trajectory(steps=9, num_envs=3, seed=0, **options):
