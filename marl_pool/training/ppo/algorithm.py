@@ -249,8 +249,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         plugins=(config.encoder.name, config.pooling.name, *config.plugins),
         saved=saved,
     )
-    perturbation = config.perturbation.or_none
-    if perturbation:
+    if perturbation := config.perturbation.or_none:
         # Build it once to reject options that do not fit here, not in a runner.
         specs = [group.tokens for group in groups.values()]
         counts = {name: group.num_agents for name, group in groups.items()}
@@ -272,16 +271,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     steps = fragment * num_envs
     result = PPOConfig(algo_class=BatchedPPO)
     # Sample: `BatchedEnvRunner` steps all environments of a process together.
-    runner = RunnerSettings(
-        config.env,
-        modules,
-        fixed,
-        perturbation,
-        config.seed,
-        config.device,
-        config.env_timeout,
-    )
-    result.environment(env_config={RUNNER: runner})
+    result.environment(env_config={RUNNER: RunnerSettings(config, modules, fixed)})
     result.env_runners(
         env_runner_cls=BatchedEnvRunner,
         num_env_runners=resources.num_env_runners,
