@@ -339,7 +339,7 @@ def validate_device(config: TrainConfig) -> None:
             )
 
 
-def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> bool:
+def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> float:
     """Reject more CPUs or GPUs than ray has, unless an autoscaler may bring them.
 
     Args:
@@ -347,7 +347,8 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
         key: configuration key, for messages.
 
     Returns:
-        True if the autoscaler has to bring some of them.
+        Seconds that the start of processes may take: more if the autoscaler has to
+        bring some of them.
 
     Raises:
         InputError: more than ray has.
@@ -355,7 +356,7 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
     there = ray.cluster_resources()
     missing = {kind: n for kind, n in wanted.items() if n > there.get(kind, 0)}
     if not missing:
-        return False
+        return START_SECONDS
     told = "; ".join(
         f"expected at most {there.get(kind, 0):g} {kind}s, got {number:g}"
         for kind, number in missing.items()
@@ -363,7 +364,7 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
     if not may_grow():
         raise InputError(f"{key}: {told}")
     print_warning(f"{key}: {told}: waiting for machines of the autoscaler")
-    return True
+    return GROWTH_SECONDS
 
 
 def may_grow() -> bool:

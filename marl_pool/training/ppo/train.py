@@ -24,8 +24,6 @@ from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
 from marl_pool.training.cluster import (
-    GROWTH_SECONDS,
-    START_SECONDS,
     quiet,
     ray_session,
     validate_cluster,
@@ -35,11 +33,13 @@ from marl_pool.training.errors import StepError, print_warning
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.ppo.algorithm import (
-    MAX_RESTARTS,
     BatchedPPO,
-    algorithm_config,
     has_processes,
+    load_algorithm,
+    save_algorithm,
+    save_modules,
 )
+from marl_pool.training.ppo.config import MAX_RESTARTS, algorithm_config
 from marl_pool.training.ppo.faults import (
     all_learners_live,
     bad_loss,
@@ -59,7 +59,6 @@ from marl_pool.training.ppo.runner import (
     SAMPLE_SECONDS,
     RunnerSettings,
 )
-from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_modules
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import patience
 from marl_pool.utils.atomic import new_file
@@ -126,7 +125,6 @@ class PPOMethod(TrainingMethod):
         self.modules, self.fixed = settings.modules, settings.fixed
         self.steps = self.empty = self.deaths = 0
         self.seconds = 0.0
-        self.start_limit = START_SECONDS
         self.logged = dict(LOSSES)
         # Without a KL penalty there is no coefficient to log.
         if not config.ppo.kl_coeff:
@@ -166,8 +164,7 @@ class PPOMethod(TrainingMethod):
         with ray_session(
             resources.address, num_cpus=runners + learners + 1, resume=way
         ):
-            if validate_cluster(self._needed()):
-                self.start_limit = GROWTH_SECONDS
+            self.start_limit = validate_cluster(self._needed())
             yield
 
     def _needed(self) -> dict[str, float]:

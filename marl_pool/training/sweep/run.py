@@ -20,7 +20,7 @@ from marl_pool.training.cluster import (
 )
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig

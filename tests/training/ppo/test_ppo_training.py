@@ -27,8 +27,9 @@ from marl_pool.pooling import pooling_names
 from marl_pool.runs import Run
 from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import BatchedPPO, assign_modules
+from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.batch import BatchSettings, episode_rows, prepare_rows
+from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
 from marl_pool.utils.errors import InputError, StoppedError
