@@ -19,21 +19,14 @@ from marl_pool.training.cluster import (
     validate_device,
 )
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
-from marl_pool.training.jobs import JOBS, Job
+from marl_pool.training.jobs import JOBS
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import (
-    FAILED,
-    FINISHED,
-    STOPPED,
-    WAITING,
-    TrialTable,
-)
+from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
+from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
-from marl_pool.training.sweep.summary import detectable, duration_of, size_of
-from marl_pool.training.sweep.timing import cell_of, measure
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import quoted
 
@@ -103,7 +96,7 @@ def run_sweep(
             sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
             timed = left + examples[:1] * new
-            _say(_duration(timed, done, concurrency, job))
+            _say(time_left(timed, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, left, done, settings, concurrency, search)
     # A dry run lists the trials and how far each has come.
@@ -152,8 +145,8 @@ def _run(
         totals = dict.fromkeys(search.names, usual) | totals
     table = TrialTable(totals, {**dict.fromkeys(totals, 0), **done}, unit=job.unit)
     for name in search.stopped_early if search else ():
-        if table.rows[name].state != FINISHED:
-            table.rows[name].state = STOPPED
+        if table.rows[name].state != TrialState.FINISHED:
+            table.rows[name].state = TrialState.STOPPED
 
     def write_table() -> None:
         status = {name: row.state for name, row in table.rows.items()}
@@ -166,7 +159,7 @@ def _run(
         sweep.write()
         _report_damage(sweep, trials, left)
         try:
-            if table.named(WAITING):
+            if table.named(TrialState.WAITING):
                 with table:
                     run_trials(
                         sweep, left, settings, concurrency, table, write_table, search
@@ -180,7 +173,7 @@ def _run(
                 search.print_results(
                     {name: row.state for name, row in table.rows.items()}
                 )
-    return {name: table.rows[name].note for name in table.named(FAILED)}
+    return {name: table.rows[name].note for name in table.named(TrialState.FAILED)}
 
 
 def _report_damage(
@@ -227,20 +220,6 @@ def _validate_data(trials: Sequence[Trial]) -> None:
     for name, config in readers.values():
         with naming(name):
             validate_data(config)
-
-
-def _duration(
-    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
-) -> str:
-    # Trials that differ only in seed and length are equally fast: time one of them.
-    kinds = {cell_of(trial.config): trial.config for trial in left}
-    measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
-    seconds = [
-        speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
-        for trial in left
-        if (speed := measured[cell_of(trial.config)])
-    ]
-    return duration_of(seconds, len(left) - len(seconds), concurrency)
 
 
 @contextlib.contextmanager

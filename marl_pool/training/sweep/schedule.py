@@ -18,13 +18,7 @@ from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import (
-    FAILED,
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    TrialTable,
-)
+from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.trial import (
     CONFIG,
     REASON,
@@ -234,7 +228,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             own = self._trial_of(trial)
             # A search may vary the length of its trials.
             self.table.rows[own.name].total = self.job.total(own.config)
-            self.table.change(own.name, RUNNING)
+            self.table.change(own.name, TrialState.RUNNING)
 
     @override
     def on_trial_complete(
@@ -257,7 +251,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
         if self.interrupt.requested:
             self._stop_all()
-        running = set(self.table.named(RUNNING))
+        running = set(self.table.named(TrialState.RUNNING))
         # Read the runs' logs every few seconds.
         if self.table.clock() - self._last_poll >= POLL_SECONDS:
             self._last_poll = self.table.clock()
@@ -272,7 +266,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     def _stop_all(self) -> None:
         """Let the running trials finish their iteration, and start no other."""
         if self.awaited is None:
-            self.awaited = set(self.table.named(RUNNING))
+            self.awaited = set(self.table.named(TrialState.RUNNING))
             self.stop.touch()
 
     def _end(self, trial: Trial, reason: str, saved_there: int = 0) -> None:
@@ -289,9 +283,9 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         steps = self.job.logged(run)
         self.table.advance({trial.name: steps})
         # Without a reason, a trial that is not finished was stopped.
-        state = FAILED if reason else STOPPED
+        state = TrialState.FAILED if reason else TrialState.STOPPED
         if not reason and steps >= self.job.total(trial.config):
-            state = FINISHED
+            state = TrialState.FINISHED
         self.table.change(trial.name, state, reason)
         # Ctrl-C waits for the trials that were running.
         if self.awaited is not None:
