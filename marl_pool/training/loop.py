@@ -187,18 +187,18 @@ class TrainingLoop:
                 cause = error.__cause__ or error
                 if isinstance(cause, InputError) and not self.has_stepped:
                     raise cause from None
-                file = self.run.write_error(traceback.format_exc())
                 reason = f"a callback failed: {type(cause).__name__}: {one_line(cause)}"
-                failure = self._failure(f"{reason}; traceback in {file}")
-                raise StoppedError(failure) from error
+                raise self._with_traceback(reason) from error
             except Exception as error:
                 # An environment is the user's; whatever else fails is our own bug.
                 if not (call := raised_by(error)):
                     raise
-                file = self.run.write_error(traceback.format_exc())
                 reason = f"{type(error).__name__}: {one_line(error)}, raised by {call}"
-                failure = self._failure(f"{reason}; traceback in {file}")
-                raise StoppedError(failure) from error
+                raise self._with_traceback(reason) from error
+
+    def _with_traceback(self, reason: str) -> StoppedError:
+        file = self.run.write_error(traceback.format_exc())
+        return StoppedError(self._failure(f"{reason}; traceback in {file}"))
 
     def _failure(self, reason: str) -> str:
         where = f"after iteration {self.iteration}"

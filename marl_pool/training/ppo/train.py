@@ -8,6 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,7 @@ from marl_pool.training.ppo.algorithm import (
 from marl_pool.training.ppo.config import MAX_RESTARTS, algorithm_config
 from marl_pool.training.ppo.faults import (
     all_learners_live,
-    bad_loss,
     errors_to,
-    first_failure,
     last_line,
 )
 from marl_pool.training.ppo.learner import (
@@ -52,6 +51,7 @@ from marl_pool.training.ppo.learner import (
     FIRST_RATIO_ERROR,
     GRADIENT_NORM,
     LEARN_SECONDS,
+    NON_FINITE_LOSS,
 )
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
@@ -195,12 +195,9 @@ class PPOMethod(TrainingMethod):
             text = str(error) if logged else self.run.error_path.read_text()
             raise StoppedError(
                 f"the processes of the run did not start: {last_line(text)}; see "
-                f"{self._write_traceback(error)}"
+                f"{self.run.write_error(traceback.format_exc())}"
             ) from error
         return algo
-
-    def _write_traceback(self, error: Exception) -> Path:
-        return self.run.write_error("".join(traceback.format_exception(error)))
 
     # Iterations
 
@@ -225,8 +222,13 @@ class PPOMethod(TrainingMethod):
                     f"keep failing; see {self.run.error_path}"
                 )
             return None
-        if bad := bad_loss(result):
-            raise StepError(bad)
+        learned = result.get(LEARNER_RESULTS, {})
+        for module, metrics in learned.items():
+            if metrics.get(NON_FINITE_LOSS, 0) > 0:
+                raise StepError(
+                    f"loss or gradient of module {module!r} is NaN or infinite; try a "
+                    "smaller ppo.lr or ppo.grad_clip"
+                )
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began
         taken, self.steps, self.empty = steps - self.steps, steps, 0
@@ -236,7 +238,6 @@ class PPOMethod(TrainingMethod):
                 self.returns[group].extend(returns)
         # Make the row of metrics: the whole run, each group, each module.
         # Nothing was learned where no agent that learns was alive.
-        learned = result.get(LEARNER_RESULTS, {})
         row = {
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
@@ -267,10 +268,11 @@ class PPOMethod(TrainingMethod):
         except Exception as error:
             if all_learners_live(self.algo):
                 raise
-            file = self._write_traceback(error)
+            file = self.run.write_error(traceback.format_exc())
             raise StepError(f"a learner died; see {file}") from error
         # A runner catches its own errors and reports them with its next sample.
-        if failure := first_failure(self.algo.env_runner_group):
+        failures = self.algo.env_runner_group.foreach_env_runner(attrgetter("failure"))
+        if failure := next(filter(None, failures), None):
             file = self.run.write_error(failure.traceback)
             name = self.config.env["name"]
             hint = f"; try `marl-pool check-env env={name}`" if ":" in name else ""

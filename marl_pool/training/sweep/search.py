@@ -72,7 +72,10 @@ class TrialSearch:
 
     def __post_init__(self) -> None:
         self.proposals = self.sweep.proposals()
-        self.metric = self.settings.metric or self._default_metric()
+        self.metric = self.settings.metric or "return_mean"
+        if not self.settings.metric and self.sweep.verb == "fit":
+            config = FitConfig.from_plain(self.plan.probes[0].config)
+            self.metric = f"-validation_{make_task(config).metric}"
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its searcher to restore experiments, a feature not used here.
@@ -81,12 +84,6 @@ class TrialSearch:
     def __deepcopy__(self, memo: object) -> Self:
         # Tune runs copies of searcher and scheduler, which share this state.
         return self
-
-    def _default_metric(self) -> str:
-        if self.sweep.verb != "fit":
-            return "return_mean"
-        config = FitConfig.from_plain(self.plan.probes[0].config)
-        return f"-validation_{make_task(config).metric}"
 
     @property
     def names(self) -> list[str]:
@@ -272,14 +269,10 @@ class EarlyStopping(ASHAScheduler):
         # Trials of this session compete with the earlier ones.
         job = JOBS[search.sweep.verb]
         for trial in search.trials:
-            run = search.sweep.run(trial)
-            rows = run.metrics.readable_rows() if run else []
-            best: float | None = None
-            for row in rows:
-                score = score_of([row], search.metric)
-                if score is not None:
-                    best = score if best is None else max(best, score)
-                if best is not None:
+            run, best = search.sweep.run(trial), -math.inf
+            for row in run.metrics.readable_rows() if run else []:
+                best = max(best, _or_worst(score_of([row], search.metric)))
+                if best > -math.inf:
                     share = share_of(job, row, trial.config)
                     self._judge(trial.name, {SCORE: best, SHARE: share})
 
