@@ -9,15 +9,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from ray.rllib import core
 from ray.rllib.algorithms import algorithm
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.core import (
-    COMPONENT_ENV_RUNNER,
-    COMPONENT_LEARNER,
-    COMPONENT_LEARNER_GROUP,
-    COMPONENT_OPTIMIZER,
-    COMPONENT_RL_MODULE,
-)
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
@@ -182,12 +176,12 @@ class LocalRunnerGroup(EnvRunnerGroup):
     def sync_weights(
         self, *, from_worker_or_learner_group: LearnerGroup, **options: Any
     ) -> None:
-        part = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+        part = f"{core.COMPONENT_LEARNER}/{core.COMPONENT_RL_MODULE}"
         state = from_worker_or_learner_group.get_state(
             components=part, inference_only=True
-        )[COMPONENT_LEARNER]
+        )[core.COMPONENT_LEARNER]
         self._local_env_runner.set_state(
-            {key: state[key] for key in (COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)}
+            {key: state[key] for key in (core.COMPONENT_RL_MODULE, WEIGHTS_SEQ_NO)}
         )
 
 
@@ -212,12 +206,12 @@ def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
         raise OSError("a learner died")
     # Collect the state, and split it into RLlib's files.
     state = dict(algo.get_state())
-    learner = dict(state.pop(COMPONENT_LEARNER_GROUP)[COMPONENT_LEARNER])
-    modules = learner.pop(COMPONENT_RL_MODULE)
+    learner = dict(state.pop(core.COMPONENT_LEARNER_GROUP)[core.COMPONENT_LEARNER])
+    modules = learner.pop(core.COMPONENT_RL_MODULE)
     parts = {
         **{MODULE_STATE.format(name): part for name, part in modules.items()},
         LEARNER_STATE: learner,
-        RUNNER_STATE: state.pop(COMPONENT_ENV_RUNNER),
+        RUNNER_STATE: state.pop(core.COMPONENT_ENV_RUNNER),
         ALGORITHM_STATE: state,
     }
     # Write one file for each module and each other part.
@@ -243,14 +237,14 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
     # Read the parts back into the structure that `get_state` returns.
     specs = algo.config.rl_module_spec.rl_module_specs
     modules = {name: load(MODULE_STATE.format(name)) for name in specs}
-    learner = {**load(LEARNER_STATE), COMPONENT_RL_MODULE: modules}
-    if COMPONENT_OPTIMIZER not in learner:
-        raise KeyError(f"{LEARNER_STATE} has no {COMPONENT_OPTIMIZER}")
+    learner = {**load(LEARNER_STATE), core.COMPONENT_RL_MODULE: modules}
+    if core.COMPONENT_OPTIMIZER not in learner:
+        raise KeyError(f"{LEARNER_STATE} has no {core.COMPONENT_OPTIMIZER}")
     algo.set_state(
         {
             **load(ALGORITHM_STATE),
-            COMPONENT_LEARNER_GROUP: {COMPONENT_LEARNER: learner},
-            COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
+            core.COMPONENT_LEARNER_GROUP: {core.COMPONENT_LEARNER: learner},
+            core.COMPONENT_ENV_RUNNER: load(RUNNER_STATE),
         }
     )
 

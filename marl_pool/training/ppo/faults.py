@@ -49,16 +49,15 @@ class Failure(NamedTuple):
 def errors_to(run: Run) -> Iterator[None]:
     """Append what RLlib logs about dying processes to the run's ``error.txt``."""
     handler = _ErrorHandler(run)
-    propagating = {
-        logger: logger.propagate for logger in map(logging.getLogger, LOGGERS)
-    }
-    for logger in propagating:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
-        for logger, propagates in propagating.items():
+        for logger, propagates in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagates
 
