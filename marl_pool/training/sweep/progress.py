@@ -31,7 +31,7 @@ class TrialProgress:
     total: int
     """Steps of the finished trial."""
     steps: int
-    state: TrialState
+    state: TrialState = TrialState.WAITING
     note: str = ""
     """Reason of a failure."""
     started: tuple[float, int] = (0.0, 0)
@@ -46,7 +46,7 @@ class TrialTable(Progress):
 
     Args:
         totals: steps of each finished trial, by name.
-        done: steps done, by name.
+        done: steps done, by name; others have none.
         options: arguments of `Progress`.
     """
 
@@ -54,13 +54,12 @@ class TrialTable(Progress):
         self, totals: Mapping[str, int], done: Mapping[str, int], **options: Any
     ) -> None:
         self.rows = {
-            name: TrialProgress(
-                total,
-                done[name],
-                TrialState.FINISHED if done[name] >= total else TrialState.WAITING,
-            )
+            name: TrialProgress(total, done.get(name, 0))
             for name, total in totals.items()
         }
+        for row in self.rows.values():
+            if row.steps >= row.total:
+                row.state = TrialState.FINISHED
         options = {"interval": 30.0, **options, "done": self._sum_done()}
         super().__init__(sum(totals.values()), **options)
         self._last_line = self.clock()

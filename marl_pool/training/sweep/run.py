@@ -10,8 +10,6 @@ import ray
 from marl_pool.callbacks import callback_classes
 from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
 from marl_pool.training.cluster import (
-    LOCAL,
-    cluster_address,
     may_grow,
     quiet,
     ray_session,
@@ -69,9 +67,11 @@ def run_sweep(
         examples = plan.probes if plan else trials
         _validate_parts(sweep.verb, examples, settings)
         job = JOBS[sweep.verb]
-        search = _search(sweep, plan, settings, trials) if plan else None
-        if search is not None and settings.asha:
-            _validate_reach(search.plan, settings)
+        search = None
+        if plan is not None:
+            from marl_pool.training.sweep.search import TrialSearch  # loads optuna
+
+            search = TrialSearch(sweep, plan, settings, trials)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
         ended = search.stopped_early if search else set()
         left = [
@@ -105,30 +105,6 @@ def run_sweep(
     return {}
 
 
-def _search(
-    sweep: Sweep, plan: SearchPlan, settings: SweepSettings, trials: list[Trial]
-) -> "TrialSearch":
-    from marl_pool.training.sweep.search import TrialSearch  # loads optuna
-
-    search = TrialSearch(sweep, plan, settings, trials)
-    # Runs of earlier sessions tell whether there is such a metric.
-    for trial in trials:
-        search.score(trial)
-    return search
-
-
-def _validate_reach(plan: SearchPlan, settings: SweepSettings) -> None:
-    """Reject early stopping where its files may not reach the trials."""
-    storage = plan.probes[0].config.get("storage")
-    address = cluster_address(settings.address)
-    if storage and address != LOCAL:
-        raise InputError(
-            "sweep.asha: expected false on a cluster with --storage, whose machines "
-            "share no disk on which a trial could be told to stop, got true at "
-            f"{address}; with a shared disk, leave out --storage"
-        )
-
-
 def _run(
     sweep: Sweep,
     trials: Sequence[Trial],
@@ -143,7 +119,7 @@ def _run(
     if search is not None:
         usual = job.total(search.plan.probes[0].config)
         totals = dict.fromkeys(search.names, usual) | totals
-    table = TrialTable(totals, {**dict.fromkeys(totals, 0), **done}, unit=job.unit)
+    table = TrialTable(totals, done, unit=job.unit)
     for name in search.stopped_early if search else ():
         if table.rows[name].state != TrialState.FINISHED:
             table.rows[name].state = TrialState.STOPPED

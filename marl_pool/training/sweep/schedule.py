@@ -87,8 +87,8 @@ def run_trials(
     # Trials stop when the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    by_name = {trial.name: trial for trial in trials}
-    monitor = _TrialMonitor(sweep, by_name, table, on_end, stop)
+    known = trials if search is None else search.trials
+    monitor = _TrialMonitor(sweep, known, table, on_end, stop)
     configs = {trial.name: trial.config for trial in trials}
     # Tune passes the parameters to each process, beside the name of its trial.
     trainable = tune.with_parameters(
@@ -112,7 +112,7 @@ def run_trials(
 
     # A grid is known, a search proposes its trials one by one.
     algorithm: dict[str, Any] = {}
-    space = {TRIAL: tune.grid_search(list(by_name))}
+    space = {TRIAL: tune.grid_search(list(configs))}
     if search is not None:
         from marl_pool.training.sweep.search import EarlyStopping, Proposer
 
@@ -122,7 +122,6 @@ def run_trials(
             algorithm["scheduler"] = EarlyStopping(
                 search, lambda name: stop_file(stop, name).touch()
             )
-        search.on_proposal = lambda trial: by_name.update({trial.name: trial})
     # Remove the leftovers of a killed sweep.
     _clear(stop, scratch)
     try:
@@ -192,7 +191,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     """
 
     sweep: Sweep
-    by_name: Mapping[str, Trial]
+    trials: Sequence[Trial]
     table: TrialTable
     on_end: Callable[[], None]
     stop: Path
@@ -258,7 +257,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             self.table.advance(
                 {
                     trial.name: self.job.logged(self.sweep.run(trial))
-                    for trial in self.by_name.values()
+                    for trial in self.trials
                     if trial.name in running
                 }
             )
@@ -293,7 +292,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _trial_of(self, trial: Any) -> Trial:
-        return self.by_name[trial.config[TRIAL]]
+        return next(own for own in self.trials if own.name == trial.config[TRIAL])
 
 
 def saved(job: Job, run: Run | None) -> int:

@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -26,6 +26,7 @@ from marl_pool.sweeps import (
     Trial,
     proposal_name,
 )
+from marl_pool.training.cluster import LOCAL, cluster_address
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task
@@ -61,21 +62,34 @@ class TrialSearch:
         plan: space, and how to compose a trial.
         settings: number of trials, and metric.
         trials: those that earlier sessions proposed, in order; new ones are appended.
-        on_proposal: called with each new trial.
+
+    Raises:
+        InputError: the trials have no such metric, or ASHA could not stop them.
     """
 
     sweep: Sweep
     plan: SearchPlan
     settings: SweepSettings
     trials: list[Trial]
-    on_proposal: Callable[[Trial], None] = field(default=lambda trial: None)
 
     def __post_init__(self) -> None:
+        storage = self.plan.probes[0].config.get("storage")
+        address = cluster_address(self.settings.address)
+        # Early stopping needs a file that reaches the trials.
+        if self.settings.asha and storage and address != LOCAL:
+            raise InputError(
+                "sweep.asha: expected false on a cluster with --storage, whose "
+                "machines share no disk on which a trial could be told to stop, got "
+                f"true at {address}; with a shared disk, leave out --storage"
+            )
         self.proposals = self.sweep.proposals()
         self.metric = self.settings.metric or "return_mean"
         if not self.settings.metric and self.sweep.verb == "fit":
             config = FitConfig.from_plain(self.plan.probes[0].config)
             self.metric = f"-validation_{make_task(config).metric}"
+        # Runs of earlier sessions tell whether there is such a metric.
+        for trial in self.trials:
+            self.score(trial)
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its searcher to restore experiments, a feature not used here.
@@ -116,7 +130,6 @@ class TrialSearch:
         self.proposals.append(Proposal(dict(values)))
         self.sweep.write_proposals(self.proposals)
         self.trials.append(trial)
-        self.on_proposal(trial)
         return trial
 
     def stop_early(self, name: str) -> None:

@@ -620,8 +620,7 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     elsewhere, here = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
-    jobs = {trial.name: trial for trial in plan.trials}
-    watch = _TrialMonitor(sweep, jobs, table, lambda: None, Path("s", ".stop"))
+    watch = _TrialMonitor(sweep, plan.trials, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     begun = plan.trials[2]
     saved_run(sweep.run_path(begun), begun.config, [64])
