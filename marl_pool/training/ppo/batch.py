@@ -3,7 +3,6 @@
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
+from marl_pool.training.settings import PPOSettings
+
 Rows = dict[str, Any]
 """Batch of a module: tensors by column; the observations are a dict of tensors. A row
 is a step or, for a recurrent policy, a sequence of steps."""
@@ -27,24 +28,6 @@ BEGINS = "begins"
 """Column: True at the first step of a chunk of an episode."""
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """Settings of the training batch and its minibatches.
-
-    Attributes:
-        num_minibatches: minibatches in one epoch.
-        normalize_value_loss: divide the value loss by the variance of the targets plus
-            the mean squared error of the recorded values. It is then at most 1 before
-            the first step, and tends to the fraction of unexplained variance.
-        max_seq_len: upper limit of a recurrent policy's sequences, in steps. Policies
-            whose only memory is the previous action always have sequences of one step.
-    """
-
-    num_minibatches: int = 1
-    normalize_value_loss: bool = False
-    max_seq_len: int = 1
 
 
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
@@ -93,7 +76,7 @@ class ModuleShards(TrainingData):
         return [(TrainingData(episodes=part), {}) for part in parts]
 
 
-def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:
+def prepare_rows(rows: Rows, settings: PPOSettings) -> Rows:
     """Standardize advantages and values, and cut recurrent policies' sequences.
 
     It replaces RLlib's default learner connectors, which loop over single steps, append
@@ -104,7 +87,9 @@ def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:
 
     Args:
         rows: all steps of one module on this learner.
-        settings: see `BatchSettings`.
+        settings: ``normalize_value_loss`` and ``max_seq_len`` are used. A normalized
+            loss is at most 1 before the first step, and tends to the fraction of
+            unexplained variance.
     """
     rows = dict(rows)
     begins = rows.pop(BEGINS)
@@ -160,15 +145,16 @@ def minibatches(
 
     def shuffle(rows: Rows) -> Rows:
         count = len(rows[Columns.ACTIONS])
+        is_random = generator is not None and number > 1
+        is_short = in_step and count < number
+        if not is_random and not is_short:
+            return rows
+        order = torch.arange(count, device="cpu")
         # Sample on the CPU on all machines, so that a seed always gives one order.
-        if generator is None or number == 1:
-            if not (in_step and count < number):
-                return rows
-            order = torch.arange(count, device="cpu")
-        else:
+        if is_random:
             order = torch.randperm(count, generator=generator, device="cpu")
         # Repeat rows until there is one for each minibatch.
-        if in_step and count < number:
+        if is_short:
             order = order.repeat(-(-number // count))[:number]
         order = order.to(rows[Columns.ACTIONS].device)
         return map_rows(operator.methodcaller("index_select", 0, order), rows)

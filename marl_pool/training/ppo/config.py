@@ -16,8 +16,12 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.algorithm import BatchedPPO
-from marl_pool.training.ppo.batch import BatchSettings
-from marl_pool.training.ppo.learner import BATCH, LOCAL_DEVICE, BatchedPPOLearner
+from marl_pool.training.ppo.learner import (
+    LOCAL_DEVICE,
+    NUM_MINIBATCHES,
+    SETTINGS,
+    BatchedPPOLearner,
+)
 from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
 from marl_pool.training.settings import TrainConfig
@@ -169,12 +173,9 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         add_default_connectors_to_learner_pipeline=False,
         learner_config_dict={
             LOCAL_DEVICE: device,
-            BATCH: BatchSettings(
-                # Count minibatches for the module with the most rows.
-                num_minibatches=-(-rows // (settings.minibatch_size or rows)),
-                normalize_value_loss=settings.normalize_value_loss,
-                max_seq_len=settings.max_seq_len,
-            ),
+            SETTINGS: settings,
+            # Count minibatches for the module with the most rows.
+            NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows)),
         },
     )
     # An agent's id is that of its group, an underscore and a number.
@@ -201,7 +202,7 @@ def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
         gamma=settings.gamma,
         lambda_=settings.gae_lambda,
         train_batch_size_per_learner=batch,
-        minibatch_size=batch,  # unused: see `BatchSettings`
+        minibatch_size=batch,  # unused: see `NUM_MINIBATCHES`
         num_epochs=settings.num_epochs,
         clip_param=settings.clip,
         vf_loss_coeff=settings.value_coeff,

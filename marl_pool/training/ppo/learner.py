@@ -25,7 +25,6 @@ from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
-    BatchSettings,
     Rows,
     episode_rows,
     map_rows,
@@ -42,9 +41,6 @@ MICROBATCH_STEPS = 1024
 STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
 """Columns that the loss of a step needs, besides the module's outputs."""
 
-BATCH = "batch"
-"""Key of ``learner_config_dict``: the `BatchSettings`."""
-
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first minibatch, before any step."""
 FIRST_KL = "first_kl"
@@ -60,7 +56,11 @@ NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
 LOCAL_DEVICE = "local_device"
-"""Key of the learner's configuration: device of a learner in this process, or None."""
+"""Key of ``learner_config_dict``: device of a learner in this process, or None."""
+SETTINGS = "settings"
+"""Key of ``learner_config_dict``: the run's `PPOSettings`."""
+NUM_MINIBATCHES = "num_minibatches"
+"""Key of ``learner_config_dict``: minibatches in one epoch."""
 
 
 class Outputs(NamedTuple):
@@ -150,7 +150,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         self.before_gradient_based_update(timesteps=timesteps)
         # Take the tensors of the local runner, or the episodes of remote ones. Use one
         # order of modules on all learners: they synchronize at each module.
-        settings: BatchSettings = self.config.learner_config_dict[BATCH]
+        settings = self.config.learner_config_dict[SETTINGS]
         training_data.solve_refs()
         if training_data.batch is not None:
             given: Mapping[str, Any] = training_data.batch.policy_batches
@@ -192,7 +192,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             for minibatch in minibatches(
                 batch,
                 num_epochs=num_epochs,
-                num_minibatches=settings.num_minibatches,
+                num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],
                 generator=generator if shuffle_batch_per_epoch else None,
                 in_step=self.config.num_learners > 1,
             ):

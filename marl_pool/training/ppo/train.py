@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,19 @@ class PPOMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        with self._ray(), errors_to(self.run):
+        # Join or start Ray, unless all runs in this process.
+        resources = self.config.resources
+        cluster: AbstractContextManager[None] = nullcontext()
+        if has_processes(self.algorithm):
+            count = resources.num_env_runners + resources.num_learners + 1
+            way = f"resume with: marl-pool resume {quoted(self.run.path)}"
+            cluster = ray_session(resources.address, num_cpus=count, resume=way)
+        elif resources.address:
+            print_warning(
+                "resources.address: not used, as the run has neither "
+                "num_env_runners nor num_learners"
+            )
+        with cluster, errors_to(self.run):
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -147,47 +159,24 @@ class PPOMethod(TrainingMethod):
             finally:
                 self.algo.stop()
 
-    @contextmanager
-    def _ray(self) -> Iterator[None]:
-        """Join or start Ray, unless all runs in this process."""
-        resources = self.config.resources
-        if not has_processes(self.algorithm):
-            if resources.address:
-                print_warning(
-                    "resources.address: not used, as the run has neither "
-                    "num_env_runners nor num_learners"
-                )
-            yield
-            return
-        runners, learners = resources.num_env_runners, resources.num_learners
-        way = f"resume with: marl-pool resume {quoted(self.run.path)}"
-        with ray_session(
-            resources.address, num_cpus=runners + learners + 1, resume=way
-        ):
-            self.start_limit = validate_cluster(self._needed())
-            yield
-
-    def _needed(self) -> dict[str, float]:
-        """Count the CPUs and GPUs that all processes need together."""
-        given = self.config.resources
-        # RLlib reserves no CPU for a learner that has a GPU.
-        cpus = 0 if given.num_gpus_per_learner else given.num_learners
-        return {
-            "CPU": given.num_env_runners + cpus,
-            "GPU": given.num_env_runners * given.num_gpus_per_env_runner
-            + given.num_learners * given.num_gpus_per_learner,
-        }
-
     def _build(self) -> BatchedPPO:
-        algorithm = self.algorithm
+        algo: BatchedPPO
+        algorithm, resources = self.algorithm, self.config.resources
         if not has_processes(algorithm):
-            local: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
-            return local
-        needed = " and ".join(f"{n:g} {kind}s" for kind, n in self._needed().items())
-        limit = min(self.start_limit, self.config.time_limit or math.inf)
+            algo = algorithm.copy(copy_frozen=False).build_algo()
+            return algo
+        # RLlib reserves no CPU for a learner that has a GPU.
+        cpus = 0 if resources.num_gpus_per_learner else resources.num_learners
+        needed = {
+            "CPU": resources.num_env_runners + cpus,
+            "GPU": resources.num_env_runners * resources.num_gpus_per_env_runner
+            + resources.num_learners * resources.num_gpus_per_learner,
+        }
+        told = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
+        limit = min(validate_cluster(needed), self.config.time_limit or math.inf)
         try:
-            with patience(f"starting processes that need {needed}", limit):
-                algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
+            with patience(f"starting processes that need {told}", limit):
+                algo = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
             # Prefer a logged traceback, unless ray or the limit raised the error.
             own = isinstance(error, RayError | TimeoutError)

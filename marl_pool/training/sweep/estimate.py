@@ -26,6 +26,7 @@ from marl_pool.training.supervised.settings import FitConfig
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
 ALPHA, POWER = 0.05, 0.8
+"""Probabilities of a false detection, and of detecting a difference."""
 STEPS = 32
 """Timed steps of each environment; an iteration has more."""
 IRRELEVANT = ("seed", "total_steps", "time_limit", "env_timeout", "checkpoint")
@@ -61,7 +62,7 @@ def detectable(grid: Grid, seed_sd: float | None) -> str:
     seeds = len(grid.get(SEED, [None]))
     if seeds < 2:
         return "one seed per cell: differences between cells cannot be tested"
-    smallest = smallest_difference(seeds, ALPHA, POWER)
+    smallest = smallest_difference(seeds)
     known = "" if seed_sd is None else f", {smallest * seed_sd:.3g} in the return"
     return (
         f"smallest difference between two cells detectable with {seeds} seeds each: "
@@ -70,7 +71,7 @@ def detectable(grid: Grid, seed_sd: float | None) -> str:
     )
 
 
-def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> float:
+def smallest_difference(seeds: int) -> float:
     """Return the smallest difference of two means that a two-sided t test detects.
 
     The test is Student's for two samples of the same size and variance. Under a
@@ -82,8 +83,6 @@ def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> 
 
     Args:
         seeds: n, the size of each sample.
-        alpha: probability of a false detection, in (0, 1).
-        power: probability of detecting the difference, in (alpha, 1).
 
     Returns:
         d, in standard deviations between seeds; infinite below two seeds.
@@ -94,11 +93,11 @@ def smallest_difference(seeds: int, alpha: float = 0.05, power: float = 0.8) -> 
         return math.inf
     # Reject equality where the statistic exceeds this value.
     freedom = 2 * (seeds - 1)
-    critical = stats.t.isf(alpha / 2, freedom)
+    critical = stats.t.isf(ALPHA / 2, freedom)
 
     def excess_power(noncentrality: float) -> float:
         statistic = stats.nct(freedom, noncentrality)
-        return float(statistic.sf(critical) + statistic.cdf(-critical)) - power
+        return float(statistic.sf(critical) + statistic.cdf(-critical)) - POWER
 
     # The power tends to 1 far above the critical value.
     high = critical
@@ -174,21 +173,17 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     torch.set_num_threads(config.threads)
     try:
         with use_kernels(config.kernels, config.device):
-            if isinstance(config, FitConfig):
-                return _time_fit(config)
-            return _time_ppo(config)
+            if isinstance(config, TrainConfig):
+                return _time_ppo(config)
+            # Of a fit, the duration of an epoch, including its part of the tests.
+            with tempfile.TemporaryDirectory() as folder:
+                cost = price(config, Path(folder))
+            return Throughput(1, cost.seconds / (cost.folds * cost.epochs))
     except Exception:
         # The trial itself reports the failure later, and the other trials continue.
         return None
     finally:
         torch.set_num_threads(threads)
-
-
-def _time_fit(config: FitConfig) -> Throughput:
-    """Estimate the duration of an epoch, including its part of the tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        cost = price(config, Path(folder))
-    return Throughput(1, cost.seconds / (cost.folds * cost.epochs))
 
 
 def _time_ppo(config: TrainConfig) -> Throughput:

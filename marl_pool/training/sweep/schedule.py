@@ -15,7 +15,7 @@ from marl_pool.runs import Run
 from marl_pool.storage.runs import restore
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.settings import SweepSettings, TrainConfig
+from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import TrialState, TrialTable
@@ -160,10 +160,9 @@ def bundles(
     gpus = settings.gpus_per_trial
     # Ray hides the GPUs from a process that requests none.
     own_gpu = config.device != "cpu"
-    if isinstance(config, FitConfig):
-        gpus = gpus or own_gpu
-        return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
-    resources = config.resources
+    # A fit has no processes of its own.
+    is_fit = isinstance(config, FitConfig)
+    resources = ResourceSettings() if is_fit else config.resources
     # Without processes of their own, learners and runners use the main one's GPUs.
     if not resources.num_learners:
         gpus = max(gpus, resources.num_gpus_per_learner)

@@ -213,8 +213,7 @@ class Proposer(Searcher):
         self.stop = stop
         self.search, self.unfinished = search, list(unfinished)
         self.proposed = dict[str, Trial]()
-        usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
-        self.seed: int = usual.seed
+        self.seed: int = search.plan.probes[0].config["seed"]
         # Scores of the trials that have ended, in this session or an earlier one.
         self.scores = {
             trial.name: score
