@@ -20,27 +20,23 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """Training of the runs that a verb makes.
-
-    Attributes:
-        function: ``module:function``, called with the run, its configuration as plain
-            data and, by keyword, ``should_stop``.
-        config: class of the typed configuration, a `RunConfig`.
-        unit: name of the amount of training.
-        count: amount up to a row, computed from the row and the configuration.
-        limit: amount of a whole run, computed from the configuration.
-        controls: keys, and sections of keys, that ``resume`` may change.
-        result: file whose existence marks a run as finished, whatever the count;
-            empty if the count decides.
-    """
+    """Training of the runs that a verb makes."""
 
     function: str
+    """``module:function``, called with the run, its configuration as plain data and, by
+    keyword, ``should_stop``."""
     config: type[Any]
+    """Class of the typed configuration, a `RunConfig`."""
     unit: str
+    """Name of the amount of training."""
     count: Callable[[Row, Any], int]
+    """Amount up to a row, computed from the row and the configuration."""
     limit: Callable[[Any], int]
+    """Amount of a whole run, computed from the configuration."""
     controls: tuple[str, ...]
+    """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
+    """File that marks a run as finished, whatever the count; empty if that decides."""
 
     def load(self) -> Callable[..., None]:
         """Import the function, which may load torch and ray."""
@@ -129,11 +125,7 @@ RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
     """Reject a run that another verb made, or with other settings.
 
-    Args:
-        run: an existing run.
-        verb: verb that would make it.
-        config: checked configuration that it would have; keys that a resumed run may
-            change are not compared.
+    Keys that a resumed run may change are not compared.
     """
     if run.verb != verb:
         raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
@@ -156,11 +148,7 @@ def differences(
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of frozen policies and teachers absolute, to resume from anywhere.
-
-    Args:
-        config: checked configuration of a run, as plain data.
-    """
+    """Make folders of frozen policies and teachers absolute, to resume from anywhere."""
     found = dict(config)
     if fixed := config.get("fixed"):
         from marl_pool.envs.scripted import is_scripted  # loads torch

@@ -127,12 +127,7 @@ class Interruptible(ExitStack):
 
 @contextmanager
 def deferred(stderr: int, end: str) -> Iterator[None]:
-    """Hold the first Ctrl-C or SIGTERM back until the end of the block.
-
-    Args:
-        stderr: file descriptor that takes a line about it.
-        end: what is awaited, for that line.
-    """
+    """Raise the first Ctrl-C or SIGTERM at the end of the block; see `Interruptible`."""
     held = Interruptible(stderr, end)
     try:
         with held:

@@ -157,10 +157,6 @@ class LocalRunnerGroup(EnvRunnerGroup):
 
     RLlib's group puts its configuration and each sync's weights into Ray's object
     store even if it has no remote runner, and so starts Ray.
-
-    Args:
-        config: configuration of the algorithm.
-        **options: arguments for remote runners.
     """
 
     def __init__(self, *, config: Any, **options: Any) -> None:
@@ -252,14 +248,7 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
 def save_modules(
     algo: BatchedPPO, modules: Mapping[str, str], fixed: Fixed, folder: Path
 ) -> None:
-    """Write the policies of all groups except scripted ones; see `save_policies`.
-
-    Args:
-        algo: algorithm with the weights.
-        modules: group that learns → name of its module.
-        fixed: policies of the other groups.
-        folder: folder of the policies.
-    """
+    """Write the policies of all groups except scripted ones; see `save_policies`."""
     policies: dict[str, SpecifiedPolicy] = {}
     for name, weights in algo.learner_group.get_weights().items():
         spec = algo.config.rl_module_spec.rl_module_specs[name]

@@ -110,14 +110,7 @@ def smallest_difference(seeds: int) -> float:
 def time_left(
     left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
-    """Describe the duration of the remaining runs, after timing each kind of them.
-
-    Args:
-        left: unfinished trials.
-        done: amount of training so far, by name.
-        concurrency: simultaneous trials.
-        job: the sweep's, which tells how much training a trial needs.
-    """
+    """Describe the duration of the remaining runs, after timing each kind of them."""
     # Trials that differ only in seed and length are equally fast: time one of them.
     kinds = {cell_of(trial.config): trial.config for trial in left}
     measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}

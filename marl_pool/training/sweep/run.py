@@ -24,7 +24,7 @@ from marl_pool.training.supervised.fit import make_task, validate_data, validate
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
 from marl_pool.training.sweep.progress import TrialState, TrialTable
-from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
+from marl_pool.training.sweep.schedule import bundles, run_trials, saved
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import quoted
 
@@ -50,7 +50,6 @@ def run_sweep(
     Args:
         sweep: its folder is created here, except in a dry run.
         trials: composed and checked; a search appends those that it proposes.
-        settings: CPUs, GPUs and concurrency.
         dry_run: stop after the summary.
         plan: the search; None for a grid.
 
@@ -223,7 +222,8 @@ def _resources(
     with ray_session(
         settings.address,
         num_cpus=count * each,
-        env=WORKER_ENV,
+        # Import plug-ins from the working directory of the command.
+        env={"RAY_CHDIR_TO_TRIAL_DIR": "0"},
         key="sweep.address",
         resume=resume,
     ):

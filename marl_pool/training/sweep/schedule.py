@@ -53,10 +53,6 @@ DRIVER_ENV = {
     # The new output prints a banner whatever the verbosity.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-WORKER_ENV = {
-    # Import plug-ins from the working directory of the command.
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
 
 
 def run_trials(
@@ -70,14 +66,7 @@ def run_trials(
 ) -> None:
     """Start or resume unfinished trials, until each has finished or failed.
 
-    Args:
-        sweep: sweep whose folder has the runs.
-        trials: unfinished trials.
-        settings: CPUs and GPUs of each trial.
-        concurrency: simultaneous trials.
-        table: progress display.
-        on_end: called after the end of each trial.
-        search: proposes more trials.
+    A search proposes more trials; ``on_end`` is called after the end of each trial.
 
     Raises:
         InputError: the runs lack the metric of the search.
