@@ -26,7 +26,7 @@ from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import STDERR, deferred
+from marl_pool.training.signals import STDERR, Interruptible
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.names import inheritance
 
@@ -280,8 +280,12 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
                 f"ray {ray.__version__} has no {function}: a signal while ray "
                 "starts or ends may end this process with another status"
             )
-        with deferred(shown, "Ray's start or end"):
-            yield
+        held = Interruptible(shown, "Ray's start or end")
+        try:
+            with held:
+                yield
+        finally:
+            held.raise_if_requested()
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ def differences(
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of frozen policies and teachers absolute, to resume from anywhere."""
+    """Make folders of frozen policies and teachers absolute, for any later session."""
     found = dict(config)
     if fixed := config.get("fixed"):
         from marl_pool.envs.scripted import is_scripted  # loads torch

@@ -126,17 +126,6 @@ class Interruptible(ExitStack):
 
 
 @contextmanager
-def deferred(stderr: int, end: str) -> Iterator[None]:
-    """Raise the first Ctrl-C or SIGTERM at the end of the block; see `Interruptible`."""
-    held = Interruptible(stderr, end)
-    try:
-        with held:
-            yield
-    finally:
-        held.raise_if_requested()
-
-
-@contextmanager
 def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
     """Print a line at intervals, and end the block after the limit.
 

@@ -1,9 +1,8 @@
 """RLlib's PPO with local tensors and restarts, and its checkpoints."""
 
-import functools
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -78,9 +77,16 @@ class BatchedPPO(PPO):
             return
         super().setup(config)
         if self.config.num_learners:
-            # RLlib has no hook for the division of a batch, and no limit on an update.
-            update = self.learner_group.update
-            self.learner_group.update = functools.partial(_update_in_time, update)
+            # RLlib has no hook for the division of a batch, and no limit on an update,
+            # in which learners may be stuck.
+            update, limit = self.learner_group.update, UPDATE_SECONDS
+
+            def update_in_time(*, episodes: Any, **options: Any) -> Any:
+                with patience("updating the learners", limit, interval=limit / 3):
+                    data = ModuleShards(episodes=episodes)
+                    return update(training_data=data, **options)
+
+            self.learner_group.update = update_in_time
 
     @override
     def training_step(self) -> None:
@@ -138,18 +144,6 @@ class BatchedPPO(PPO):
 def has_processes(config: PPOConfig) -> bool:
     """Return True for remote runners or learners, which need Ray."""
     return config.num_env_runners + config.num_learners > 0
-
-
-def _update_in_time(
-    update: Callable[..., Any], *, episodes: Any, **options: Any
-) -> Any:
-    """Update remote learners by all modules; end an update in which they are stuck.
-
-    Raises:
-        TimeoutError: the learners took longer than `UPDATE_SECONDS`.
-    """
-    with patience("updating the learners", UPDATE_SECONDS, interval=UPDATE_SECONDS / 3):
-        return update(training_data=ModuleShards(episodes=episodes), **options)
 
 
 class LocalRunnerGroup(EnvRunnerGroup):

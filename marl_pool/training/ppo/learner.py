@@ -253,8 +253,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         flat.view_grad()
         found = ppo_gradient(policy, coefficients, recorded, scale)
         outputs = Outputs(rows, found.logits, found.values)
-        if self._is_first:
-            self._keep_distance(module_id, outputs)
+        self._keep_distance(module_id, outputs)
         return found.loss, outputs
 
     def _accumulate(
@@ -317,9 +316,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             rows, out = map_rows(select, steps), map_rows(select, out)
         values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
-        # Log the distance from the sampling policy before the first step of an update.
-        if self._is_first:
-            self._keep_distance(module_id, outputs)
+        self._keep_distance(module_id, outputs)
         return outputs
 
     def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
@@ -394,7 +391,9 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     @torch.no_grad()
     def _keep_distance(self, module_id: str, outputs: Outputs) -> None:
-        """Keep the distance from the sampling policy, of one microbatch or several."""
+        """Keep the distance from the sampling policy before an update's first step."""
+        if not self._is_first:
+            return
         rows, logits, _ = outputs
         ratio = self._terms(module_id, outputs).ratio
         actions = self.module[module_id].unwrapped().policy.actions
@@ -403,6 +402,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             (FIRST_RATIO_ERROR, (ratio - 1).abs().max()),
             (FIRST_KL, kl.mean()),
         ):
+            # The largest of the microbatches.
             before = self._metrics.get((module_id, name), value)
             self._metrics[module_id, name] = torch.maximum(before, value)
 

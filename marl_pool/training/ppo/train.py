@@ -24,15 +24,11 @@ from ray.rllib.utils.metrics import (
 from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
-from marl_pool.training.cluster import (
-    quiet,
-    ray_session,
-    validate_cluster,
-    validate_device,
-)
+from marl_pool.training import cluster
 from marl_pool.training.errors import StepError, print_warning
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
+from marl_pool.training.ppo import learner
 from marl_pool.training.ppo.algorithm import (
     BatchedPPO,
     has_processes,
@@ -45,13 +41,6 @@ from marl_pool.training.ppo.faults import (
     all_learners_live,
     errors_to,
     last_line,
-)
-from marl_pool.training.ppo.learner import (
-    FIRST_KL,
-    FIRST_RATIO_ERROR,
-    GRADIENT_NORM,
-    LEARN_SECONDS,
-    NON_FINITE_LOSS,
 )
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
@@ -75,11 +64,11 @@ LOSSES = {
     "entropy": "entropy",
     KL: "kl",
     KL_COEFFICIENT: "kl_coeff",
-    GRADIENT_NORM: GRADIENT_NORM,
+    learner.GRADIENT_NORM: learner.GRADIENT_NORM,
     # RLlib logs it after the update: it is the rate of the next one.
     "default_optimizer_learning_rate": "learning_rate",
-    FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
-    FIRST_KL: FIRST_KL,
+    learner.FIRST_RATIO_ERROR: learner.FIRST_RATIO_ERROR,
+    learner.FIRST_KL: learner.FIRST_KL,
 }
 """RLlib's name of a learner metric → name in the log, after ``MODULE/``."""
 
@@ -101,8 +90,8 @@ def train(
     """
     plain = with_absolute_folders(config)
     typed = TrainConfig.from_plain(plain)
-    validate_device(typed)
-    with quiet():
+    cluster.validate_device(typed)
+    with cluster.quiet():
         TrainingLoop(run, typed, plain, should_stop).train(
             lambda checkpoint: PPOMethod(run, typed, checkpoint)
         )
@@ -140,17 +129,17 @@ class PPOMethod(TrainingMethod):
     def session(self) -> Iterator[None]:
         # Join or start Ray, unless all runs in this process.
         resources = self.config.resources
-        cluster: AbstractContextManager[None] = nullcontext()
+        ray: AbstractContextManager[None] = nullcontext()
         if has_processes(self.algorithm):
             count = resources.num_env_runners + resources.num_learners + 1
             way = f"resume with: marl-pool resume {quoted(self.run.path)}"
-            cluster = ray_session(resources.address, num_cpus=count, resume=way)
+            ray = cluster.ray_session(resources.address, num_cpus=count, resume=way)
         elif resources.address:
             print_warning(
                 "resources.address: not used, as the run has neither "
                 "num_env_runners nor num_learners"
             )
-        with cluster, errors_to(self.run):
+        with ray, errors_to(self.run):
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -173,7 +162,8 @@ class PPOMethod(TrainingMethod):
             + resources.num_learners * resources.num_gpus_per_learner,
         }
         told = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
-        limit = min(validate_cluster(needed), self.config.time_limit or math.inf)
+        limit = cluster.validate_cluster(needed)
+        limit = min(limit, self.config.time_limit or limit)
         try:
             with patience(f"starting processes that need {told}", limit):
                 algo = algorithm.copy(copy_frozen=False).build_algo()
@@ -213,7 +203,7 @@ class PPOMethod(TrainingMethod):
             return None
         learned = result.get(LEARNER_RESULTS, {})
         for module, metrics in learned.items():
-            if metrics.get(NON_FINITE_LOSS, 0) > 0:
+            if metrics.get(learner.NON_FINITE_LOSS, 0) > 0:
                 raise StepError(
                     f"loss or gradient of module {module!r} is NaN or infinite; try a "
                     "smaller ppo.lr or ppo.grad_clip"
@@ -234,7 +224,7 @@ class PPOMethod(TrainingMethod):
             "return_mean": self._return_mean(self.modules),
             "sample_seconds": float(sampled[SAMPLE_SECONDS]),
             "learn_seconds": float(
-                learned.get(ALL_MODULES, {}).get(LEARN_SECONDS, math.nan)
+                learned.get(ALL_MODULES, {}).get(learner.LEARN_SECONDS, math.nan)
             ),
             "steps_per_second": taken / seconds,
         }

@@ -77,7 +77,8 @@ def trajectory_rows(
 
     Args:
         trajectory: fragment of one group, ``(T, num_envs, agents)``.
-        advantages, value_targets: ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
     """
     # A chunk begins with the fragment, an episode or an agent's life.
     ended = (trajectory.terminated | trajectory.truncated)[..., None]
@@ -109,7 +110,8 @@ def to_episodes(
 
     Args:
         trajectory: fragment of one group, ``(T, num_envs, agents)``.
-        advantages, value_targets: ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
         group: name of the group; its agents are named ``group_0``, ….
         module_id: name of the module that acted.
         prefix: start of the chunks' ids, which makes them unique.

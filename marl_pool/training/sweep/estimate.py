@@ -110,7 +110,7 @@ def smallest_difference(seeds: int) -> float:
 def time_left(
     left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
-    """Describe the duration of the remaining runs, after timing each kind of them."""
+    """Time a short part of each kind of run, and describe the remaining duration."""
     # Trials that differ only in seed and length are equally fast: time one of them.
     kinds = {cell_of(trial.config): trial.config for trial in left}
     measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}

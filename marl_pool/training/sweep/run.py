@@ -9,13 +9,7 @@ import ray
 
 from marl_pool.callbacks import callback_classes
 from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
-from marl_pool.training.cluster import (
-    may_grow,
-    quiet,
-    ray_session,
-    validate_cluster,
-    validate_device,
-)
+from marl_pool.training import cluster
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.ppo.config import algorithm_config
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from marl_pool.training.sweep.search import TrialSearch
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
-    "train": (validate_device, algorithm_config),
+    "train": (cluster.validate_device, algorithm_config),
     "fit": (validate_gpu, make_task),
 }
 """By verb, the functions that reject a missing device, and parts that do not fit."""
@@ -50,6 +44,7 @@ def run_sweep(
     Args:
         sweep: its folder is created here, except in a dry run.
         trials: composed and checked; a search appends those that it proposes.
+        settings: CPUs, GPUs and concurrency.
         dry_run: stop after the summary.
         plan: the search; None for a grid.
 
@@ -61,7 +56,7 @@ def run_sweep(
             there are too few CPUs or GPUs.
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
-    with quiet():
+    with cluster.quiet():
         # Reject wrong parts and missing data before the first trial starts.
         examples = plan.probes if plan else trials
         _validate_parts(sweep.verb, examples, settings)
@@ -219,7 +214,7 @@ def _resources(
     }
     each = int(largest["CPU"])
     count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // each)
-    with ray_session(
+    with cluster.ray_session(
         settings.address,
         num_cpus=count * each,
         # Import plug-ins from the working directory of the command.
@@ -228,10 +223,10 @@ def _resources(
         resume=resume,
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
-        validate_cluster(largest, "sweep")
+        cluster.validate_cluster(largest, "sweep")
         # The autoscaler brings what waiting trials need.
-        most = int(ray.cluster_resources().get("CPU", 0)) // each
-        yield settings.concurrency or (len(trials) if may_grow() else max(1, most))
+        most = max(1, int(ray.cluster_resources().get("CPU", 0)) // each)
+        yield settings.concurrency or (len(trials) if cluster.may_grow() else most)
 
 
 def _say(*lines: str) -> None:

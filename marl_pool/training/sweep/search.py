@@ -298,15 +298,10 @@ class EarlyStopping(ASHAScheduler):
     def on_trial_result(
         self, tune_controller: Any, trial: Any, result: dict[str, Any]
     ) -> str:
-        if SCORE not in result:
-            return str(self.CONTINUE)
         name = trial.config[TRIAL]
-        action = self._judge(name, result)
-        if (
-            action == self.STOP
-            and result[SHARE] < WHOLE
-            and name not in self.search.stopped_early
-        ):
+        is_worse = SCORE in result and self._judge(name, result) == self.STOP
+        stopped = self.search.stopped_early
+        if is_worse and result[SHARE] < WHOLE and name not in stopped:
             self.search.stop_early(name)
             self.stop(name)
         return str(self.CONTINUE)
