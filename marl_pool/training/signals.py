@@ -55,13 +55,9 @@ def prepare_exit() -> None:
     signals are ignored. Python does not search a million objects of torch and ray for
     cycles before it frees them.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        os._exit(128 + number)
-
     with suppress(ValueError):  # only the main thread may handle signals
         for number in STOPPING - {signal.SIGINT}:
-            signal.signal(number, end)
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
         # Python does this after the threads have ended.
         for number in STOPPING:
             atexit.register(signal.signal, number, signal.SIG_IGN)
@@ -144,16 +140,13 @@ def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
         return
     began = time.monotonic()
 
-    def late() -> bool:
-        return time.monotonic() - began >= limit
-
     def tick(number: int, frame: FrameType | None) -> None:
         # Ray's blocking calls end only for this exception.
-        if late():
+        waited = time.monotonic() - began
+        if waited >= limit:
             raise KeyboardInterrupt
         # Do not print: the interrupted code may hold the lock of the stream.
-        seconds = f"{time.monotonic() - began:.0f} s"
-        os.write(STDERR, f"marl-pool: {what}: {seconds}\n".encode())
+        os.write(STDERR, f"marl-pool: {what}: {waited:.0f} s\n".encode())
 
     previous = signal.signal(signal.SIGALRM, tick)
     interval = min(interval, limit)
@@ -161,7 +154,7 @@ def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if not late():
+        if time.monotonic() - began < limit:
             raise  # Ctrl-C
         raise TimeoutError(f"{what}: not within {limit:.0f} s") from error
     finally:

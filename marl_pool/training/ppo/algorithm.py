@@ -117,10 +117,7 @@ class BatchedPPO(PPO):
     @override
     def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # RLlib would copy its whole configuration into the result of each iteration.
-        return {
-            **Trainable.get_auto_filled_metrics(self, *args, **kwargs),
-            "config": {},
-        }
+        return Trainable.get_auto_filled_metrics(self, *args, **kwargs) | {"config": {}}
 
     @override
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:

@@ -92,11 +92,9 @@ def run_trials(
     def placement(given: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         plain = given[CONFIG] if CONFIG in given else configs[given[TRIAL]]
         config = JOBS[sweep.verb].config.from_plain(plain)
+        needed = bundles(config, settings)
         return tune.PlacementGroupFactory(
-            [
-                {kind: count for kind, count in bundle.items() if count}
-                for bundle in bundles(config, settings)
-            ]
+            [{kind: count for kind, count in each.items() if count} for each in needed]
         )
 
     # A grid is known, a search proposes its trials one by one.
@@ -150,8 +148,9 @@ def bundles(
     # Ray hides the GPUs from a process that requests none.
     own_gpu = config.device != "cpu"
     # A fit has no processes of its own.
-    is_fit = isinstance(config, FitConfig)
-    resources = ResourceSettings() if is_fit else config.resources
+    resources = (
+        ResourceSettings() if isinstance(config, FitConfig) else config.resources
+    )
     # Without processes of their own, learners and runners use the main one's GPUs.
     if not resources.num_learners:
         gpus = max(gpus, resources.num_gpus_per_learner)
