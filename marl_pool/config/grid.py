@@ -37,7 +37,7 @@ from marl_pool.sweeps import (
     naming,
     trial_name,
 )
-from marl_pool.training.jobs import as_stored, validate_same
+from marl_pool.training.jobs import validate_same, with_absolute_folders
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
 
@@ -206,7 +206,7 @@ def _composer(
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
-            return Trial(name, dict(values), as_stored(check(verb, config)))
+            return Trial(name, dict(values), with_absolute_folders(check(verb, config)))
 
     return settings, make
 

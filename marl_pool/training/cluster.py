@@ -26,7 +26,7 @@ from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import STDERR, deferred
+from marl_pool.training.signals import STDERR, Interruptible
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.names import inheritance
 
@@ -99,7 +99,7 @@ def ray_session(
         orphans = descendants(os.getpid()) - before
         with (
             last_words(lost, orphans) if resume else contextlib.nullcontext(),
-            _short_errors(),
+            _replaced(ray_worker, "print_to_stdstream", _print_error),
         ):
             yield
     finally:
@@ -108,18 +108,19 @@ def ray_session(
 
 
 @contextlib.contextmanager
-def _short_errors() -> Iterator[None]:
-    """Print each error that ray reports as one line, which is no result: on stderr."""
-
-    def show(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
-        print_warning(f"ray: {one_line(RuntimeError(' '.join(batch['lines'])))}")
-
-    original = ray_worker.print_to_stdstream
-    ray_worker.print_to_stdstream = show
+def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
+    """Replace a function or constant of Ray, which has no option for it."""
+    original = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        ray_worker.print_to_stdstream = original
+        setattr(module, name, original)
+
+
+def _print_error(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
+    """Print an error that ray reports as one line, which is no result: on stderr."""
+    print_warning(f"ray: {one_line(RuntimeError(' '.join(batch['lines'])))}")
 
 
 def _job_environment() -> dict[str, Any]:
@@ -178,34 +179,31 @@ def _modules() -> dict[str, Any]:
 
 def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
     """Start ray on this machine; try again once, as a busy one can be too slow."""
-    try:
-        _init(LOCAL, runtime_env, num_cpus=num_cpus, include_dashboard=False)
-    except Exception as error:
-        print_warning(f"ray did not start, trying again: {one_line(error)}")
-        ray.shutdown()
+    for is_last in (False, True):
         try:
             _init(LOCAL, runtime_env, num_cpus=num_cpus, include_dashboard=False)
-        except Exception as again:
-            raise StoppedError(
-                f"ray did not start on this machine, twice: {one_line(again)}; try "
-                "again when the machine is less busy"
-            ) from again
+            return
+        except Exception as error:
+            if is_last:
+                raise StoppedError(
+                    f"ray did not start on this machine, twice: {one_line(error)}; try "
+                    "again when the machine is less busy"
+                ) from error
+            print_warning(f"ray did not start, trying again: {one_line(error)}")
+            ray.shutdown()
 
 
 def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
-    tries = ray_constants.NUM_REDIS_GET_RETRIES
     try:
         await_head(address)
         # Each try of Ray takes 40 seconds, in C++ code that no signal interrupts.
-        ray_constants.NUM_REDIS_GET_RETRIES = 1
-        _init(address, runtime_env)
+        with _replaced(ray_constants, "NUM_REDIS_GET_RETRIES", 1):
+            _init(address, runtime_env)
     except Exception as error:
         raise InputError(
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
             "the cluster has a token, set RAY_AUTH_MODE=token here (docs/commands.md)"
         ) from error
-    finally:
-        ray_constants.NUM_REDIS_GET_RETRIES = tries
     there = ray.cluster_resources()
     print_warning(
         f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
@@ -241,7 +239,16 @@ def await_head(address: str) -> None:
 
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
-    with _undisturbed(TAKE_SIGNALS, None, False), _own_group():
+    # A signal to the group of this process, as `timeout` and shells send it, would end
+    # ray's processes before the trials have saved their checkpoints: start them in
+    # groups of their own. Elsewhere than on Linux ray ends them by their common group.
+    popen = ray_services.ConsolePopen
+    if ray_utils.detect_fate_sharing_support_linux():
+        popen = functools.partial(popen, process_group=0)
+    with (
+        _undisturbed(TAKE_SIGNALS, None, False),
+        _replaced(ray_services, "ConsolePopen", popen),
+    ):
         ray.init(
             address=address,
             runtime_env=dict(runtime_env),
@@ -249,23 +256,6 @@ def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
             logging_level=logging.ERROR,
             **options,
         )
-
-
-@contextlib.contextmanager
-def _own_group() -> Iterator[None]:
-    """Start ray's processes in groups of their own.
-
-    A signal to the group of this process, as `timeout` and shells send it, would end
-    them before the trials have saved their checkpoints.
-    """
-    original = ray_services.ConsolePopen
-    # Elsewhere a process of Ray ends the others by their common group.
-    if ray_utils.detect_fate_sharing_support_linux():
-        ray_services.ConsolePopen = functools.partial(original, process_group=0)
-    try:
-        yield
-    finally:
-        ray_services.ConsolePopen = original
 
 
 @contextlib.contextmanager
@@ -278,21 +268,24 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
             before the handlers here are set.
         arguments: of that function.
     """
-    original = ray_utils.set_sigterm_handler
-    ray_utils.set_sigterm_handler = lambda handler: None  # would exit in the midst
-    try:
-        with _hidden_stderr() as shown:
-            try:
-                getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
-            except AttributeError:
-                print_warning(
-                    f"ray {ray.__version__} has no {function}: a signal while ray "
-                    "starts or ends may end this process with another status"
-                )
-            with deferred(shown, "Ray's start or end"):
+    # Ray's own handler of SIGTERM would exit in the midst.
+    with (
+        _replaced(ray_utils, "set_sigterm_handler", lambda handler: None),
+        _hidden_stderr() as shown,
+    ):
+        try:
+            getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
+        except AttributeError:
+            print_warning(
+                f"ray {ray.__version__} has no {function}: a signal while ray "
+                "starts or ends may end this process with another status"
+            )
+        held = Interruptible(shown, "Ray's start or end")
+        try:
+            with held:
                 yield
-    finally:
-        ray_utils.set_sigterm_handler = original
+        finally:
+            held.raise_if_requested()
 
 
 @contextlib.contextmanager
@@ -350,7 +343,7 @@ def validate_device(config: TrainConfig) -> None:
             )
 
 
-def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> bool:
+def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> float:
     """Reject more CPUs or GPUs than ray has, unless an autoscaler may bring them.
 
     Args:
@@ -358,7 +351,8 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
         key: configuration key, for messages.
 
     Returns:
-        True if the autoscaler has to bring some of them.
+        Seconds that the start of processes may take: more if the autoscaler has to
+        bring some of them.
 
     Raises:
         InputError: more than ray has.
@@ -366,7 +360,7 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
     there = ray.cluster_resources()
     missing = {kind: n for kind, n in wanted.items() if n > there.get(kind, 0)}
     if not missing:
-        return False
+        return START_SECONDS
     told = "; ".join(
         f"expected at most {there.get(kind, 0):g} {kind}s, got {number:g}"
         for kind, number in missing.items()
@@ -374,7 +368,7 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> boo
     if not may_grow():
         raise InputError(f"{key}: {told}")
     print_warning(f"{key}: {told}: waiting for machines of the autoscaler")
-    return True
+    return GROWTH_SECONDS
 
 
 def may_grow() -> bool:

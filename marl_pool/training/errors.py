@@ -51,14 +51,9 @@ def checkpoint_to_resume(run: Run) -> Path | None:
     newer = newer[newer.index(found) + 1 :] if found else newer
     damaged = "; ".join(f"{path}: {run.damage_of(path)}" for path in reversed(newer))
     # Refuse to start again where earlier work may be lost.
-    if damaged and found is None:
-        raise StoppedError(
-            f"{run.path} has no intact checkpoint: {damaged}; {START_ANOTHER}"
-        )
-    if found is None and (trace := run.trace_of_checkpoints()):
-        raise StoppedError(
-            f"{run.path} has no checkpoint, but {trace}; {START_ANOTHER}"
-        )
+    if found is None and (trace := damaged or run.trace_of_checkpoints()):
+        what = "no intact checkpoint:" if damaged else "no checkpoint, but"
+        raise StoppedError(f"{run.path} has {what} {trace}; {START_ANOTHER}")
     # Warn of damage that does not prevent a resume.
     if damaged:
         print_warning(f"{damaged}; continuing from {found}")
@@ -103,3 +98,8 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and message as one line."""
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,27 +16,6 @@ from marl_pool.utils.errors import InputError
 
 Fixed = dict[str, str | SpecifiedPolicy]
 """Fixed group → name of a scripted policy, or a frozen policy."""
-
-
-def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of frozen policies and teachers absolute, to resume from anywhere.
-
-    Args:
-        config: checked configuration of a run, as plain data.
-    """
-    found = dict(config)
-    if fixed := config.get("fixed"):
-        found["fixed"] = {
-            group: name if is_scripted(name) else _absolute(name)
-            for group, name in fixed.items()
-        }
-    if (teacher := config.get("teacher")) and Path(teacher).expanduser().is_dir():
-        found["teacher"] = _absolute(teacher)
-    return found
-
-
-def _absolute(folder: str) -> str:
-    return str(Path(folder).expanduser().absolute())
 
 
 def frozen_module(group: str) -> str:

@@ -1,8 +1,9 @@
 """Jobs: what each verb trains, how much of it a run has, and what may change."""
 
 import pkgutil
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from marl_pool.runs import Run
@@ -19,27 +20,23 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """Training of the runs that a verb makes.
-
-    Attributes:
-        function: ``module:function``, called with the run, its configuration as plain
-            data and, by keyword, ``should_stop``.
-        config: class of the typed configuration, a `RunConfig`.
-        unit: name of the amount of training.
-        count: amount up to a row, computed from the row and the configuration.
-        limit: amount of a whole run, computed from the configuration.
-        controls: keys, and sections of keys, that ``resume`` may change.
-        result: file whose existence marks a run as finished, whatever the count;
-            empty if the count decides.
-    """
+    """Training of the runs that a verb makes."""
 
     function: str
+    """``module:function``, called with the run, its configuration as plain data and, by
+    keyword, ``should_stop``."""
     config: type[Any]
+    """Class of the typed configuration, a `RunConfig`."""
     unit: str
+    """Name of the amount of training."""
     count: Callable[[Row, Any], int]
+    """Amount up to a row, computed from the row and the configuration."""
     limit: Callable[[Any], int]
+    """Amount of a whole run, computed from the configuration."""
     controls: tuple[str, ...]
+    """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
+    """File that marks a run as finished, whatever the count; empty if that decides."""
 
     def load(self) -> Callable[..., None]:
         """Import the function, which may load torch and ray."""
@@ -52,8 +49,7 @@ class Job:
 
     def saved(self, run: Run) -> int:
         """Return the amount up to the checkpoint that a run is resumed from."""
-        row = run.saved()
-        return self._counted(run, [row] if row else [])
+        return self._counted(run, run.saved())
 
     def logged(self, run: Run | None) -> int:
         """Return the amount in a run's metrics or, if damaged, in its checkpoint."""
@@ -61,14 +57,15 @@ class Job:
             return 0
         if run.metrics_problem():
             return self.saved(run)
-        return self._counted(run, run.metrics.readable_rows())
+        rows = run.metrics.readable_rows()
+        return self._counted(run, rows[-1] if rows else None)
 
-    def _counted(self, run: Run, rows: Sequence[Row]) -> int:
+    def _counted(self, run: Run, row: Row | None) -> int:
         config = self.config.from_plain(run.config)
         total = self.limit(config)
         if self.result and (run.path / self.result).is_file():
             return total
-        count = self.count(rows[-1], config) if rows else 0
+        count = self.count(row, config) if row else 0
         return min(count, total - 1) if self.result else count
 
 
@@ -80,6 +77,8 @@ def _epochs(row: Row, config: FitConfig) -> int:
     return config.fit.epochs_over(row["fold"], row["epoch"], row["seconds"])
 
 
+OF_EPISODES = ("time_limit", "env_timeout", "checkpoint", "storage", "callbacks")
+"""Keys that every run that plays episodes may change when it is resumed."""
 JOBS = {
     "train": Job(
         "marl_pool.training.ppo:train",
@@ -87,10 +86,7 @@ JOBS = {
         "steps",
         _in_column("env_steps"),
         lambda config: config.total_steps,
-        (
-            *("total_steps", "time_limit", "env_timeout"),
-            *("checkpoint", "storage", "callbacks", "resources"),
-        ),
+        ("total_steps", *OF_EPISODES, "resources"),
     ),
     "evolve": Job(
         "marl_pool.training.evolution.evolve:evolve",
@@ -98,10 +94,7 @@ JOBS = {
         "generations",
         _in_column("iteration"),
         lambda config: config.total_generations,
-        (
-            *("total_generations", "time_limit", "env_timeout"),
-            *("checkpoint", "storage", "callbacks", "resources"),
-        ),
+        ("total_generations", *OF_EPISODES, "resources"),
     ),
     "clone": Job(
         "marl_pool.training.cloning.clone:clone",
@@ -109,10 +102,7 @@ JOBS = {
         "batches",
         _in_column("batches"),
         lambda config: config.total_batches,
-        (
-            *("total_batches", "time_limit", "env_timeout"),
-            *("checkpoint", "storage", "callbacks"),
-        ),
+        ("total_batches", *OF_EPISODES),
     ),
     "fit": Job(
         "marl_pool.training.supervised.fit:fit",
@@ -135,16 +125,12 @@ RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
     """Reject a run that another verb made, or with other settings.
 
-    Args:
-        run: an existing run.
-        verb: verb that would make it.
-        config: checked configuration that it would have; keys that a resumed run may
-            change are not compared.
+    Keys that a resumed run may change are not compared.
     """
     if run.verb != verb:
         raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
     ignored = {*RUN_CONTROL, *JOBS[verb].controls}
-    wanted, found = as_stored(config), as_stored(run.config)
+    wanted, found = map(with_absolute_folders, (config, run.config))
     if changed := differences(wanted, found, ignored):
         raise InputError(f"{run.path}: {'; '.join(changed)}")
 
@@ -161,13 +147,23 @@ def differences(
     ]
 
 
-def as_stored(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration as training stores it."""
-    if not config.get("fixed") and not config.get("teacher"):
-        return config
-    from marl_pool.training.fixed_policies import with_absolute_folders  # loads torch
+def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make folders of frozen policies and teachers absolute, for any later session."""
+    found = dict(config)
+    if fixed := config.get("fixed"):
+        from marl_pool.envs.scripted import is_scripted  # loads torch
 
-    return with_absolute_folders(config)
+        found["fixed"] = {
+            group: name if is_scripted(name) else _absolute(name)
+            for group, name in fixed.items()
+        }
+    if (teacher := config.get("teacher")) and Path(teacher).expanduser().is_dir():
+        found["teacher"] = _absolute(teacher)
+    return found
+
+
+def _absolute(folder: str) -> str:
+    return str(Path(folder).expanduser().absolute())
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,16 +14,7 @@ from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.kernels.native import chosen_kernels, has_kernel, use_kernels
 from marl_pool.runs import PARTS, Best, Run, iteration_of
-from marl_pool.training.errors import (
-    StepError,
-    checkpoint_to_resume,
-    one_line,
-    print_warning,
-    reading,
-    stopped,
-    trim_log,
-    writing,
-)
+from marl_pool.training import errors
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.utils.errors import InputError, StoppedError
@@ -187,34 +178,34 @@ class TrainingLoop:
                 cause = error.__cause__ or error
                 if isinstance(cause, InputError) and not self.has_stepped:
                     raise cause from None
-                file = self.run.write_error(traceback.format_exc())
-                reason = f"a callback failed: {type(cause).__name__}: {one_line(cause)}"
-                failure = self._failure(f"{reason}; traceback in {file}")
-                raise StoppedError(failure) from error
+                reason = f"a callback failed: {errors.described(cause)}"
+                raise self._with_traceback(reason) from error
             except Exception as error:
                 # An environment is the user's; whatever else fails is our own bug.
                 if not (call := raised_by(error)):
                     raise
-                file = self.run.write_error(traceback.format_exc())
-                reason = f"{type(error).__name__}: {one_line(error)}, raised by {call}"
-                failure = self._failure(f"{reason}; traceback in {file}")
-                raise StoppedError(failure) from error
+                reason = f"{errors.described(error)}, raised by {call}"
+                raise self._with_traceback(reason) from error
+
+    def _with_traceback(self, reason: str) -> StoppedError:
+        file = self.run.write_error(traceback.format_exc())
+        return StoppedError(self._failure(f"{reason}; traceback in {file}"))
 
     def _failure(self, reason: str) -> str:
         where = f"after iteration {self.iteration}"
-        return str(stopped(self.run, where, reason))
+        return str(errors.stopped(self.run, where, reason))
 
     def _train(self, build: Callable[[Path | None], TrainingMethod]) -> None:
         torch.set_num_threads(self.config.threads)
         on_cpu = self.config.device == "cpu"  # for a GPU the compiler warns itself
         if on_cpu and chosen_kernels() != "torch" and not has_kernel("cpu"):
-            print_warning(
+            errors.print_warning(
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"
             )
         self.callbacks = make_callbacks(self.config.callbacks)
         # Find the newest intact checkpoint; a run never restarts on its own.
-        checkpoint = checkpoint_to_resume(self.run)
+        checkpoint = errors.checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)
         method.is_late = self._is_late
         # The parts fit each other, so store the configuration of this session.
@@ -225,12 +216,12 @@ class TrainingLoop:
         self.began = time.monotonic()
         with method.session(), sessions(self.callbacks, self.run):
             if checkpoint is not None:
-                with reading(self.run, checkpoint):
+                with errors.reading(self.run, checkpoint):
                     method.restore(checkpoint)
                 self.iteration = iteration_of(checkpoint)
             # Rows logged after the checkpoint are computed again.
             with self._writing("metrics.csv"):
-                trim_log(self.run, self.iteration)
+                errors.trim_log(self.run, self.iteration)
             for _ in method.rounds():
                 with self.ctrl_c:
                     self._run_round()
@@ -254,8 +245,9 @@ class TrainingLoop:
                 self.has_stepped, number = True, self.iteration + 1
                 try:
                     step = method.step(number)
-                except StepError as error:
-                    raise stopped(self.run, method.where(number), str(error)) from error
+                except errors.StepError as error:
+                    where = method.where(number)
+                    raise errors.stopped(self.run, where, str(error)) from error
                 if step is None:
                     continue
                 # Log before saving: a checkpoint's manifest holds the row.
@@ -290,7 +282,7 @@ class TrainingLoop:
         self.run.on_saved()
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
-        return writing(self.run, self.method.where(self.iteration), what)
+        return errors.writing(self.run, self.method.where(self.iteration), what)
 
     def _must_stop(self) -> bool:
         # Take at least one step in a session, however short the time limit.

@@ -131,11 +131,8 @@ class RunConfig:
         hints, values = get_type_hints(cls), dict[str, Any]()
         for name in (each.name for each in fields(cls) if each.name in plain):
             hint, value = hints[name], plain[name]
-            values[name] = value
-            if hint is Options:
-                values[name] = Options(value)
-            elif isinstance(hint, type) and is_dataclass(hint):
-                values[name] = hint(**value)
+            is_section = hint is Options or is_dataclass(hint)
+            values[name] = hint(**value) if is_section else value
         return cls(**values)
 
 

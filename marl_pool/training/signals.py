@@ -1,9 +1,11 @@
-"""Handling of Ctrl-C and SIGTERM that lets an iteration finish before the run stops."""
+"""Signals: Ctrl-C and SIGTERM after which an iteration ends, and limits on waiting."""
 
 import atexit
 import gc
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
@@ -53,21 +55,13 @@ def prepare_exit() -> None:
     signals are ignored. Python does not search a million objects of torch and ray for
     cycles before it frees them.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        os._exit(128 + number)
-
     with suppress(ValueError):  # only the main thread may handle signals
         for number in STOPPING - {signal.SIGINT}:
-            signal.signal(number, end)
-        # Python calls it after the threads have ended.
-        atexit.register(_ignore_signals)
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        # Python does this after the threads have ended.
+        for number in STOPPING:
+            atexit.register(signal.signal, number, signal.SIG_IGN)
     gc.freeze()
-
-
-def _ignore_signals() -> None:
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Interruptible(ExitStack):
@@ -128,16 +122,41 @@ class Interruptible(ExitStack):
 
 
 @contextmanager
-def deferred(stderr: int, end: str) -> Iterator[None]:
-    """Hold the first Ctrl-C or SIGTERM back until the end of the block.
+def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
+    """Print a line at intervals, and end the block after the limit.
+
+    Only the main thread can be interrupted; elsewhere the block has no limit.
 
     Args:
-        stderr: file descriptor that takes a line about it.
-        end: what is awaited, for that line.
+        what: what the block waits for, for the line and the message.
+        limit: seconds.
+        interval: seconds between two lines.
+
+    Raises:
+        TimeoutError: the block took longer than the limit.
     """
-    held = Interruptible(stderr, end)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began = time.monotonic()
+
+    def tick(number: int, frame: FrameType | None) -> None:
+        # Ray's blocking calls end only for this exception.
+        waited = time.monotonic() - began
+        if waited >= limit:
+            raise KeyboardInterrupt
+        # Do not print: the interrupted code may hold the lock of the stream.
+        os.write(STDERR, f"marl-pool: {what}: {waited:.0f} s\n".encode())
+
+    previous = signal.signal(signal.SIGALRM, tick)
+    interval = min(interval, limit)
+    signal.setitimer(signal.ITIMER_REAL, interval, interval)
     try:
-        with held:
-            yield
+        yield
+    except KeyboardInterrupt as error:
+        if time.monotonic() - began < limit:
+            raise  # Ctrl-C
+        raise TimeoutError(f"{what}: not within {limit:.0f} s") from error
     finally:
-        held.raise_if_requested()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)

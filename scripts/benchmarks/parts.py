@@ -10,7 +10,7 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.cases import play
 from marl_pool.kernels.narrow_attention import narrow_attention
-from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.randomness import EVALUATION_ENVS

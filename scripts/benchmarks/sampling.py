@@ -29,7 +29,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
-from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.devices import may_read
 

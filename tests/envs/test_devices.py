@@ -20,7 +20,7 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
-from marl_pool.training.ppo.advantages import estimate_advantages
+from marl_pool.training.ppo.trajectories import estimate_advantages
 
 STEPS = 12
 CPU = {"device": "cpu"}

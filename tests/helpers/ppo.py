@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from marl_pool.runs import Run
 from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import TrainConfig
 
 CLOCKS = {"seconds", "sample_seconds", "learn_seconds", "steps_per_second"}

@@ -18,16 +18,16 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling, sinusoids
 from marl_pool.rollout import Rollout
-from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import (
-    BatchSettings,
+    STATE,
     episode_rows,
     num_steps,
     prepare_rows,
     to_sequences,
 )
-from marl_pool.training.ppo.episodes import STATE, to_episodes
 from marl_pool.training.ppo.module import TokenRLModule
+from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
+from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.errors import InputError
 
 B, T, N, D, A = 3, 5, 4, 2, 2
@@ -283,7 +283,8 @@ def test_a_training_pass_repeats_what_the_rollout_decided(
         )
     modules = {name: module_of(policy) for name, policy in rollout.policies.items()}
     for name, steps in episode_rows(chunks).items():
-        rows = prepare_rows(steps, BatchSettings(max_seq_len=4))
+        settings = PPOSettings(max_seq_len=4, normalize_value_loss=False)
+        rows = prepare_rows(steps, settings)
         mask = rows[Columns.LOSS_MASK]
         longest = 4 if head.get("memory", "lstm") == "lstm" else 1
         assert mask.shape[1] == longest

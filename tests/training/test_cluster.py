@@ -23,15 +23,17 @@ from helpers.training import PATIENCE, RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.training import cluster
 from marl_pool.training.cluster import (
+    GROWTH_SECONDS,
     JOB_CONFIG,
     RAY_ADDRESS,
+    START_SECONDS,
     ray_session,
     validate_cluster,
     validate_device,
 )
-from marl_pool.training.patience import patience
 from marl_pool.training.ppo.batch import ModuleShards, episode_rows
 from marl_pool.training.settings import TrainConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = RAY_WARNINGS
@@ -258,10 +260,10 @@ def test_machines_that_an_autoscaler_may_bring_are_waited_for(
     monkeypatch.setattr(
         "ray.experimental.internal_kv._internal_kv_get", lambda key: status.encode()
     )
-    assert not validate_cluster({"CPU": 8, "GPU": 0})
+    assert validate_cluster({"CPU": 8, "GPU": 0}) == START_SECONDS
     parts = ("sweep: ", "at most 0 GPUs, got 0.5")
     if grows:
-        assert validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep")
+        assert validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep") == GROWTH_SECONDS
         told = capsys.readouterr().err
         assert "autoscaler" in told
     else:

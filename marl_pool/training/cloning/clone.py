@@ -31,7 +31,8 @@ from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.cloning.teacher import PolicyTeacher, build_roles
 from marl_pool.training.errors import StepError, writing
-from marl_pool.training.fixed_policies import frozen_module, with_absolute_folders
+from marl_pool.training.fixed_policies import frozen_module
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.utils.atomic import new_file, new_folder
 from marl_pool.utils.errors import InputError

@@ -19,8 +19,8 @@ from marl_pool.rollout import Rollout, Transition
 from marl_pool.runs import Run
 from marl_pool.training.errors import one_line
 from marl_pool.training.loop import never
-from marl_pool.training.patience import patience
 from marl_pool.training.settings import EvolveConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.errors import InputError, StoppedError
 
 MAX_ENVS = 8192
@@ -189,23 +189,18 @@ class Workers:
     def __init__(self, evaluator: Evaluator, config: EvolveConfig, run: Run) -> None:
         import ray
 
-        from marl_pool.training.cluster import (
-            GROWTH_SECONDS,
-            START_SECONDS,
-            validate_cluster,
-        )
+        from marl_pool.training.cluster import validate_cluster
 
         self.evaluator, self.run = evaluator, run
         self.is_late: Callable[[], bool] = never
         count, gpus = config.resources.num_workers, config.resources.num_gpus_per_worker
-        grows = validate_cluster({"CPU": count, "GPU": count * gpus})
+        limit = validate_cluster({"CPU": count, "GPU": count * gpus})
         # A dead actor is restarted once, and repeats its chunk.
         actor = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=1, max_task_retries=1
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(count)]
         # The others may follow later.
-        limit = GROWTH_SECONDS if grows else START_SECONDS
         try:
             with patience("starting workers", min(limit, config.time_limit or limit)):
                 ray.wait([actor.__ray_ready__.remote() for actor in self.actors])

@@ -1,9 +1,8 @@
-"""Training batches: rows from trajectories or episodes, sequences, minibatches."""
+"""Training batches: rows of steps or sequences, their preparation and minibatches."""
 
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,85 +13,29 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 from typing_extensions import override
 
-from marl_pool.rollout import Trajectory
-from marl_pool.training.ppo.episodes import RECORDED, STATE
+from marl_pool.training.settings import PPOSettings
 
 Rows = dict[str, Any]
 """Batch of a module: tensors by column; the observations are a dict of tensors. A row
 is a step or, for a recurrent policy, a sequence of steps."""
 
+STATE = "state"
+"""Prefix of the columns with the leaves of a recurrent state."""
 BEGINS = "begins"
 """Column: True at the first step of a chunk of an episode."""
 VALUE_SCALE = "value_scale"
 """Column: factor of the values and value targets in the loss."""
 
 
-@dataclass(frozen=True)
-class BatchSettings:
-    """Settings of the training batch and its minibatches.
-
-    Attributes:
-        num_minibatches: minibatches in one epoch.
-        normalize_value_loss: divide the value loss by the variance of the targets plus
-            the mean squared error of the recorded values. It is then at most 1 before
-            the first step, and tends to the fraction of unexplained variance.
-        max_seq_len: upper limit of a recurrent policy's sequences, in steps. Policies
-            whose only memory is the previous action always have sequences of one step.
-    """
-
-    num_minibatches: int = 1
-    normalize_value_loss: bool = False
-    max_seq_len: int = 1
-
-
-def trajectory_rows(
-    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
-) -> Rows:
-    """Return the steps of one group, agent by agent, on the trajectory's device.
-
-    Their order is that of the chunks of `to_episodes`.
-
-    Args:
-        trajectory: fragment of one group, ``(T, num_envs, agents)``.
-        advantages: ``(T, num_envs, agents)``.
-        value_targets: ``(T, num_envs, agents)``.
-    """
-    # A chunk begins with the fragment, an episode or an agent's life.
-    ended = (trajectory.terminated | trajectory.truncated)[..., None]
-    begins = torch.ones_like(trajectory.active)
-    begins[1:] = ended[:-1] | ~trajectory.active[:-1]
-    recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
-    outputs = zip(RECORDED, (*recorded, advantages, value_targets), strict=True)
-    leaves = tree_leaves(trajectory.states)
-    columns = {
-        Columns.OBS: trajectory.tokens._asdict(),
-        Columns.ACTIONS: trajectory.actions,
-        **dict(outputs),
-        **{f"{STATE}/{number}": leaf for number, leaf in enumerate(leaves)},
-        BEGINS: begins,
-    }
-    # Order by environment, agent and time; drop the steps of agents that were dead.
-    rows = map_rows(lambda tensor: tensor.movedim(0, 2).flatten(0, 2), columns)
-    active = trajectory.active.movedim(0, 2).flatten()
-    return rows if active.all() else map_rows(operator.itemgetter(active), rows)
-
-
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of groups that share a module."""
-    first, *others = parts
-    if not others:
-        return first
-    return {
-        key: (
-            {name: torch.cat([part[key][name] for part in parts]) for name in column}
-            if isinstance(column, dict)
-            else torch.cat([part[key] for part in parts])
-        )
-        for key, column in first.items()
-    }
+    if len(parts) == 1:
+        return parts[0]
+    joined: Rows = tree_map(lambda *columns: torch.cat(columns), *parts)
+    return joined
 
 
 def episode_rows(episodes: Sequence[SingleAgentEpisode]) -> dict[str, Rows]:
@@ -133,7 +76,7 @@ class ModuleShards(TrainingData):
         return [(TrainingData(episodes=part), {}) for part in parts]
 
 
-def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:
+def prepare_rows(rows: Rows, settings: PPOSettings) -> Rows:
     """Standardize advantages and values, and cut recurrent policies' sequences.
 
     It replaces RLlib's default learner connectors, which loop over single steps, append
@@ -144,7 +87,9 @@ def prepare_rows(rows: Rows, settings: BatchSettings) -> Rows:
 
     Args:
         rows: all steps of one module on this learner.
-        settings: see `BatchSettings`.
+        settings: ``normalize_value_loss`` and ``max_seq_len`` are used. A normalized
+            loss is at most 1 before the first step, and tends to the fraction of
+            unexplained variance.
     """
     rows = dict(rows)
     begins = rows.pop(BEGINS)
@@ -200,15 +145,16 @@ def minibatches(
 
     def shuffle(rows: Rows) -> Rows:
         count = len(rows[Columns.ACTIONS])
+        is_random = generator is not None and number > 1
+        is_short = in_step and count < number
+        if not is_random and not is_short:
+            return rows
+        order = torch.arange(count, device="cpu")
         # Sample on the CPU on all machines, so that a seed always gives one order.
-        if generator is None or number == 1:
-            if not (in_step and count < number):
-                return rows
-            order = torch.arange(count, device="cpu")
-        else:
+        if is_random:
             order = torch.randperm(count, generator=generator, device="cpu")
         # Repeat rows until there is one for each minibatch.
-        if in_step and count < number:
+        if is_short:
             order = order.repeat(-(-number // count))[:number]
         order = order.to(rows[Columns.ACTIONS].device)
         return map_rows(operator.methodcaller("index_select", 0, order), rows)

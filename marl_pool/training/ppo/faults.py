@@ -2,26 +2,23 @@
 
 import contextlib
 import logging
-import operator
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import ray
 import torch
 from ray.exceptions import ActorDiedError, RayError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.metrics import LEARNER_RESULTS
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.rollout import Trajectory
 from marl_pool.runs import Run
 from marl_pool.training.errors import print_warning
-from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
@@ -52,16 +49,17 @@ class Failure(NamedTuple):
 def errors_to(run: Run) -> Iterator[None]:
     """Append what RLlib logs about dying processes to the run's ``error.txt``."""
     handler = _ErrorHandler(run)
-    propagating = {name: logging.getLogger(name).propagate for name in LOGGERS}
-    for name in LOGGERS:
-        logging.getLogger(name).addHandler(handler)
-        logging.getLogger(name).propagate = False
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
     try:
         yield
     finally:
-        for name, propagates in propagating.items():
-            logging.getLogger(name).removeHandler(handler)
-            logging.getLogger(name).propagate = propagates
+        for logger, propagates in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagates
 
 
 class _ErrorHandler(logging.Handler):
@@ -78,12 +76,6 @@ def last_line(text: str) -> str:
     """Extract the exception and its message from a traceback, as one line."""
     *_, unindented = re.split(r"^ .*$", text.strip(), flags=re.M)
     return " ".join(unindented.split())[-200:]
-
-
-def first_failure(runners: EnvRunnerGroup) -> Failure | None:
-    """Return the failure of one of the runners, or None."""
-    failures = runners.foreach_env_runner(operator.attrgetter("failure"))
-    return next(filter(None, failures), None)
 
 
 def wait_for_runner(runners: EnvRunnerGroup, seconds: float) -> None:
@@ -113,17 +105,6 @@ def all_learners_live(algo: PPO) -> bool:
     """Return True if no learner died; RLlib never restarts one and may not notice."""
     answers = algo.learner_group.foreach_learner(lambda learner: True)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
-
-
-def bad_loss(result: Mapping[str, Any]) -> str | None:
-    """Describe a NaN or infinite loss in a result of ``Algorithm.train``."""
-    for module, metrics in result.get(LEARNER_RESULTS, {}).items():
-        if metrics.get(NON_FINITE_LOSS, 0) > 0:
-            return (
-                f"loss or gradient of module {module!r} is NaN or infinite; try a "
-                "smaller ppo.lr or ppo.grad_clip"
-            )
-    return None
 
 
 def validate_finite(trajectory: Trajectory, env_ids: Tensor) -> None:

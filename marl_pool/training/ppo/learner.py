@@ -4,8 +4,8 @@ import functools
 import operator
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,7 +24,6 @@ from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
-    BatchSettings,
     Rows,
     episode_rows,
     map_rows,
@@ -32,17 +31,14 @@ from marl_pool.training.ppo.batch import (
     num_steps,
     prepare_rows,
 )
-from marl_pool.training.ppo.episodes import RECORDED
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, recorded_steps
+from marl_pool.training.ppo.trajectories import RECORDED
 
 MICROBATCH_STEPS = 1024
 """Steps of a microbatch that torch computes on a CPU, few enough for the cache."""
 
 STEP_COLUMNS = (Columns.ACTIONS, VALUE_SCALE, *RECORDED)
 """Columns that the loss of a step needs, besides the module's outputs."""
-
-BATCH = "batch"
-"""Key of ``learner_config_dict``: the `BatchSettings`."""
 
 FIRST_RATIO_ERROR = "first_ratio_error"
 """Metric: largest |ratio - 1| in an update's first minibatch, before any step."""
@@ -58,9 +54,12 @@ LEARN_SECONDS = "learn_seconds"
 NON_FINITE_LOSS = "non_finite_loss"
 """Metric: 1 if a loss or gradient was NaN or infinite, so that its step was skipped."""
 
-
 LOCAL_DEVICE = "local_device"
-"""Key of the learner's configuration: device of a learner in this process, or None."""
+"""Key of ``learner_config_dict``: device of a learner in this process, or None."""
+SETTINGS = "settings"
+"""Key of ``learner_config_dict``: the run's `PPOSettings`."""
+NUM_MINIBATCHES = "num_minibatches"
+"""Key of ``learner_config_dict``: minibatches in one epoch."""
 
 
 class Outputs(NamedTuple):
@@ -150,7 +149,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         self.before_gradient_based_update(timesteps=timesteps)
         # Take the tensors of the local runner, or the episodes of remote ones. Use one
         # order of modules on all learners: they synchronize at each module.
-        settings: BatchSettings = self.config.learner_config_dict[BATCH]
+        settings = self.config.learner_config_dict[SETTINGS]
         training_data.solve_refs()
         if training_data.batch is not None:
             given: Mapping[str, Any] = training_data.batch.policy_batches
@@ -164,21 +163,37 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self._weights_seq_no += 1
         seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
-        _seed_torch(seed, self._device)
+        # torch.manual_seed seeds every kind of device, and notes a traceback for each
+        # that has not been used, which takes milliseconds.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         generator = torch.Generator("cpu").manual_seed(seed)
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
-        self._takes_whole = {mid: self._fits_cache(mid, r) for mid, r in batch.items()}
+        policies = {mid: self.module[mid].unwrapped().policy for mid in batch}
+        tokens = {mid: Tokens(**rows[Columns.OBS]) for mid, rows in batch.items()}
+        # Microbatches serve the cache of a CPU. The compiled kernel looks after it
+        # itself, and a GPU has none to serve.
+        self._takes_whole = {
+            mid: not tokens[mid].features.is_cpu
+            or (not policy.recurrent and policy.is_native(tokens[mid]))
+            for mid, policy in policies.items()
+        }
         with ExitStack() as stack:
-            stack.enter_context(self._threads(batch))
+            # Leave the threads to the kernel where it computes every encoder.
+            if all(
+                p.is_native(tokens[mid], encoder=True) for mid, p in policies.items()
+            ):
+                stack.enter_context(threads_for_kernel())
             # Modules do not change in an update.
-            for mid in batch:
-                stack.enter_context(self.module[mid].unwrapped().policy.fixed())
+            for policy in policies.values():
+                stack.enter_context(policy.fixed())
             for minibatch in minibatches(
                 batch,
                 num_epochs=num_epochs,
-                num_minibatches=settings.num_minibatches,
+                num_minibatches=self.config.learner_config_dict[NUM_MINIBATCHES],
                 generator=generator if shuffle_batch_per_epoch else None,
                 in_step=self.config.num_learners > 1,
             ):
@@ -200,8 +215,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Take one gradient step on a minibatch; return what its metrics need."""
         # The kernel writes the gradient of a whole policy in one call.
         losses: dict[str, Tensor] = {}
-        done = []
-        rest = dict(batch)
+        done, rest = [], dict(batch)
         for mid in batch:
             if (found := self._native_gradient(mid, rest[mid])) is not None:
                 del rest[mid]
@@ -240,8 +254,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         flat.view_grad()
         found = ppo_gradient(policy, coefficients, recorded, scale)
         outputs = Outputs(rows, found.logits, found.values)
-        if self._is_first:
-            self._keep_distance(module_id, outputs)
+        self._keep_distance(module_id, outputs)
         return found.loss, outputs
 
     def _accumulate(
@@ -256,19 +269,20 @@ class BatchedPPOLearner(PPOTorchLearner):
         done = []
         microbatches = list(self._microbatches(batch))
         for number, (part, weights) in enumerate(microbatches, 1):
-            # Learners average their gradients once, in the last backward pass.
-            last = number == len(microbatches)
-            with nullcontext() if last else self._no_sync(part):
+            with ExitStack() as stack:
+                # Learners average their gradients once, in the last backward pass.
+                if number < len(microbatches):
+                    for module in (self.module[mid] for mid in part):
+                        if isinstance(module, DistributedDataParallel):
+                            stack.enter_context(module.no_sync())
                 out = {mid: self._outputs(mid, rows) for mid, rows in part.items()}
                 own = {mid: self._loss(mid, out[mid]) for mid in out}
                 if len(microbatches) > 1:
                     own = {mid: weights[mid] * loss for mid, loss in own.items()}
                 torch.autograd.backward(list(own.values()))
             for mid, loss in own.items():
-                before = losses.get(mid)
-                losses[mid] = (
-                    loss.detach() if before is None else before + loss.detach()
-                )
+                loss = loss.detach()
+                losses[mid] = losses[mid] + loss if mid in losses else loss
             done.append(Microbatch(out, weights))
         for module_id in batch:
             self._flat[module_id].gather_grad()
@@ -303,9 +317,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             rows, out = map_rows(select, steps), map_rows(select, out)
         values = module.unwrapped().compute_values(rows, out[Columns.EMBEDDINGS])
         outputs = Outputs(rows, out[Columns.ACTION_DIST_INPUTS], values)
-        # Log the distance from the sampling policy before the first step of an update.
-        if self._is_first:
-            self._keep_distance(module_id, outputs)
+        self._keep_distance(module_id, outputs)
         return outputs
 
     def _terms(self, module_id: str, outputs: Outputs) -> PPOTerms:
@@ -364,38 +376,6 @@ class BatchedPPOLearner(PPOTorchLearner):
                     weights[mid] = num_steps(part[mid]) / steps[mid]
             yield part, weights
 
-    def _fits_cache(self, module_id: str, rows: Rows) -> bool:
-        """Return True if a module needs no microbatches.
-
-        Microbatches serve the cache of a CPU, which the compiled kernel looks after
-        itself; a GPU has none to serve.
-        """
-        tokens = Tokens(**rows[Columns.OBS])
-        if not tokens.features.is_cpu:
-            return True
-        policy = self.module[module_id].unwrapped().policy
-        return not policy.recurrent and policy.is_native(tokens)
-
-    def _threads(self, batch: Mapping[str, Rows]) -> AbstractContextManager[None]:
-        """Leave the threads to the kernel where it computes every encoder."""
-        native = all(
-            self.module[mid]
-            .unwrapped()
-            .policy.is_native(Tokens(**rows[Columns.OBS]), encoder=True)
-            for mid, rows in batch.items()
-        )
-        return threads_for_kernel() if native else nullcontext()
-
-    @contextmanager
-    def _no_sync(self, modules: Iterable[str]) -> Iterator[None]:
-        """Accumulate gradients without averaging them over learners."""
-        with ExitStack() as stack:
-            for module_id in modules:
-                module = self.module[module_id]
-                if isinstance(module, DistributedDataParallel):
-                    stack.enter_context(module.no_sync())
-            yield
-
     @torch.no_grad()
     def _log(self, last: Mapping[str, list[Microbatch]]) -> None:
         """Log the metrics of an update, given each module's last minibatch."""
@@ -412,7 +392,9 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     @torch.no_grad()
     def _keep_distance(self, module_id: str, outputs: Outputs) -> None:
-        """Keep the distance from the sampling policy, of one microbatch or several."""
+        """Keep the distance from the sampling policy before an update's first step."""
+        if not self._is_first:
+            return
         rows, logits, _ = outputs
         ratio = self._terms(module_id, outputs).ratio
         actions = self.module[module_id].unwrapped().policy.actions
@@ -421,16 +403,9 @@ class BatchedPPOLearner(PPOTorchLearner):
             (FIRST_RATIO_ERROR, (ratio - 1).abs().max()),
             (FIRST_KL, kl.mean()),
         ):
+            # The largest of the microbatches.
             before = self._metrics.get((module_id, name), value)
             self._metrics[module_id, name] = torch.maximum(before, value)
-
-
-def _seed_torch(seed: int, device: torch.device) -> None:
-    # torch.manual_seed seeds every kind of device, and notes a traceback for each that
-    # has not been used, which takes milliseconds.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def _is_bad(number: Tensor) -> Tensor:

@@ -42,26 +42,23 @@ class PPOTerms:
     7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the
     adaptive KL penalty of RLlib's ``PPOTorchLearner``, whose loss it equals for
     finite logits.
-
-    Attributes:
-        ratio: ρ.
-        surrogate: the clipped surrogate objective.
-        values: V, predicted.
-        value_loss: the squared error of the values, clipped.
-        kl: divergence from the sampling policy; None if it is not penalized.
-        targets: V*.
-        actions: action space.
-        logits: parameters of the action distributions, ``(B, L)``.
     """
 
     ratio: Tensor
+    """ρ."""
     surrogate: Tensor
+    """The clipped surrogate objective."""
     values: Tensor
+    """V, predicted."""
     value_loss: Tensor
+    """The squared error of the values, clipped."""
     kl: Tensor | None
+    """Divergence from the sampling policy; None if it is not penalized."""
     targets: Tensor
+    """V*."""
     actions: ActionSpec
     logits: Tensor
+    """Parameters of the action distributions, ``(B, L)``."""
 
     @property
     def entropy(self) -> Tensor:

@@ -14,8 +14,7 @@ from typing_extensions import override
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.ppo.batch import VALUE_SCALE
-from marl_pool.training.ppo.episodes import STATE
+from marl_pool.training.ppo.batch import STATE, VALUE_SCALE
 
 POLICY = "policy"
 """Key of a module's ``model_config``: the arguments of a `TokenPolicy`, as JSON."""

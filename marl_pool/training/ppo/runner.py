@@ -35,11 +35,14 @@ from marl_pool.envs.timeout import REMOTE_LIMIT, limit_calls
 from marl_pool.perturbations import make_perturbation
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
-from marl_pool.training.ppo.advantages import estimate_advantages
-from marl_pool.training.ppo.batch import Rows, concatenate_rows, trajectory_rows
-from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure, validate_finite
-from marl_pool.utils.types import Options
+from marl_pool.training.ppo.trajectories import (
+    estimate_advantages,
+    to_episodes,
+    trajectory_rows,
+)
+from marl_pool.training.settings import TrainConfig
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""
@@ -62,26 +65,15 @@ Converted = TypeVar("Converted")
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Settings of a `BatchedEnvRunner`, the same for all runners of a run.
+    """Settings of a `BatchedEnvRunner`, the same for all runners of a run."""
 
-    Attributes:
-        env: ``{"name": …, **options}`` of the environment.
-        modules: group that learns → name of its module.
-        fixed: policies of the groups that do not learn.
-        perturbation: ``{"name": …, **options}``; None leaves observations as they are.
-        seed: random seed of the run.
-        device: device of a local runner; a remote one uses its GPU, if it has one.
-        env_timeout: seconds that a call of the environments may take; None: no limit in
-            a local runner, and a long one in a remote one.
-    """
-
-    env: Options
+    config: TrainConfig
+    """Configuration of the run. Its device is that of a local runner; a remote one uses
+    its GPU, if it has one."""
     modules: Mapping[str, str]
+    """Group that learns → name of its module."""
     fixed: Fixed
-    perturbation: Options | None
-    seed: int
-    device: str
-    env_timeout: float | None = None
+    """Policies of the groups that do not learn."""
 
 
 class BatchedEnvRunner(EnvRunner, Checkpointable):
@@ -103,7 +95,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self.settings: RunnerSettings = self.config.env_config[RUNNER]
-        self.device = self.settings.device
+        self.run_config = self.settings.config
+        self.device: str = self.run_config.device
         # A remote runner has one core, and a GPU only if it was given one.
         if self.worker_index:
             torch.set_num_threads(1)
@@ -126,7 +119,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             name: self.module[module].policy
             for name, module in self.settings.modules.items()
         }
-        env = self.settings.env.name
+        env = self.run_config.env.name
         for name, policy in self.settings.fixed.items():
             built = build_fixed(policy, env, name, self.env.groups[name])
             self.policies[name] = built.to(self.device)
@@ -182,13 +175,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             The rows of each module that acted, in the order of `sample`; None after an
             exception and where none acted.
         """
-
-        def flatten(name: str, *fragment: Any) -> Rows:
-            return trajectory_rows(*fragment)
-
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         parts: dict[str, list[Rows]] = defaultdict(list)
-        for name, rows in self._sample(steps, flatten):
+        for name, rows in self._sample(steps, lambda _, *part: trajectory_rows(*part)):
             if len(rows[Columns.ACTIONS]):
                 parts[self.settings.modules[name]].append(rows)
         if not parts:
@@ -209,7 +198,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         """
         began = time.perf_counter()
         # The loop limits the calls of a local runner.
-        limit = self.settings.env_timeout or REMOTE_LIMIT
+        limit = self.run_config.env_timeout or REMOTE_LIMIT
         try:
             with limit_calls(limit if self.worker_index else None):
                 if self.rollout is None:
@@ -243,10 +232,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}
         for name in self.settings.modules:
-            advantages, targets = estimate_advantages(
-                trajectories[name], self.config.gamma, self.config.lambda_
-            )
-            fragments[name] = (trajectories[name], advantages, targets)
+            own = trajectories[name]
+            found = estimate_advantages(own, self.config.gamma, self.config.lambda_)
+            fragments[name] = (own, *found)
         # Count steps and episodes; log the returns of groups that do not learn, too.
         log, taken = self.metrics.log_value, steps * self.env.num_envs
         self.num_env_steps_sampled_lifetime += taken
@@ -342,9 +330,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         num_envs = self.config.num_envs_per_env_runner
         index = max(self.worker_index or 0, 1) - 1
         return make_batched_env(
-            **self.settings.env,
+            **self.run_config.env,
             num_envs=num_envs,
-            seed=self.settings.seed,
+            seed=self.run_config.seed,
             first_env=index * num_envs,
             first_episode=first_episode,
             device=self.device,
@@ -362,9 +350,9 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         played = steps // environments // self.env.max_steps
         # Each rollout has a perturbation of its own.
         perturbation = None
-        if self.settings.perturbation:
+        if options := self.run_config.perturbation.or_none:
             specs = [group.tokens for group in self.env.groups.values()]
-            perturbation = make_perturbation(specs=specs, **self.settings.perturbation)
+            perturbation = make_perturbation(specs=specs, **options)
         return Rollout(
             self.env,
             self.policies,

@@ -7,7 +7,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +24,23 @@ from ray.rllib.utils.metrics import (
 from typing_extensions import override
 
 from marl_pool.runs import LEARNER, Run
-from marl_pool.training.cluster import (
-    GROWTH_SECONDS,
-    START_SECONDS,
-    quiet,
-    ray_session,
-    validate_cluster,
-    validate_device,
-)
+from marl_pool.training import cluster
 from marl_pool.training.errors import StepError, print_warning
-from marl_pool.training.fixed_policies import with_absolute_folders
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.training.patience import patience
+from marl_pool.training.ppo import learner
 from marl_pool.training.ppo.algorithm import (
-    MAX_RESTARTS,
     BatchedPPO,
-    algorithm_config,
     has_processes,
+    load_algorithm,
+    save_algorithm,
+    save_modules,
 )
+from marl_pool.training.ppo.config import MAX_RESTARTS, algorithm_config
 from marl_pool.training.ppo.faults import (
     all_learners_live,
-    bad_loss,
     errors_to,
-    first_failure,
     last_line,
-)
-from marl_pool.training.ppo.learner import (
-    FIRST_KL,
-    FIRST_RATIO_ERROR,
-    GRADIENT_NORM,
-    LEARN_SECONDS,
 )
 from marl_pool.training.ppo.runner import (
     EPISODE_RETURNS,
@@ -60,8 +48,8 @@ from marl_pool.training.ppo.runner import (
     SAMPLE_SECONDS,
     RunnerSettings,
 )
-from marl_pool.training.ppo.saving import load_algorithm, save_algorithm, save_modules
 from marl_pool.training.settings import TrainConfig
+from marl_pool.training.signals import patience
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
@@ -76,11 +64,11 @@ LOSSES = {
     "entropy": "entropy",
     KL: "kl",
     KL_COEFFICIENT: "kl_coeff",
-    GRADIENT_NORM: GRADIENT_NORM,
+    learner.GRADIENT_NORM: learner.GRADIENT_NORM,
     # RLlib logs it after the update: it is the rate of the next one.
     "default_optimizer_learning_rate": "learning_rate",
-    FIRST_RATIO_ERROR: FIRST_RATIO_ERROR,
-    FIRST_KL: FIRST_KL,
+    learner.FIRST_RATIO_ERROR: learner.FIRST_RATIO_ERROR,
+    learner.FIRST_KL: learner.FIRST_KL,
 }
 """RLlib's name of a learner metric → name in the log, after ``MODULE/``."""
 
@@ -102,8 +90,8 @@ def train(
     """
     plain = with_absolute_folders(config)
     typed = TrainConfig.from_plain(plain)
-    validate_device(typed)
-    with quiet():
+    cluster.validate_device(typed)
+    with cluster.quiet():
         TrainingLoop(run, typed, plain, should_stop).train(
             lambda checkpoint: PPOMethod(run, typed, checkpoint)
         )
@@ -126,7 +114,6 @@ class PPOMethod(TrainingMethod):
         self.modules, self.fixed = settings.modules, settings.fixed
         self.steps = self.empty = self.deaths = 0
         self.seconds = 0.0
-        self.start_limit = START_SECONDS
         self.logged = dict(LOSSES)
         # Without a KL penalty there is no coefficient to log.
         if not config.ppo.kl_coeff:
@@ -140,7 +127,19 @@ class PPOMethod(TrainingMethod):
     @override
     @contextmanager
     def session(self) -> Iterator[None]:
-        with self._ray(), errors_to(self.run):
+        # Join or start Ray, unless all runs in this process.
+        resources = self.config.resources
+        ray: AbstractContextManager[None] = nullcontext()
+        if has_processes(self.algorithm):
+            count = resources.num_env_runners + resources.num_learners + 1
+            way = f"resume with: marl-pool resume {quoted(self.run.path)}"
+            ray = cluster.ray_session(resources.address, num_cpus=count, resume=way)
+        elif resources.address:
+            print_warning(
+                "resources.address: not used, as the run has neither "
+                "num_env_runners nor num_learners"
+            )
+        with ray, errors_to(self.run):
             self.algo = self._build()
             try:
                 # Building the algorithm can set the number of threads.
@@ -149,48 +148,25 @@ class PPOMethod(TrainingMethod):
             finally:
                 self.algo.stop()
 
-    @contextmanager
-    def _ray(self) -> Iterator[None]:
-        """Join or start Ray, unless all runs in this process."""
-        resources = self.config.resources
-        if not has_processes(self.algorithm):
-            if resources.address:
-                print_warning(
-                    "resources.address: not used, as the run has neither "
-                    "num_env_runners nor num_learners"
-                )
-            yield
-            return
-        runners, learners = resources.num_env_runners, resources.num_learners
-        way = f"resume with: marl-pool resume {quoted(self.run.path)}"
-        with ray_session(
-            resources.address, num_cpus=runners + learners + 1, resume=way
-        ):
-            if validate_cluster(self._needed()):
-                self.start_limit = GROWTH_SECONDS
-            yield
-
-    def _needed(self) -> dict[str, float]:
-        """Count the CPUs and GPUs that all processes need together."""
-        given = self.config.resources
-        # RLlib reserves no CPU for a learner that has a GPU.
-        cpus = 0 if given.num_gpus_per_learner else given.num_learners
-        return {
-            "CPU": given.num_env_runners + cpus,
-            "GPU": given.num_env_runners * given.num_gpus_per_env_runner
-            + given.num_learners * given.num_gpus_per_learner,
-        }
-
     def _build(self) -> BatchedPPO:
-        algorithm = self.algorithm
+        algo: BatchedPPO
+        algorithm, resources = self.algorithm, self.config.resources
         if not has_processes(algorithm):
-            local: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
-            return local
-        needed = " and ".join(f"{n:g} {kind}s" for kind, n in self._needed().items())
-        limit = min(self.start_limit, self.config.time_limit or math.inf)
+            algo = algorithm.copy(copy_frozen=False).build_algo()
+            return algo
+        # RLlib reserves no CPU for a learner that has a GPU.
+        cpus = 0 if resources.num_gpus_per_learner else resources.num_learners
+        needed = {
+            "CPU": resources.num_env_runners + cpus,
+            "GPU": resources.num_env_runners * resources.num_gpus_per_env_runner
+            + resources.num_learners * resources.num_gpus_per_learner,
+        }
+        told = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
+        limit = cluster.validate_cluster(needed)
+        limit = min(limit, self.config.time_limit or limit)
         try:
-            with patience(f"starting processes that need {needed}", limit):
-                algo: BatchedPPO = algorithm.copy(copy_frozen=False).build_algo()
+            with patience(f"starting processes that need {told}", limit):
+                algo = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
             # Prefer a logged traceback, unless ray or the limit raised the error.
             own = isinstance(error, RayError | TimeoutError)
@@ -198,12 +174,9 @@ class PPOMethod(TrainingMethod):
             text = str(error) if logged else self.run.error_path.read_text()
             raise StoppedError(
                 f"the processes of the run did not start: {last_line(text)}; see "
-                f"{self._write_traceback(error)}"
+                f"{self.run.write_error(traceback.format_exc())}"
             ) from error
         return algo
-
-    def _write_traceback(self, error: Exception) -> Path:
-        return self.run.write_error("".join(traceback.format_exception(error)))
 
     # Iterations
 
@@ -228,8 +201,13 @@ class PPOMethod(TrainingMethod):
                     f"keep failing; see {self.run.error_path}"
                 )
             return None
-        if bad := bad_loss(result):
-            raise StepError(bad)
+        learned = result.get(LEARNER_RESULTS, {})
+        for module, metrics in learned.items():
+            if metrics.get(learner.NON_FINITE_LOSS, 0) > 0:
+                raise StepError(
+                    f"loss or gradient of module {module!r} is NaN or infinite; try a "
+                    "smaller ppo.lr or ppo.grad_clip"
+                )
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began
         taken, self.steps, self.empty = steps - self.steps, steps, 0
@@ -239,7 +217,6 @@ class PPOMethod(TrainingMethod):
                 self.returns[group].extend(returns)
         # Make the row of metrics: the whole run, each group, each module.
         # Nothing was learned where no agent that learns was alive.
-        learned = result.get(LEARNER_RESULTS, {})
         row = {
             "env_steps": steps,
             "episodes": int(sampled.get(NUM_EPISODES_LIFETIME, 0)),
@@ -247,7 +224,7 @@ class PPOMethod(TrainingMethod):
             "return_mean": self._return_mean(self.modules),
             "sample_seconds": float(sampled[SAMPLE_SECONDS]),
             "learn_seconds": float(
-                learned.get(ALL_MODULES, {}).get(LEARN_SECONDS, math.nan)
+                learned.get(ALL_MODULES, {}).get(learner.LEARN_SECONDS, math.nan)
             ),
             "steps_per_second": taken / seconds,
         }
@@ -270,10 +247,11 @@ class PPOMethod(TrainingMethod):
         except Exception as error:
             if all_learners_live(self.algo):
                 raise
-            file = self._write_traceback(error)
+            file = self.run.write_error(traceback.format_exc())
             raise StepError(f"a learner died; see {file}") from error
         # A runner catches its own errors and reports them with its next sample.
-        if failure := first_failure(self.algo.env_runner_group):
+        failures = self.algo.env_runner_group.foreach_env_runner(attrgetter("failure"))
+        if failure := next(filter(None, failures), None):
             file = self.run.write_error(failure.traceback)
             name = self.config.env["name"]
             hint = f"; try `marl-pool check-env env={name}`" if ":" in name else ""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from rich.console import Group
@@ -12,8 +13,15 @@ from typing_extensions import override
 
 from marl_pool.utils.progress import Progress
 
-STATES = ("waiting", "running", "finished", "stopped", "failed")
-WAITING, RUNNING, FINISHED, STOPPED, FAILED = STATES
+
+class TrialState(StrEnum):
+    """State of a trial."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
 
 
 @dataclass
@@ -23,7 +31,7 @@ class TrialProgress:
     total: int
     """Steps of the finished trial."""
     steps: int
-    state: str
+    state: TrialState = TrialState.WAITING
     note: str = ""
     """Reason of a failure."""
     started: tuple[float, int] = (0.0, 0)
@@ -38,7 +46,7 @@ class TrialTable(Progress):
 
     Args:
         totals: steps of each finished trial, by name.
-        done: steps done, by name.
+        done: steps done, by name; others have none.
         options: arguments of `Progress`.
     """
 
@@ -46,20 +54,21 @@ class TrialTable(Progress):
         self, totals: Mapping[str, int], done: Mapping[str, int], **options: Any
     ) -> None:
         self.rows = {
-            name: TrialProgress(
-                total, done[name], FINISHED if done[name] >= total else WAITING
-            )
+            name: TrialProgress(total, done.get(name, 0))
             for name, total in totals.items()
         }
+        for row in self.rows.values():
+            if row.steps >= row.total:
+                row.state = TrialState.FINISHED
         options = {"interval": 30.0, **options, "done": self._sum_done()}
         super().__init__(sum(totals.values()), **options)
         self._last_line = self.clock()
 
-    def change(self, name: str, state: str, note: str = "") -> None:
+    def change(self, name: str, state: TrialState, note: str = "") -> None:
         """Set the state of a trial."""
         row = self.rows[name]
         row.state, row.note = state, note
-        if state == RUNNING:
+        if state == TrialState.RUNNING:
             row.started = (self.clock(), row.steps)
         if self._live is None:
             self.print_line(self._describe(name))
@@ -71,7 +80,7 @@ class TrialTable(Progress):
             self.rows[name].steps = count
         self.refresh()
 
-    def named(self, state: str) -> list[str]:
+    def named(self, state: TrialState) -> list[str]:
         """Names of the trials in a state."""
         return [name for name, row in self.rows.items() if row.state == state]
 
@@ -79,10 +88,13 @@ class TrialTable(Progress):
     def line(self) -> str:
         rows = self.rows.values()
         count = Counter(row.state for row in rows)
-        counts = ", ".join(f"{count[each]} {each}" for each in STATES if count[each])
+        counts = ", ".join(
+            f"{count[each]} {each}" for each in TrialState if count[each]
+        )
         # The remaining steps of failed and stopped trials take no time.
         self.total = sum(
-            r.steps if r.state in (FAILED, STOPPED) else r.total for r in rows
+            r.steps if r.state in (TrialState.FAILED, TrialState.STOPPED) else r.total
+            for r in rows
         )
         self.done = self._sum_done()
         return f"{counts}; {super().line()}"
@@ -90,7 +102,7 @@ class TrialTable(Progress):
     @override
     def display(self) -> Group:
         shown = Table.grid(padding=(0, 2))
-        for name in (*self.named(FAILED), *self.named(RUNNING)):
+        for name in (*self.named(TrialState.FAILED), *self.named(TrialState.RUNNING)):
             shown.add_row(Text(self._describe(name)))
         return Group(shown, Text(self.line()))
 

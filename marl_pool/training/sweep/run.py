@@ -9,31 +9,16 @@ import ray
 
 from marl_pool.callbacks import callback_classes
 from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
-from marl_pool.training.cluster import (
-    LOCAL,
-    cluster_address,
-    may_grow,
-    quiet,
-    ray_session,
-    validate_cluster,
-    validate_device,
-)
+from marl_pool.training import cluster
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
-from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.ppo.algorithm import algorithm_config
+from marl_pool.training.jobs import JOBS
+from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import (
-    FAILED,
-    FINISHED,
-    STOPPED,
-    WAITING,
-    TrialTable,
-)
-from marl_pool.training.sweep.schedule import WORKER_ENV, bundles, run_trials, saved
-from marl_pool.training.sweep.summary import detectable, duration_of, size_of
-from marl_pool.training.sweep.timing import cell_of, measure
+from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
+from marl_pool.training.sweep.progress import TrialState, TrialTable
+from marl_pool.training.sweep.schedule import bundles, run_trials, saved
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import quoted
 
@@ -41,7 +26,7 @@ if TYPE_CHECKING:
     from marl_pool.training.sweep.search import TrialSearch
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
-    "train": (validate_device, algorithm_config),
+    "train": (cluster.validate_device, algorithm_config),
     "fit": (validate_gpu, make_task),
 }
 """By verb, the functions that reject a missing device, and parts that do not fit."""
@@ -71,14 +56,16 @@ def run_sweep(
             there are too few CPUs or GPUs.
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
-    with quiet():
+    with cluster.quiet():
         # Reject wrong parts and missing data before the first trial starts.
         examples = plan.probes if plan else trials
         _validate_parts(sweep.verb, examples, settings)
         job = JOBS[sweep.verb]
-        search = _search(sweep, plan, settings, trials) if plan else None
-        if search is not None and settings.asha:
-            _validate_reach(search.plan, settings)
+        search = None
+        if plan is not None:
+            from marl_pool.training.sweep.search import TrialSearch  # loads optuna
+
+            search = TrialSearch(sweep, plan, settings, trials)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
         ended = search.stopped_early if search else set()
         left = [
@@ -103,37 +90,13 @@ def run_sweep(
             sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
             timed = left + examples[:1] * new
-            _say(_duration(timed, done, concurrency, job))
+            _say(time_left(timed, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, left, done, settings, concurrency, search)
     # A dry run lists the trials and how far each has come.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
     return {}
-
-
-def _search(
-    sweep: Sweep, plan: SearchPlan, settings: SweepSettings, trials: list[Trial]
-) -> "TrialSearch":
-    from marl_pool.training.sweep.search import TrialSearch  # loads optuna
-
-    search = TrialSearch(sweep, plan, settings, trials)
-    # Runs of earlier sessions tell whether there is such a metric.
-    for trial in trials:
-        search.score(trial)
-    return search
-
-
-def _validate_reach(plan: SearchPlan, settings: SweepSettings) -> None:
-    """Reject early stopping where its files may not reach the trials."""
-    storage = plan.probes[0].config.get("storage")
-    address = cluster_address(settings.address)
-    if storage and address != LOCAL:
-        raise InputError(
-            "sweep.asha: expected false on a cluster with --storage, whose machines "
-            "share no disk on which a trial could be told to stop, got true at "
-            f"{address}; with a shared disk, leave out --storage"
-        )
 
 
 def _run(
@@ -150,10 +113,10 @@ def _run(
     if search is not None:
         usual = job.total(search.plan.probes[0].config)
         totals = dict.fromkeys(search.names, usual) | totals
-    table = TrialTable(totals, {**dict.fromkeys(totals, 0), **done}, unit=job.unit)
+    table = TrialTable(totals, done, unit=job.unit)
     for name in search.stopped_early if search else ():
-        if table.rows[name].state != FINISHED:
-            table.rows[name].state = STOPPED
+        if table.rows[name].state != TrialState.FINISHED:
+            table.rows[name].state = TrialState.STOPPED
 
     def write_table() -> None:
         status = {name: row.state for name, row in table.rows.items()}
@@ -166,7 +129,7 @@ def _run(
         sweep.write()
         _report_damage(sweep, trials, left)
         try:
-            if table.named(WAITING):
+            if table.named(TrialState.WAITING):
                 with table:
                     run_trials(
                         sweep, left, settings, concurrency, table, write_table, search
@@ -180,7 +143,7 @@ def _run(
                 search.print_results(
                     {name: row.state for name, row in table.rows.items()}
                 )
-    return {name: table.rows[name].note for name in table.named(FAILED)}
+    return {name: table.rows[name].note for name in table.named(TrialState.FAILED)}
 
 
 def _report_damage(
@@ -229,20 +192,6 @@ def _validate_data(trials: Sequence[Trial]) -> None:
             validate_data(config)
 
 
-def _duration(
-    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
-) -> str:
-    # Trials that differ only in seed and length are equally fast: time one of them.
-    kinds = {cell_of(trial.config): trial.config for trial in left}
-    measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
-    seconds = [
-        speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
-        for trial in left
-        if (speed := measured[cell_of(trial.config)])
-    ]
-    return duration_of(seconds, len(left) - len(seconds), concurrency)
-
-
 @contextlib.contextmanager
 def _resources(
     verb: str, trials: Sequence[Trial], settings: SweepSettings, resume: str
@@ -265,18 +214,19 @@ def _resources(
     }
     each = int(largest["CPU"])
     count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // each)
-    with ray_session(
+    with cluster.ray_session(
         settings.address,
         num_cpus=count * each,
-        env=WORKER_ENV,
+        # Import plug-ins from the working directory of the command.
+        env={"RAY_CHDIR_TO_TRIAL_DIR": "0"},
         key="sweep.address",
         resume=resume,
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
-        validate_cluster(largest, "sweep")
+        cluster.validate_cluster(largest, "sweep")
         # The autoscaler brings what waiting trials need.
-        most = int(ray.cluster_resources().get("CPU", 0)) // each
-        yield settings.concurrency or (len(trials) if may_grow() else max(1, most))
+        most = max(1, int(ray.cluster_resources().get("CPU", 0)) // each)
+        yield settings.concurrency or (len(trials) if cluster.may_grow() else most)
 
 
 def _say(*lines: str) -> None:

@@ -15,16 +15,10 @@ from marl_pool.runs import Run
 from marl_pool.storage.runs import restore
 from marl_pool.sweeps import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
-from marl_pool.training.settings import SweepSettings, TrainConfig
+from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.progress import (
-    FAILED,
-    FINISHED,
-    RUNNING,
-    STOPPED,
-    TrialTable,
-)
+from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.trial import (
     CONFIG,
     REASON,
@@ -59,10 +53,6 @@ DRIVER_ENV = {
     # The new output prints a banner whatever the verbosity.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-WORKER_ENV = {
-    # Import plug-ins from the working directory of the command.
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
 
 
 def run_trials(
@@ -76,14 +66,7 @@ def run_trials(
 ) -> None:
     """Start or resume unfinished trials, until each has finished or failed.
 
-    Args:
-        sweep: sweep whose folder has the runs.
-        trials: unfinished trials.
-        settings: CPUs and GPUs of each trial.
-        concurrency: simultaneous trials.
-        table: progress display.
-        on_end: called after the end of each trial.
-        search: proposes more trials.
+    A search proposes more trials; ``on_end`` is called after the end of each trial.
 
     Raises:
         InputError: the runs lack the metric of the search.
@@ -93,8 +76,8 @@ def run_trials(
     # Trials stop when the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    by_name = {trial.name: trial for trial in trials}
-    monitor = _TrialMonitor(sweep, by_name, table, on_end, stop)
+    known = trials if search is None else search.trials
+    monitor = _TrialMonitor(sweep, known, table, on_end, stop)
     configs = {trial.name: trial.config for trial in trials}
     # Tune passes the parameters to each process, beside the name of its trial.
     trainable = tune.with_parameters(
@@ -109,16 +92,14 @@ def run_trials(
     def placement(given: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         plain = given[CONFIG] if CONFIG in given else configs[given[TRIAL]]
         config = JOBS[sweep.verb].config.from_plain(plain)
+        needed = bundles(config, settings)
         return tune.PlacementGroupFactory(
-            [
-                {kind: count for kind, count in bundle.items() if count}
-                for bundle in bundles(config, settings)
-            ]
+            [{kind: count for kind, count in each.items() if count} for each in needed]
         )
 
     # A grid is known, a search proposes its trials one by one.
     algorithm: dict[str, Any] = {}
-    space = {TRIAL: tune.grid_search(list(by_name))}
+    space = {TRIAL: tune.grid_search(list(configs))}
     if search is not None:
         from marl_pool.training.sweep.search import EarlyStopping, Proposer
 
@@ -128,7 +109,6 @@ def run_trials(
             algorithm["scheduler"] = EarlyStopping(
                 search, lambda name: stop_file(stop, name).touch()
             )
-        search.on_proposal = lambda trial: by_name.update({trial.name: trial})
     # Remove the leftovers of a killed sweep.
     _clear(stop, scratch)
     try:
@@ -167,10 +147,10 @@ def bundles(
     gpus = settings.gpus_per_trial
     # Ray hides the GPUs from a process that requests none.
     own_gpu = config.device != "cpu"
-    if isinstance(config, FitConfig):
-        gpus = gpus or own_gpu
-        return [{"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}]
-    resources = config.resources
+    # A fit has no processes of its own.
+    resources = (
+        ResourceSettings() if isinstance(config, FitConfig) else config.resources
+    )
     # Without processes of their own, learners and runners use the main one's GPUs.
     if not resources.num_learners:
         gpus = max(gpus, resources.num_gpus_per_learner)
@@ -198,7 +178,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     """
 
     sweep: Sweep
-    by_name: Mapping[str, Trial]
+    trials: Sequence[Trial]
     table: TrialTable
     on_end: Callable[[], None]
     stop: Path
@@ -234,7 +214,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
             own = self._trial_of(trial)
             # A search may vary the length of its trials.
             self.table.rows[own.name].total = self.job.total(own.config)
-            self.table.change(own.name, RUNNING)
+            self.table.change(own.name, TrialState.RUNNING)
 
     @override
     def on_trial_complete(
@@ -257,14 +237,14 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
         if self.interrupt.requested:
             self._stop_all()
-        running = set(self.table.named(RUNNING))
+        running = set(self.table.named(TrialState.RUNNING))
         # Read the runs' logs every few seconds.
         if self.table.clock() - self._last_poll >= POLL_SECONDS:
             self._last_poll = self.table.clock()
             self.table.advance(
                 {
                     trial.name: self.job.logged(self.sweep.run(trial))
-                    for trial in self.by_name.values()
+                    for trial in self.trials
                     if trial.name in running
                 }
             )
@@ -272,7 +252,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     def _stop_all(self) -> None:
         """Let the running trials finish their iteration, and start no other."""
         if self.awaited is None:
-            self.awaited = set(self.table.named(RUNNING))
+            self.awaited = set(self.table.named(TrialState.RUNNING))
             self.stop.touch()
 
     def _end(self, trial: Trial, reason: str, saved_there: int = 0) -> None:
@@ -289,9 +269,9 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         steps = self.job.logged(run)
         self.table.advance({trial.name: steps})
         # Without a reason, a trial that is not finished was stopped.
-        state = FAILED if reason else STOPPED
+        state = TrialState.FAILED if reason else TrialState.STOPPED
         if not reason and steps >= self.job.total(trial.config):
-            state = FINISHED
+            state = TrialState.FINISHED
         self.table.change(trial.name, state, reason)
         # Ctrl-C waits for the trials that were running.
         if self.awaited is not None:
@@ -299,7 +279,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _trial_of(self, trial: Any) -> Trial:
-        return self.by_name[trial.config[TRIAL]]
+        return next(own for own in self.trials if own.name == trial.config[TRIAL])
 
 
 def saved(job: Job, run: Run | None) -> int:

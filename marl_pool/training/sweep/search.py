@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -26,6 +26,7 @@ from marl_pool.sweeps import (
     Trial,
     proposal_name,
 )
+from marl_pool.training.cluster import LOCAL, cluster_address
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task
@@ -61,18 +62,34 @@ class TrialSearch:
         plan: space, and how to compose a trial.
         settings: number of trials, and metric.
         trials: those that earlier sessions proposed, in order; new ones are appended.
-        on_proposal: called with each new trial.
+
+    Raises:
+        InputError: the trials have no such metric, or ASHA could not stop them.
     """
 
     sweep: Sweep
     plan: SearchPlan
     settings: SweepSettings
     trials: list[Trial]
-    on_proposal: Callable[[Trial], None] = field(default=lambda trial: None)
 
     def __post_init__(self) -> None:
+        storage = self.plan.probes[0].config.get("storage")
+        address = cluster_address(self.settings.address)
+        # Early stopping needs a file that reaches the trials.
+        if self.settings.asha and storage and address != LOCAL:
+            raise InputError(
+                "sweep.asha: expected false on a cluster with --storage, whose "
+                "machines share no disk on which a trial could be told to stop, got "
+                f"true at {address}; with a shared disk, leave out --storage"
+            )
         self.proposals = self.sweep.proposals()
-        self.metric = self.settings.metric or self._default_metric()
+        self.metric = self.settings.metric or "return_mean"
+        if not self.settings.metric and self.sweep.verb == "fit":
+            config = FitConfig.from_plain(self.plan.probes[0].config)
+            self.metric = f"-validation_{make_task(config).metric}"
+        # Runs of earlier sessions tell whether there is such a metric.
+        for trial in self.trials:
+            self.score(trial)
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its searcher to restore experiments, a feature not used here.
@@ -81,12 +98,6 @@ class TrialSearch:
     def __deepcopy__(self, memo: object) -> Self:
         # Tune runs copies of searcher and scheduler, which share this state.
         return self
-
-    def _default_metric(self) -> str:
-        if self.sweep.verb != "fit":
-            return "return_mean"
-        config = FitConfig.from_plain(self.plan.probes[0].config)
-        return f"-validation_{make_task(config).metric}"
 
     @property
     def names(self) -> list[str]:
@@ -119,7 +130,6 @@ class TrialSearch:
         self.proposals.append(Proposal(dict(values)))
         self.sweep.write_proposals(self.proposals)
         self.trials.append(trial)
-        self.on_proposal(trial)
         return trial
 
     def stop_early(self, name: str) -> None:
@@ -203,8 +213,7 @@ class Proposer(Searcher):
         self.stop = stop
         self.search, self.unfinished = search, list(unfinished)
         self.proposed = dict[str, Trial]()
-        usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
-        self.seed: int = usual.seed
+        self.seed: int = search.plan.probes[0].config["seed"]
         # Scores of the trials that have ended, in this session or an earlier one.
         self.scores = {
             trial.name: score
@@ -272,14 +281,10 @@ class EarlyStopping(ASHAScheduler):
         # Trials of this session compete with the earlier ones.
         job = JOBS[search.sweep.verb]
         for trial in search.trials:
-            run = search.sweep.run(trial)
-            rows = run.metrics.readable_rows() if run else []
-            best: float | None = None
-            for row in rows:
-                score = score_of([row], search.metric)
-                if score is not None:
-                    best = score if best is None else max(best, score)
-                if best is not None:
+            run, best = search.sweep.run(trial), -math.inf
+            for row in run.metrics.readable_rows() if run else []:
+                best = max(best, _or_worst(score_of([row], search.metric)))
+                if best > -math.inf:
                     share = share_of(job, row, trial.config)
                     self._judge(trial.name, {SCORE: best, SHARE: share})
 
@@ -293,15 +298,10 @@ class EarlyStopping(ASHAScheduler):
     def on_trial_result(
         self, tune_controller: Any, trial: Any, result: dict[str, Any]
     ) -> str:
-        if SCORE not in result:
-            return str(self.CONTINUE)
         name = trial.config[TRIAL]
-        action = self._judge(name, result)
-        if (
-            action == self.STOP
-            and result[SHARE] < WHOLE
-            and name not in self.search.stopped_early
-        ):
+        is_worse = SCORE in result and self._judge(name, result) == self.STOP
+        stopped = self.search.stopped_early
+        if is_worse and result[SHARE] < WHOLE and name not in stopped:
             self.search.stop_early(name)
             self.stop(name)
         return str(self.CONTINUE)

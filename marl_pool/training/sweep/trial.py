@@ -130,12 +130,12 @@ class _Reporter:
     def should_stop(self, run: Run) -> bool:
         """Report, if a percent was completed; return True if a stop is requested."""
         row = run.metrics.last
+        share = -1
         if self.metric and row:
             share = share_of(JOBS[self.verb], row, self.config)
-            result = self.result(run) if share > self.told else None
-            if result is not None:
-                self.told = share
-                tune.report(result)
+        if share > self.told and (result := self.result(run)):
+            self.told = share
+            tune.report(result)
         return bool(self.unknown) or any(path.exists() for path in self.stops)
 
 

@@ -233,8 +233,7 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
 
 def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> None:
     """One fragment's episode chunks against the plain bookkeeping."""
-    from marl_pool.training.ppo.advantages import estimate_advantages
-    from marl_pool.training.ppo.episodes import to_episodes
+    from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
     before = rollout.env.steps.numpy().copy()
     found: dict[Any, Any] = {}

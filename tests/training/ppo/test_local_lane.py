@@ -25,19 +25,16 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.rollout import Rollout
 from marl_pool.training.optimization import FlatAdam, FlatParameters
-from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.algorithm import BatchedPPO
-from marl_pool.training.ppo.batch import (
-    Rows,
-    concatenate_rows,
-    episode_rows,
-    map_rows,
-    trajectory_rows,
-)
-from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.batch import Rows, concatenate_rows, episode_rows, map_rows
 from marl_pool.training.ppo.learner import NON_FINITE_LOSS
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms
 from marl_pool.training.ppo.runner import BatchedEnvRunner
+from marl_pool.training.ppo.trajectories import (
+    estimate_advantages,
+    to_episodes,
+    trajectory_rows,
+)
 from marl_pool.utils.errors import InputError
 
 pytestmark = RAY_WARNINGS

@@ -38,8 +38,8 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.runs import Run
-from marl_pool.training.fixed_policies import with_absolute_folders
-from marl_pool.training.ppo.algorithm import assign_modules
+from marl_pool.training.jobs import with_absolute_folders
+from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.runner import RUNNER
 from marl_pool.utils.errors import InputError
 

@@ -21,15 +21,14 @@ from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
-from marl_pool.training.ppo.advantages import estimate_advantages
 from marl_pool.training.ppo.batch import (
     VALUE_SCALE,
-    BatchSettings,
     episode_rows,
     minibatches,
     prepare_rows,
 )
-from marl_pool.training.ppo.episodes import to_episodes
+from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
+from marl_pool.training.settings import PPOSettings
 
 
 def trajectory(steps=9, num_envs=3, seed=0, **options):
@@ -170,11 +169,12 @@ def multi_batch(counts):
     }
 
 
+PLAIN = {"max_seq_len": 1, "normalize_value_loss": False}
+
+
 def batch_of(episodes, **settings):
-    rows = episode_rows(episodes)
-    return {
-        name: prepare_rows(own, BatchSettings(**settings)) for name, own in rows.items()
-    }
+    rows, made = episode_rows(episodes), PPOSettings(**(PLAIN | settings))
+    return {name: prepare_rows(own, made) for name, own in rows.items()}
 
 
 def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():

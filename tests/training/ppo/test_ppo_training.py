@@ -27,14 +27,17 @@ from marl_pool.pooling import pooling_names
 from marl_pool.runs import Run
 from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
-from marl_pool.training.ppo.algorithm import BatchedPPO, assign_modules
-from marl_pool.training.ppo.batch import BatchSettings, episode_rows, prepare_rows
+from marl_pool.training.ppo.algorithm import BatchedPPO
+from marl_pool.training.ppo.batch import episode_rows, prepare_rows
+from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.learner import FIRST_KL, FIRST_RATIO_ERROR
 from marl_pool.training.ppo.runner import ROLLOUT
+from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
+UNSCALED = PPOSettings(normalize_value_loss=False)
 SMALL = [
     "env.num_noise=4",
     "env.max_steps=8",
@@ -113,7 +116,7 @@ def test_recorded_values_are_what_the_learner_would_compute(build):
     algo = build(config)
     runner, learner = algo.env_runner, algo.learner_group._learner
     episodes = runner.sample()
-    rows = prepare_rows(episode_rows(episodes)["agent"], BatchSettings())
+    rows = prepare_rows(episode_rows(episodes)["agent"], UNSCALED)
     with torch.no_grad():
         values = learner.module["agent"].compute_values(rows)
     recorded = torch.cat(
@@ -492,7 +495,7 @@ def test_a_plug_in_head_reaches_the_workers(tmp_path):
 def test_value_targets_reach_the_batch_unstandardised(build):
     algo = build(config_of())
     episodes = algo.env_runner.sample()
-    rows = prepare_rows(episode_rows(episodes)["agent"], BatchSettings())
+    rows = prepare_rows(episode_rows(episodes)["agent"], UNSCALED)
     targets = rows[Postprocessing.VALUE_TARGETS]
     again = torch.cat(
         [

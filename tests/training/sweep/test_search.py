@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -289,32 +290,27 @@ def test_a_trial_that_ended_first_was_not_stopped_early(make_search, capsys):
 
 
 def test_an_unknown_metric_of_earlier_runs_is_refused_at_once(make_search):
-    from marl_pool.training.sweep.run import _search
-
     search = make_search()
     trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     scored(search, trial, 1.0)
     settings = SweepSettings(metric="retrun_mean")
-    rest = (search.plan, settings, search.trials)
     with pytest.raises(InputError, match="unknown sweep.metric 'retrun_mean'.*_mean'"):
-        _search(search.sweep, *rest)
+        replace(search, settings=settings)
 
 
 @pytest.mark.parametrize("by", ["address", "variable"])
 def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by):
-    from marl_pool.training.sweep.run import _validate_reach
-
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    plan = make_search().plan
+    search = make_search()
     joined = SweepSettings(address="auto" if by == "address" else None)
     if by == "variable":
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    _validate_reach(plan, joined)
-    plan.probes[0].config["storage"] = "s3://bucket/runs"
+    replace(search, settings=joined)
+    search.plan.probes[0].config["storage"] = "s3://bucket/runs"
     with pytest.raises(InputError, match="sweep.asha: expected false .* got true"):
-        _validate_reach(plan, joined)
+        replace(search, settings=joined)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    _validate_reach(plan, SweepSettings())
+    replace(search, settings=SweepSettings())
 
 
 def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):

@@ -27,7 +27,14 @@ from marl_pool.training.settings import SweepSettings, TrainConfig
 pytest.importorskip("ray")
 
 from marl_pool.training.jobs import JOBS, differences
-from marl_pool.training.sweep.progress import FAILED, FINISHED, RUNNING, TrialTable
+from marl_pool.training.sweep.estimate import (
+    Throughput,
+    detectable,
+    duration_of,
+    size_of,
+    smallest_difference,
+)
+from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.run import _report_damage
 from marl_pool.training.sweep.schedule import (
     REASON,
@@ -37,13 +44,6 @@ from marl_pool.training.sweep.schedule import (
     bundles,
     saved,
 )
-from marl_pool.training.sweep.summary import (
-    detectable,
-    duration_of,
-    size_of,
-    smallest_difference,
-)
-from marl_pool.training.sweep.timing import Throughput
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -387,7 +387,7 @@ def test_finished_trials_are_not_trained_again(plan, capsys):
     assert "4 finished, 0 to resume, 0 to start" in capsys.readouterr().out
     table = read_table("s")
     assert len(table) == 8
-    assert {row["status"] for row in table} == {FINISHED}
+    assert {row["status"] for row in table} == {TrialState.FINISHED}
     assert all(row["return_mean"] == row["seed"] for row in table)
     assert all(file.read_bytes() == content for file, content in written.items())
 
@@ -593,15 +593,15 @@ def test_the_table_shows_changes_and_the_remaining_time():
         clock=lambda: now[0],
     )
     with table:
-        table.change("b", RUNNING)
+        table.change("b", TrialState.RUNNING)
         now[0] = 10.0
         table.advance({"b": 50})
         now[0] = 40.0
         table.advance({"b": 80})
-        table.change("c", FAILED, "no memory")
-        assert table.named(FAILED) == ["c"]
+        table.change("c", TrialState.FAILED, "no memory")
+        assert table.named(TrialState.FAILED) == ["c"]
         table.advance({"b": 128})
-        table.change("b", FINISHED)
+        table.change("b", TrialState.FINISHED)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "running  b  0 / 100"
     assert lines[1].startswith("1 waiting, 1 running, 1 finished; 180 / 300 steps")
@@ -620,8 +620,7 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     elsewhere, here = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
-    jobs = {trial.name: trial for trial in plan.trials}
-    watch = _TrialMonitor(sweep, jobs, table, lambda: None, Path("s", ".stop"))
+    watch = _TrialMonitor(sweep, plan.trials, table, lambda: None, Path("s", ".stop"))
     saved_run(sweep.run_path(here), here.config, [64, 128])
     begun = plan.trials[2]
     saved_run(sweep.run_path(begun), begun.config, [64])
@@ -629,11 +628,11 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
         result = {REASON: "", SAVED: 128}
         ended = SimpleNamespace(config={TRIAL: trial.name}, last_result=result)
         watch.on_trial_complete(0, [], ended)
-    assert table.rows[elsewhere.name].state == FAILED
+    assert table.rows[elsewhere.name].state == TrialState.FAILED
     assert "its folder is not on this machine" in table.rows[elsewhere.name].note
-    assert table.rows[begun.name].state == FAILED
+    assert table.rows[begun.name].state == TrialState.FAILED
     assert "its folder is not on this machine" in table.rows[begun.name].note
-    assert table.rows[here.name].state == FINISHED
+    assert table.rows[here.name].state == TrialState.FINISHED
 
 
 def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):

@@ -1,9 +1,11 @@
-"""Conversion of trajectories into RLlib episodes, as slices of whole arrays."""
+"""Trajectories as training data: advantages, rows of tensors, and RLlib episodes."""
 
 import itertools
+import operator
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
@@ -11,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from marl_pool.rollout import Trajectory
+from marl_pool.training.ppo.batch import BEGINS, STATE, Rows, map_rows
 
 RECORDED = (
     Columns.ACTION_LOGP,
@@ -19,9 +22,78 @@ RECORDED = (
     Postprocessing.ADVANTAGES,
     Postprocessing.VALUE_TARGETS,
 )
-"""Columns stored as the extra model outputs of an episode."""
-STATE = "state"
-"""Prefix of the columns with the leaves of a recurrent state."""
+"""Columns of a step besides its observation, action and state; in RLlib the extra model
+outputs of an episode."""
+
+
+def estimate_advantages(
+    trajectory: Trajectory, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    r"""Estimate advantages and value targets.
+
+    .. math::
+        \hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}, \qquad
+        \delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)
+
+    The value target is :math:`\hat A_t + V(s_t)`. A truncation and the end of the
+    fragment bootstrap from the value of the observation that followed; a termination
+    and an agent's death do not.
+
+    Source: Schulman et al., High-dimensional continuous control using generalized
+    advantage estimation (2016), equation 16, https://arxiv.org/abs/1506.02438.
+
+    Args:
+        trajectory: fragment of ``T`` steps, with the values recorded while sampling.
+        gamma: discount, in [0, 1].
+        gae_lambda: λ, in [0, 1].
+
+    Returns:
+        Advantages and value targets, both ``(T, num_envs, agents)``.
+    """
+    ended = (trajectory.terminated | trajectory.truncated)[..., None]
+    lives = trajectory.next_active
+    # Bootstrap at a truncation, but not at a termination or death.
+    bootstraps = lives & ~trajectory.terminated[..., None]
+    next_values = torch.where(bootstraps, trajectory.next_values, 0.0)
+    # Compute the temporal-difference errors.
+    errors = trajectory.rewards + gamma * next_values - trajectory.values
+    # Sum the errors backwards in time, within an episode and an agent's life.
+    decay = gamma * gae_lambda * (lives & ~ended)
+    advantages = torch.empty_like(errors)
+    running = torch.zeros_like(errors[0])
+    for t in reversed(range(len(errors))):
+        running = errors[t] + decay[t] * running
+        advantages[t] = running
+    # The value targets are the lambda-returns.
+    return advantages, advantages + trajectory.values
+
+
+def trajectory_rows(
+    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
+) -> Rows:
+    """Return the steps of one group, agent by agent, on the trajectory's device.
+
+    Their order is that of the chunks of `to_episodes`.
+
+    Args:
+        trajectory: fragment of one group, ``(T, num_envs, agents)``.
+        advantages: ``(T, num_envs, agents)``.
+        value_targets: ``(T, num_envs, agents)``.
+    """
+    # A chunk begins with the fragment, an episode or an agent's life.
+    ended = (trajectory.terminated | trajectory.truncated)[..., None]
+    begins = torch.ones_like(trajectory.active)
+    begins[1:] = ended[:-1] | ~trajectory.active[:-1]
+    columns = {
+        Columns.OBS: trajectory.tokens._asdict(),
+        Columns.ACTIONS: trajectory.actions,
+        **_recorded(trajectory, advantages, value_targets),
+        BEGINS: begins,
+    }
+    # Order by environment, agent and time; drop the steps of agents that were dead.
+    rows = map_rows(lambda tensor: tensor.movedim(0, 2).flatten(0, 2), columns)
+    active = trajectory.active.movedim(0, 2).flatten()
+    return rows if active.all() else map_rows(operator.itemgetter(active), rows)
 
 
 def to_episodes(
@@ -51,16 +123,11 @@ def to_episodes(
         name: _by_agent(tensor, repeat_last=True)
         for name, tensor in trajectory.tokens._asdict().items()
     }
-    # Store the state of every step: RLlib may cut a chunk anywhere between learners.
-    states = {
-        f"{STATE}/{number}": _by_agent(leaf)
-        for number, leaf in enumerate(tree_leaves(trajectory.states))
-    }
-    # Reorder the recorded tensors by environment and agent.
+    # Reorder the recorded tensors by environment and agent. Store the state of every
+    # step: RLlib may cut a chunk anywhere between learners.
     actions, rewards = _by_agent(trajectory.actions), _by_agent(trajectory.rewards)
-    recorded = (trajectory.log_probs, trajectory.logits, trajectory.values)
-    arrays = [_by_agent(each) for each in (*recorded, advantages, value_targets)]
-    outputs = {**dict(zip(RECORDED, arrays, strict=True)), **states}
+    recorded = _recorded(trajectory, advantages, value_targets)
+    outputs = {key: _by_agent(tensor) for key, tensor in recorded.items()}
     terminated = trajectory.terminated.cpu().numpy()
     truncated = trajectory.truncated.cpu().numpy()
     # Slice each agent's life out of the arrays; the chunks are views, not copies.
@@ -94,6 +161,18 @@ def to_episodes(
                     )
                 )
     return episodes
+
+
+def _recorded(
+    trajectory: Trajectory, advantages: Tensor, value_targets: Tensor
+) -> dict[str, Tensor]:
+    """Return the columns `RECORDED`, and the leaves of the states."""
+    tensors = (trajectory.log_probs, trajectory.logits, trajectory.values)
+    leaves = tree_leaves(trajectory.states)
+    return {
+        **dict(zip(RECORDED, (*tensors, advantages, value_targets), strict=True)),
+        **{f"{STATE}/{number}": leaf for number, leaf in enumerate(leaves)},
+    }
 
 
 def _by_agent(tensor: Tensor, repeat_last: bool = False) -> np.ndarray:

@@ -1,0 +1,257 @@
+"""Translation of a run's configuration into that of an RLlib algorithm."""
+
+import zlib
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_module_id
+
+from marl_pool.envs.base import AgentGroup
+from marl_pool.envs.description import describe_env
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.training.errors import one_line
+from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
+from marl_pool.training.ppo.algorithm import BatchedPPO
+from marl_pool.training.ppo.learner import (
+    LOCAL_DEVICE,
+    NUM_MINIBATCHES,
+    SETTINGS,
+    BatchedPPOLearner,
+)
+from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
+from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
+from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.names import unknown
+
+MAX_RESTARTS = 3
+"""Restarts of a failed runner by RLlib before the run ends."""
+
+
+def assign_modules(
+    groups: Mapping[str, AgentGroup],
+    modules: Mapping[str, str] | None,
+    fixed: Collection[str] = (),
+) -> dict[str, str]:
+    """Assign a module to each group that learns; by default one for each.
+
+    Args:
+        groups: groups of the environment, by name.
+        modules: group → module name; None for the default.
+        fixed: names of the groups that do not learn.
+
+    Returns:
+        Group that learns → module name.
+
+    Raises:
+        InputError: no such group, no group that learns, a group without a module, a
+            module without agents, a module name that RLlib does not take or that is
+            reserved for a frozen policy, or groups of different spaces in one module.
+    """
+    # A fixed group must exist, and has no module.
+    for name in fixed:
+        if name not in groups:
+            raise InputError(f"fixed: {unknown('group', name, groups)}")
+        if name in (modules or {}):
+            raise InputError(f"modules: the group {name!r} is fixed, so it has none")
+    # At least one group has to learn.
+    learning = [name for name in groups if name not in fixed]
+    if not learning:
+        raise InputError(
+            f"fixed: expected a group that learns, got all of {sorted(groups)}"
+        )
+    modules = {name: name for name in learning} if modules is None else modules
+    # The mapping names each learning group, and no other.
+    if set(modules) != set(learning):
+        raise InputError(
+            f"modules: expected an entry for each group that learns, "
+            f"{sorted(learning)}, got {sorted(modules)}"
+        )
+    owners: dict[str, str] = {}
+    # RLlib names files after modules.
+    for name, module in modules.items():
+        try:
+            validate_module_id(module, error=True)
+        except ValueError as error:
+            raise InputError(
+                f"modules.{name}: expected what can name a file, got {module!r}"
+            ) from error
+        # `frozen_module` names the policies of fixed groups in saved folders.
+        if module in map(frozen_module, fixed):
+            raise InputError(
+                f"modules: the name {module!r} is reserved for the policy of a fixed "
+                "group"
+            )
+        if not groups[name].num_agents:
+            raise InputError(
+                f"modules: the group {name!r} has no agents, so the module {module!r} "
+                "would have nothing to learn from"
+            )
+        # Groups share a module only if their tokens and actions have the same spaces.
+        owner = owners.setdefault(module, name)
+        mine, theirs = groups[name], groups[owner]
+        if mine.tokens != theirs.tokens or mine.action_space != theirs.action_space:
+            raise InputError(
+                f"modules: groups {owner!r} and {name!r} have different spaces, so "
+                f"they cannot share the module {module!r}"
+            )
+    return dict(modules)
+
+
+def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfig:
+    """Translate a run's configuration for RLlib.
+
+    Args:
+        config: checked configuration of the run.
+        saved: policy folder of the checkpoint to resume from; None for a new run.
+
+    Raises:
+        InputError: parts that do not fit each other; raised before a process starts.
+    """
+    settings, resources = config.ppo, config.resources
+    # Divide the agents into learning modules and fixed policies.
+    env = describe_env(config.env)
+    groups = env.groups
+    modules = assign_modules(groups, config.modules, config.fixed or ())
+    fixed = load_fixed(
+        config.fixed,
+        groups,
+        env=config.env.name,
+        plugins=(config.encoder.name, config.pooling.name, *config.plugins),
+        saved=saved,
+    )
+    if perturbation := config.perturbation.or_none:
+        # Build it once to reject options that do not fit here, not in a runner.
+        specs = [group.tokens for group in groups.values()]
+        counts = {name: group.num_agents for name, group in groups.items()}
+        built = make_perturbation(specs=specs, **perturbation)
+        built.validate_env(counts, env.max_steps)
+    # One iteration: every environment takes `fragment` steps.
+    agents: Counter[str] = Counter()
+    for name, module in modules.items():
+        agents[module] += groups[name].num_agents
+    num_envs = settings.num_envs * max(1, resources.num_env_runners)
+    least = num_envs * agents.total()
+    fragment, rest = divmod(settings.batch_size, least)
+    if rest:
+        raise InputError(
+            f"ppo.batch_size: expected a multiple of {least} (ppo.num_envs × runners × "
+            f"agents that learn), such as {(fragment + 1) * least}, got "
+            f"{settings.batch_size}"
+        )
+    steps = fragment * num_envs
+    result = PPOConfig(algo_class=BatchedPPO)
+    # Sample: `BatchedEnvRunner` steps all environments of a process together.
+    result.environment(env_config={RUNNER: RunnerSettings(config, modules, fixed)})
+    result.env_runners(
+        env_runner_cls=BatchedEnvRunner,
+        num_env_runners=resources.num_env_runners,
+        num_envs_per_env_runner=settings.num_envs,
+        num_gpus_per_env_runner=resources.num_gpus_per_env_runner,
+        rollout_fragment_length=fragment,
+        # By default RLlib drops the samples of environments slower than a minute.
+        sample_timeout_s=None,
+    )
+    result.fault_tolerance(
+        max_num_env_runner_restarts=MAX_RESTARTS,
+        delay_between_env_runner_restarts_s=1.0,
+    )
+    # A learner in this process uses the environments' device, but may ask for a GPU.
+    device = None if resources.num_learners else config.device
+    if device == "cpu" and resources.num_gpus_per_learner:
+        device = "cuda"
+    # Learn: `BatchedPPOLearner` prepares the batch and updates the weights.
+    rows = steps * max(agents.values())
+    result.learners(
+        num_learners=resources.num_learners,
+        num_gpus_per_learner=0 if device else resources.num_gpus_per_learner,
+        learner_class=BatchedPPOLearner,
+        add_default_connectors_to_learner_pipeline=False,
+        learner_config_dict={
+            LOCAL_DEVICE: device,
+            SETTINGS: settings,
+            # Count minibatches for the module with the most rows.
+            NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows)),
+        },
+    )
+    # An agent's id is that of its group, an underscore and a number.
+    result.multi_agent(
+        policies=set(modules.values()),
+        policy_mapping_fn=lambda agent, *args, **kwargs: modules[
+            agent.rpartition("_")[0]
+        ],
+    )
+    result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
+    _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
+    # RLlib adds to its seed and passes it to numpy, which takes 32 bits.
+    seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
+    result.debugging(seed=seed, log_level="ERROR")
+    return result
+
+
+def _set_ppo(result: PPOConfig, config: TrainConfig, batch: int) -> None:
+    settings = config.ppo
+    is_constant = settings.lr_schedule == "constant"
+    line = [[0, settings.lr], [config.total_steps, 0.0]]  # [env steps, rate]
+    result.training(
+        lr=settings.lr if is_constant else line,
+        gamma=settings.gamma,
+        lambda_=settings.gae_lambda,
+        train_batch_size_per_learner=batch,
+        minibatch_size=batch,  # unused: see `NUM_MINIBATCHES`
+        num_epochs=settings.num_epochs,
+        clip_param=settings.clip,
+        vf_loss_coeff=settings.value_coeff,
+        vf_clip_param=settings.value_clip or float("inf"),
+        entropy_coeff=settings.entropy_coeff,
+        use_kl_loss=settings.kl_coeff > 0,
+        kl_coeff=settings.kl_coeff,
+        kl_target=settings.kl_target,
+        grad_clip=settings.grad_clip,
+    )
+    # The learner skips a non-finite step before RLlib would check for one.
+    result.torch_skip_nan_gradients = True
+
+
+def _module_spec(
+    config: TrainConfig, groups: Mapping[str, AgentGroup], modules: Mapping[str, str]
+) -> MultiRLModuleSpec:
+    specs = {}
+    for name, module in modules.items():
+        group = groups[name]
+        # Describe the policy in plain values, from which any process can build it.
+        options = {
+            **config.policy.arguments,
+            "spec": group.tokens.to_json(),
+            "action_space": ActionSpec.of(group.action_space).to_json(),
+            "encoder": dict(config.encoder),
+            "pooling": dict(config.pooling),
+            "dropout": config.ppo.dropout,
+            "token_dropout": config.ppo.token_dropout,
+            "seed": config.seed,
+        }
+        # Reject parts that fail on the group's tokens before a process starts.
+        policy, tokens = build_policy({POLICY: options}), zero_tokens(group.tokens, 2)
+        try:
+            with torch.no_grad():
+                policy(tokens)
+        except InputError as error:
+            raise InputError(f"pooling or encoder: {error}") from error
+        except Exception as error:  # a plug-in may raise anything
+            raise InputError(
+                f"pooling or encoder: {type(error).__name__} on tokens of shape "
+                f"{tuple(tokens.features.shape)}: {one_line(error)}; a head returns "
+                "(B, dim_out)"
+            ) from error
+        # Each process builds its own copy of the module from this description.
+        specs[module] = RLModuleSpec(
+            module_class=TokenRLModule,
+            observation_space=group.tokens.space(),
+            action_space=group.action_space,
+            model_config={POLICY: options},
+        )
+    return MultiRLModuleSpec(rl_module_specs=specs)
