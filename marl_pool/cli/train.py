@@ -31,8 +31,7 @@ from marl_pool.utils.text import printable, quoted
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
     from marl_pool.runs import Run
-    from marl_pool.sweeps import MakeTrial, Sweep, Trial
-
+    from marl_pool.sweeps import Sweep, Trial
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
@@ -45,14 +44,13 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(verb, arguments, overrides)
     if config is None:
         return 0
-    if not arguments.or_resume:
-        with new_run(verb, config, arguments.run_dir) as run:
-            return _run_training(run, config)
-    begun = _begun(verb, config, arguments.run_dir)
+    again = arguments.or_resume
+    begun = _begun(verb, config, arguments.run_dir) if again else None
     if begun is not None:
         return _continue(begun, config) or _unfinished(begun, config)
     with new_run(verb, config, arguments.run_dir) as run:
-        return _run_training(run, config) or _unfinished(run, config)
+        status = _run_training(run, config)
+        return status or (_unfinished(run, config) if again else 0)
 
 
 def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
@@ -187,10 +185,17 @@ def _run_sweep(
         own["storage"] = f"{sweep.mirror.url}/{TRIALS}"
         restore_proposals(sweep, sweep.mirror)
     # A search continues with the trials that it proposed.
-    search = plan.search
-    if search is not None:
+    if search := plan.search:
+        compose = search.make
+
+        def make(name: str, values: Mapping[str, Any]) -> "Trial":
+            trial = compose(name, values)
+            trial.config.update(own)
+            return trial
+
+        search = search._replace(make=make)
         for number, proposal in enumerate(sweep.proposals()):
-            plan.trials.append(search.make(proposal_name(number), proposal.values))
+            plan.trials.append(make(proposal_name(number), proposal.values))
     # Trials that ran on another machine, or before this one, are in the storage.
     for trial in plan.trials if own else ():
         restore(sweep.run_path(trial), own["storage"])
@@ -210,7 +215,6 @@ def _run_sweep(
         # Run the trials, until all have ended or Ctrl-C stops them.
         settings = SweepSettings(**plan.settings)
         try:
-            search = search and search._replace(make=_with(own, search.make))
             failed = run_sweep(sweep, plan.trials, settings, dry_run, search)
         except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
@@ -225,7 +229,13 @@ def _run_sweep(
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
     if not dry_run:
-        print_next(*_following_sweep(sweep))
+        path = quoted(sweep.path)
+        # A fit has no policy to evaluate.
+        reads = ("evaluate", "report") if sweep.verb == "train" else ()
+        print_next(
+            f"marl-pool ls {path}",
+            *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
+        )
     # A trial that its time limit ended needs another try.
     ended = {
         proposal_name(number)
@@ -236,24 +246,6 @@ def _run_sweep(
     runs = [sweep.run(trial) for trial in tried] if again and not dry_run else []
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
-
-
-def _following_sweep(sweep: "Sweep") -> list[str]:
-    """Return commands that may follow a sweep; a fit has no policy to evaluate."""
-    path, trials = quoted(sweep.path), f"{quoted(sweep.path)}/trials/*"
-    reads = [f"marl-pool evaluate {trials}", f"marl-pool report {trials}"]
-    return [f"marl-pool ls {path}", *(reads if sweep.verb == "train" else [])]
-
-
-def _with(own: Mapping[str, Any], make: "MakeTrial") -> "MakeTrial":
-    """Add keys of the sweep to the trials that are composed."""
-
-    def made(name: str, values: Mapping[str, Any]) -> "Trial":
-        trial = make(name, values)
-        trial.config.update(own)
-        return trial
-
-    return made
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
@@ -308,28 +300,23 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         job = JOBS[run.verb]
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
-        return _mirror_again(run, config)
+        # Send what its mirror lacks.
+        storage = _storage(run.verb, config)
+        if storage is None:
+            return 0
+        from marl_pool.storage.runs import mirrored
+
+        with run.lock(), mirrored(run, storage) as mirror:
+            pass
+        return _mirror_status(mirror.problem if mirror else "")
     validate_ray_for(run.verb, config)
     return _run_training(run, config)
-
-
-def _mirror_again(run: "Run", config: Mapping[str, Any]) -> int:
-    """Send what a finished run's mirror lacks; return the exit status."""
-    from marl_pool.storage.runs import mirrored
-
-    storage = _storage(run.verb, config)
-    if storage is None:
-        return 0
-    with run.lock(), mirrored(run, storage) as mirror:
-        pass
-    return _mirror_status(mirror.problem if mirror else "")
 
 
 def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
     from marl_pool.training.jobs import JOBS
 
-    storage: str | None = JOBS[verb].config.from_plain(config).storage
-    return storage
+    return JOBS[verb].config.from_plain(config).storage
 
 
 def _mirror_status(problem: str) -> int:
