@@ -63,16 +63,11 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_key(key, choices)
     checked |= check_settings(kind.settings, given)
     # Check the values that are sections themselves.
-    if "perturbations" in checked:
-        checked["perturbations"] = [
-            _check_severities(f"perturbations[{i}]", entry)
-            for i, entry in enumerate(checked["perturbations"])
-        ]
-    if "transfer" in checked:
-        checked["transfer"] = [
-            _check_transfer(f"transfer[{i}]", entry)
-            for i, entry in enumerate(checked["transfer"])
-        ]
+    entries = {"perturbations": _check_severities, "transfer": _check_transfer}
+    for key, check_entry in entries.items():
+        if key in checked:
+            numbered = enumerate(checked[key])
+            checked[key] = [check_entry(f"{key}[{i}]", each) for i, each in numbered]
     # Check changes of the environment against its options.
     for holder, key, where in (
         (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
@@ -100,11 +95,8 @@ def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
     checked = check_settings(TransferSettings, entry, where)
     # Collect the options of all registered environments.
     group = GROUPS["env"]
-    known = {
-        key
-        for target in group.names().values()
-        for key in options_of(load(target), group.context)
-    }
+    classes = map(load, group.names().values())
+    known = {key for cls in classes for key in options_of(cls, group.context)}
     for key in checked["env"]:
         if key in group.context:
             raise InputError(

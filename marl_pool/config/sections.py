@@ -44,8 +44,7 @@ class Section:
 
     def cls(self, name: str = "") -> type[Any]:
         """Return the class; a section has no name."""
-        cls: type[Any] = load(self.target)
-        return cls
+        return load(self.target)
 
 
 @dataclass(frozen=True)
@@ -72,20 +71,16 @@ class Group:
 
     def names(self) -> Mapping[str, str]:
         """Return the registry."""
-        registered: Mapping[str, str] = load(self.registry)
+        registered = load(self.registry)
         return {**registered, NONE: ""} if self.optional else registered
 
     def cls(self, name: str) -> type[Any]:
         """Return the class of a registered name."""
-        cls: type[Any] = load(self.names()[name])
-        return cls
+        return load(self.names()[name])
 
 
 AnySection = Group | Section
 
-TASK_CONTEXT = frozenset(
-    {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
-)
 GROUPS = {
     "env": Group("marl_pool.envs:ENVS", "marl_pool.envs.base:BatchedEnv", ENV_CONTEXT),
     "encoder": Group(
@@ -120,7 +115,9 @@ GROUPS = {
     "task": Group(
         "marl_pool.training.supervised.tasks:TASKS",
         "marl_pool.training.supervised.task:Task",
-        TASK_CONTEXT,
+        frozenset(
+            {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
+        ),
     ),
 }
 
@@ -229,10 +226,7 @@ VERBS = {
 
 def registry(kind: str) -> Mapping[str, str]:
     """Return the registry of "pooling", "envs", "tokenizers" and so on."""
-    registered: Mapping[str, str] = load(
-        LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
-    )
-    return registered
+    return load(LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry)
 
 
 def load(target: str) -> Any:
@@ -266,18 +260,16 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-    options = sorted({*built_in(group), *files})
-    preset = group in VERBS[verb].presets
 
     def suits(option: str) -> bool:
         try:
-            if preset:
+            if group in VERBS[verb].presets:
                 return not _preset_misfit(verb, option, files, config_dir)
             return _option_suits(verb, group, option, files)
         except InputError:  # a broken file, which is an error only where it is used
             return False
 
-    return [option for option in options if suits(option)]
+    return [option for option in sorted({*built_in(group), *files}) if suits(option)]
 
 
 def unsuited(
