@@ -24,7 +24,7 @@ from marl_pool.cli.common import (
     stopped,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import validate_module, validate_ray, validate_ray_for
+from marl_pool.utils.extras import validate_module, validate_ray_for
 from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable, quoted
 
@@ -208,7 +208,7 @@ def _run_sweep(
             trial.config.update(own)
         # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
-        validate_ray()
+        validate_module("ray")
         from marl_pool.training.settings import SweepSettings
         from marl_pool.training.sweep.run import run_sweep
 

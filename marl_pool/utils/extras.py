@@ -49,12 +49,7 @@ def explain_missing_modules() -> Iterator[None]:
 def validate_ray_for(verb: str, config: Mapping[str, Any]) -> None:
     """Reject a run that needs ray if ray is not installed."""
     if verb == "train" or config.get("resources", {}).get("num_workers"):
-        validate_ray()
-
-
-def validate_ray() -> None:
-    """Raise an `InputError` if ray is not installed."""
-    validate_module("ray")
+        validate_module("ray")
 
 
 def validate_module(module: str) -> None:

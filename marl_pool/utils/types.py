@@ -51,8 +51,7 @@ class Options(dict[str, Any]):
     @property
     def name(self) -> str:
         """Name of the class."""
-        name: str = self["name"]
-        return name
+        return self["name"]
 
     @property
     def arguments(self) -> dict[str, Any]:
