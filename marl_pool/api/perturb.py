@@ -154,7 +154,13 @@ class Perturber:
         known = batched.groups if isinstance(batched, BatchedEnv) else {}
         self.specs = {}
         for name, (agent, *_) in self.groups.items():
-            spec = _spec(agent, seen[agent])
+            space = seen[agent]
+            spec = token_spec(space) if isinstance(space, spaces.Dict) else None
+            if spec is None:
+                raise InputError(
+                    f"env: agent {agent!r}: expected observations in a Dict of "
+                    f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
+                )
             self.specs[name] = known[name].tokens if name in known else spec
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
@@ -169,9 +175,9 @@ class Perturber:
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, PerturbationState] = {}
         self.spaces = {
-            agent: self._space(spec, self._num_perturbed(name), self.dtypes[agent])
-            for name, spec in self.specs.items()
-            for agent in self.groups[name]
+            agent: self._space(name, agent)
+            for name, agents in self.groups.items()
+            for agent in agents
         }
         self.actions: dict[str, ActionSpec] = {}
         if isinstance(self.perturbation, ActionPerturbation):
@@ -209,8 +215,7 @@ class Perturber:
         self.episode = 0 if seed is not None else self.episode + 1
         self.seed = self.seed if seed is None else seed
         self.played += 1
-        numbers = torch.tensor([[0], [self.episode], [self.played]])
-        env_id, episode, played = numbers
+        env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for part, name in enumerate(self.groups):
             tokens = self._tokens(name, observations)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
@@ -250,27 +255,23 @@ class Perturber:
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 
-    def _num_perturbed(self, name: str) -> int:
-        """Return the number of a group's tokens after the perturbation."""
-        if not self.perturbation.covers(name):
-            return self.specs[name].num_tokens
-        tokens = self._tokens(name, {})
-        tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
-        keys = torch.zeros(1, dtype=torch.int64)
-        seen, _ = self.perturbation(tokens, self.perturbation.start(tokens, keys))
-        return seen.num_tokens
-
-    @staticmethod
-    def _space(
-        spec: TokenSpec, num_tokens: int, dtypes: Mapping[str, Any]
-    ) -> spaces.Dict:
+    def _space(self, name: str, agent: Any) -> spaces.Dict:
+        """Return the space of an agent's observations after the perturbation."""
+        spec, dtypes = self.specs[name], self.dtypes[agent]
+        count = spec.num_tokens
+        if self.perturbation.covers(name):
+            tokens = self._tokens(name, {})
+            tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
+            start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
+            count = self.perturbation(tokens, start)[0].num_tokens
         # Noise is unbounded, except that bytes stay bytes.
         low, high = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
-        shape = (num_tokens, spec.num_features)
         return spaces.Dict(
-            features=spaces.Box(low, high, shape, dtypes["features"]),
-            types=spaces.Box(0, spec.num_types - 1, shape[:1], dtypes["types"]),
-            padding=spaces.Box(0, 1, shape[:1], dtypes["padding"]),
+            features=spaces.Box(
+                low, high, (count, spec.num_features), dtypes["features"]
+            ),
+            types=spaces.Box(0, spec.num_types - 1, (count,), dtypes["types"]),
+            padding=spaces.Box(0, 1, (count,), dtypes["padding"]),
         )
 
 
@@ -287,13 +288,3 @@ def _perturbation(
             f"got {given!r}; choose from {', '.join(perturbation_names())}"
         )
     return given
-
-
-def _spec(agent: Any, space: spaces.Space[Any]) -> TokenSpec:
-    spec = token_spec(space) if isinstance(space, spaces.Dict) else None
-    if spec is None:
-        raise InputError(
-            f"env: agent {agent!r}: expected observations in a Dict of "
-            f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
-        )
-    return spec

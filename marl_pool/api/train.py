@@ -6,8 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.extras import explain_missing_modules, validate_ray_for
+from marl_pool.utils.errors import (
+    InputError,
+    StoppedError,
+    explain_missing_modules,
+    validate_ray_for,
+)
 from marl_pool.utils.text import literal
 
 if TYPE_CHECKING:

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from marl_pool.cli import evaluate as measuring
-from marl_pool.cli import play as playing
 from marl_pool.cli import show as showing
 from marl_pool.cli import tools
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
-from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.extras import explain_missing_modules
+from marl_pool.utils.errors import InputError, StoppedError, explain_missing_modules
 from marl_pool.utils.text import printable
 
 VERBS = {
@@ -27,7 +25,7 @@ VERBS = {
     "evaluate": measuring.evaluate,
     "diagnose": measuring.diagnose,
     "render": measuring.render,
-    "play": playing.play,
+    "play": measuring.play,
     "report": measuring.report,
     "export": tools.export,
     "import-weights": tools.import_weights,

@@ -23,8 +23,7 @@ from marl_pool.cli.common import (
     resume_command,
     stopped,
 )
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import validate_module, validate_ray_for
+from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable, quoted
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
     from marl_pool.runs import Run
     from marl_pool.sweeps import Sweep, Trial
+    from marl_pool.training.jobs import Job
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
@@ -91,29 +91,21 @@ def fit(arguments: Namespace, overrides: list[str]) -> int:
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
     overrides += flags_as_keys(arguments)
-    from marl_pool.config import (
-        STUDIES,
-        check,
-        commented,
-        compose_only,
-        plan_search,
-        plan_sweep,
-    )
+    from marl_pool import config
     from marl_pool.sweeps import Sweep, default_path
 
     # Compose and check all trials, which finds mistakes in any of them.
-    verb, make_plan = arguments.trained_by, plan_sweep
-    if arguments.search:
-        make_plan = plan_search
-    plan = make_plan(overrides, arguments.config_dir, verb)
+    verb, folder = arguments.trained_by, arguments.config_dir
+    make_plan = config.plan_search if arguments.search else config.plan_sweep
+    plan = make_plan(overrides, folder, verb)
     if plan.search:
         validate_module("optuna")
     # Print the study that the trials have in common.
     if arguments.cfg:
-        study = STUDIES[verb]
-        whole = compose_only(study, plan.overrides, arguments.config_dir)
-        checked = check(study, {**whole, "grid": plan.grid})
-        print(commented(study, checked, arguments.config_dir), end="")
+        study = config.STUDIES[verb]
+        whole = config.compose_only(study, plan.overrides, folder)
+        checked = config.check(study, {**whole, "grid": plan.grid})
+        print(config.commented(study, checked, folder), end="")
         return 0
     # Choose a folder without an earlier sweep.
     first = plan.examples[0].config
@@ -135,7 +127,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         )
     _validate_new_sweep(Path(path))
     space = plan.search and plan.search.space
-    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb, space)
+    new = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
@@ -292,12 +284,10 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
 
 def _continue(run: "Run", config: dict[str, Any]) -> int:
     """Train a run from its newest checkpoint on."""
-    from marl_pool.training.jobs import JOBS
-
     # A raised limit adds training; otherwise the run may be complete.
     if _is_finished(run, config):
         run.recover()
-        job = JOBS[run.verb]
+        job = _job(run.verb)
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
         # Send what its mirror lacks.
@@ -313,10 +303,14 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
     return _run_training(run, config)
 
 
-def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
+def _job(verb: str) -> "Job":
     from marl_pool.training.jobs import JOBS
 
-    return JOBS[verb].config.from_plain(config).storage
+    return JOBS[verb]
+
+
+def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
+    return _job(verb).config.from_plain(config).storage
 
 
 def _mirror_status(problem: str) -> int:
@@ -348,9 +342,8 @@ def _validate_same_network(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid, plan_space
-    from marl_pool.training.jobs import JOBS
 
-    _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
+    _validate_keys((*_job(sweep.verb).controls, "sweep"), overrides)
     swept = {*sweep.grid, *(sweep.space or ())}
     for key in {parse(text).key_or_group for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
@@ -376,9 +369,7 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def _is_finished(run: "Run", config: Mapping[str, Any]) -> bool:
-    from marl_pool.training.jobs import JOBS
-
-    job = JOBS[run.verb]
+    job = _job(run.verb)
     return job.saved(run) >= job.total(config)
 
 
@@ -388,9 +379,7 @@ def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
-    from marl_pool.training.jobs import JOBS
-
-    job, began = JOBS[run.verb], time.monotonic()
+    job, began = _job(run.verb), time.monotonic()
     try:
         problem = perform(run, config)
     except KeyboardInterrupt as error:

@@ -73,22 +73,16 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
         (checked, "fitness_env", "fitness_env"),
     ):
-        if holder.get(key):
-            holder[key] = _check_env_change(where, checked["env"], holder[key])
+        if change := holder.get(key):
+            env = checked["env"]
+            if "name" in change:
+                raise InputError(
+                    f"{where}.name: expected options of the env {env['name']}, got "
+                    f"{change['name']!r}"
+                )
+            whole = check_group(where, {**env, **change}, GROUPS["env"])
+            holder[key] = {option: whole[option] for option in change}
     return checked
-
-
-def _check_env_change(
-    where: str, env: Mapping[str, Any], change: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Check options of the env that differ for one purpose."""
-    if "name" in change:
-        raise InputError(
-            f"{where}.name: expected options of the env {env['name']}, got "
-            f"{change['name']!r}"
-        )
-    whole = check_group(where, {**env, **change}, GROUPS["env"])
-    return {key: whole[key] for key in change}
 
 
 def _check_transfer(where: str, entry: Any) -> dict[str, Any]:

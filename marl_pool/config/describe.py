@@ -56,11 +56,11 @@ def commented_options(kind: str, name: str) -> str:
     named = {"strategies": "evolution", "policies": "policy"}
     group = GROUPS.get(named.get(kind, kind.removesuffix("s")))
     options = options_of(cls, group.context if group else frozenset())
-    about, lines = meanings(cls), _comment(_summary(cls))
+    notes, lines = dict(explanations(cls)), _comment(_summary(cls))
     for key, option in options.items():
-        lines += _comment(f"{about.get(key, '')} [{describe(option.annotation)}]")
         default = to_jsonable_python(option.default, fallback=str)
-        lines.append(f"{key}: {'???' if option.required else _flow(default)}")
+        text = "???" if option.required else _flow(default)
+        lines += [*notes[key], f"{key}: {text}"]
     return "\n".join(lines) + "\n"
 
 
