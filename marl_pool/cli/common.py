@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
-def composed(
-    verb: str, arguments: Namespace, overrides: list[str]
-) -> dict[str, Any] | None:
+def composed(arguments: Namespace, overrides: list[str]) -> dict[str, Any] | None:
     """Compose and check a configuration; with ``--cfg`` print it and return None."""
-    checked = compose_run(verb, overrides, arguments.config_dir)
+    verb, folder = arguments.verb, arguments.config_dir
+    checked = compose_run(verb, [*overrides, *flags_as_keys(arguments)], folder)
     if not arguments.cfg:
         return checked
     from marl_pool.config import commented
 
-    print(commented(verb, checked, arguments.config_dir), end="")
+    print(commented(verb, checked, folder), end="")
     return None
 
 

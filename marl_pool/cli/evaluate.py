@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from marl_pool.api.train import as_overrides
 from marl_pool.cli.common import (
     composed,
-    flags_as_keys,
     naming_file,
     open_run,
     plugin_flags,
@@ -128,7 +127,7 @@ class Reader:
 
 def evaluate(arguments: Namespace, overrides: list[str]) -> int:
     """Measure runs or policies under perturbations."""
-    config = composed("evaluate", arguments, overrides)
+    config = composed(arguments, overrides)
     if config is None:
         return 0
     reader = Reader("evaluate", arguments, config)
@@ -151,7 +150,7 @@ def _evaluate_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
 
 def diagnose(arguments: Namespace, overrides: list[str]) -> int:
     """Measure how much signal pooling heads keep, and compare several runs."""
-    config = composed("diagnose", arguments, overrides)
+    config = composed(arguments, overrides)
     if config is None:
         return 0
     reader = Reader("diagnose", arguments, config)
@@ -174,7 +173,7 @@ def _diagnose_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
 
 def render(arguments: Namespace, overrides: list[str]) -> int:
     """Write a video of a run or a policy, or of several side by side."""
-    config = composed("render", arguments, [*overrides, *flags_as_keys(arguments)])
+    config = composed(arguments, overrides)
     if config is None:
         return 0
     reader, perturbation = Reader("render", arguments, config), config["perturbation"]
@@ -210,7 +209,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     port = arguments.port
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise InputError(f"--port: expected a number from 0 to 65535, got {port!r}")
-    config = composed("play", arguments, overrides)
+    config = composed(arguments, overrides)
     if config is None:
         return 0
     reader = Reader("play", arguments, config)
@@ -285,7 +284,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     own = [text for text in overrides if parse(text).key_or_group in keys]
     others = [text for text in overrides if text not in own]
     # Compose the settings of the page.
-    config = composed("report", arguments, own)
+    config = composed(arguments, own)
     if config is None:
         return 0
     settings = ReportSettings(**config)

@@ -20,7 +20,7 @@ VERBS = {
     "sweep": making.sweep,
     "evolve": making.train,
     "clone": making.train,
-    "fit": making.fit,
+    "fit": making.train,
     "resume": making.resume,
     "evaluate": measuring.evaluate,
     "diagnose": measuring.diagnose,

@@ -10,19 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import new_run, perform
-from marl_pool.cli.common import (
-    as_key,
-    composed,
-    flags_as_keys,
-    following,
-    naming_file,
-    open_run,
-    print_next,
-    print_paths,
-    reading,
-    resume_command,
-    stopped,
-)
+from marl_pool.cli import common
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable, quoted
@@ -38,11 +26,17 @@ UNFINISHED = 75
 
 
 def train(arguments: Namespace, overrides: list[str]) -> int:
-    """Train a new run, by the verb ``train``, ``evolve``, ``clone`` or ``fit``."""
+    """Train a new run by its verb; of a fit, perhaps only estimate the cost."""
     verb = arguments.verb
-    overrides += flags_as_keys(arguments)
-    config = composed(verb, arguments, overrides)
+    config = common.composed(arguments, overrides)
     if config is None:
+        return 0
+    if verb == "fit" and arguments.dry_run:
+        from marl_pool.training.supervised.fit import price
+        from marl_pool.training.supervised.settings import FitConfig
+
+        with tempfile.TemporaryDirectory() as folder:
+            print(price(FitConfig.from_plain(config), Path(folder)))
         return 0
     again = arguments.or_resume
     begun = _begun(verb, config, arguments.run_dir) if again else None
@@ -74,23 +68,9 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     return run
 
 
-def fit(arguments: Namespace, overrides: list[str]) -> int:
-    """Fit a new supervised run, or estimate its cost."""
-    if not arguments.dry_run:
-        return train(arguments, overrides)
-    config = composed("fit", arguments, overrides)
-    if config is not None:
-        from marl_pool.training.supervised.fit import price
-        from marl_pool.training.supervised.settings import FitConfig
-
-        with tempfile.TemporaryDirectory() as folder:
-            print(price(FitConfig.from_plain(config), Path(folder)))
-    return 0
-
-
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
-    overrides += flags_as_keys(arguments)
+    overrides += common.flags_as_keys(arguments)
     from marl_pool import config
     from marl_pool.sweeps import Sweep, default_path
 
@@ -212,10 +192,10 @@ def _run_sweep(
             if not sweep.is_at(sweep.path):
                 raise
             configs = (trial.config for trial in plan.trials)
-            return stopped(error, sweep.path, *configs)
+            return common.stopped(error, sweep.path, *configs)
     # Report the results and the failures.
     if not dry_run:
-        print_paths([sweep.path, sweep.table_path])
+        common.print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
@@ -224,7 +204,7 @@ def _run_sweep(
         path = quoted(sweep.path)
         # A fit has no policy to evaluate.
         reads = ("evaluate", "report") if sweep.verb == "train" else ()
-        print_next(
+        common.print_next(
             f"marl-pool ls {path}",
             *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
         )
@@ -251,10 +231,10 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
         # The run is mirrored where it comes from.
         url = arguments.run.rstrip("/")
         arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
-        overrides = [*overrides, as_key("storage", storage)]
+        overrides = [*overrides, common.as_key("storage", storage)]
     given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
     command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
-    with reading(arguments, overrides, " ".join(command)):
+    with common.reading(arguments, overrides, " ".join(command)):
         if arguments.run is None or not Sweep.is_at(arguments.run):
             return _resume_run(arguments, overrides)
         with trust(allowed(), arguments.run):
@@ -267,13 +247,13 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.training.jobs import JOBS
 
     # Find what trained the run.
-    run = open_run(arguments.verb, arguments.run)
+    run = common.open_run(arguments.verb, arguments.run)
     if run.verb not in JOBS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
     job = JOBS[run.verb]
     _validate_keys(job.controls, overrides)
     with trust(allowed(), run.path, config=run.config):
-        with naming_file(run.path / CONFIG):
+        with common.naming_file(run.path / CONFIG):
             # Complete a configuration that an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
             _validate_same_network(run.config, complete)
@@ -385,19 +365,19 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     except KeyboardInterrupt as error:
         if run.is_unused:
             raise  # there is nothing to resume
-        return stopped(error, run.path, config)
+        return common.stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
     limit = job.config.from_plain(config).time_limit
     if limit is not None and not _is_finished(run, config):
-        way = resume_command(run.path, config)
+        way = common.resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
-    print_paths([run.path, *filter(Path.exists, written)])
+    common.print_paths([run.path, *filter(Path.exists, written)])
     from marl_pool.utils.progress import duration
 
     result = f"best {run.best}; " if run.best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
-    print_next(*following(run))
+    common.print_next(*common.following(run))
     return _mirror_status(problem)
