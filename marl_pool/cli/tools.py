@@ -54,11 +54,9 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
     composed = compose_run("train", overrides, None)
     from marl_pool.envs.checks import check_env
     from marl_pool.envs.timeout import limit_calls
-    from marl_pool.training.settings import TrainConfig
 
-    config = TrainConfig.from_plain(composed)
-    with limit_calls(config.env_timeout or CHECK_SECONDS):
-        findings = check_env(**config.env)
+    with limit_calls(composed["env_timeout"] or CHECK_SECONDS):
+        findings = check_env(**composed["env"])
     for name, problem in findings.items():
         print(printable(f"failed  {name}: {problem}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0
@@ -66,7 +64,7 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
 
 def _summaries(kind: str) -> list[tuple[str, str]]:
     """Return each name of a kind with a line about it."""
-    from marl_pool.config import files_of, registry
+    from marl_pool.config.sections import files_of, registry, verbs_for
     from marl_pool.pretrained import pretrained_names, pretrained_summary
     from marl_pool.utils.signatures import summary
 
@@ -75,7 +73,7 @@ def _summaries(kind: str) -> list[tuple[str, str]]:
     if kind in PRESETS:
         group = kind.removesuffix("s")
         files = sorted(files_of(group).items())
-        verbs = {name: _verbs_of(group, name) for name, _ in files}
+        verbs = {name: ", ".join(verbs_for(group, name)) for name, _ in files}
         width = max(map(len, verbs.values()))
         return [
             (name, f"{verbs[name]:<{width}} {_first_sentence(file)}".strip())
@@ -100,18 +98,6 @@ def _options(kind: str, name: str) -> str:
     if name not in registry(kind):
         raise names.unknown(kind, name, registry(kind))
     return commented_options(kind, name)
-
-
-def _verbs_of(group: str, option: str) -> str:
-    """Return the verbs that a preset is made for, as they are typed."""
-    from marl_pool.config.sections import VERBS, options_for, typed
-
-    suited = (
-        typed(verb)
-        for verb, kind in VERBS.items()
-        if group in kind.presets and option in options_for(verb, group)
-    )
-    return ", ".join(suited)
 
 
 def _first_sentence(file: Path) -> str:

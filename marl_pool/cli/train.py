@@ -60,7 +60,7 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
     # On an empty disk the run comes from its mirror.
-    restore(Path(path), _storage(verb, config))
+    restore(Path(path), config["storage"])
     if not Path(path, CONFIG).is_file():
         return None
     run = Run.open(path)
@@ -97,7 +97,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         from marl_pool.storage.runs import restore_sweep
 
         # On an empty disk the sweep comes from its mirror.
-        restore_sweep(Path(path), _storage(verb, first))
+        restore_sweep(Path(path), first["storage"])
     if arguments.or_resume and Sweep.is_at(path):
         begun = _same_sweep(Sweep.open(path), plan, verb)
         return _run_sweep(begun, plan, arguments.dry_run, again=True)
@@ -111,7 +111,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
-        validate_new(new.path, first.get("storage"))
+        validate_new(new.path, first["storage"])
     return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
 
 
@@ -150,7 +150,7 @@ def _run_sweep(
     from marl_pool.sweeps import TRIALS, proposal_name
 
     own: dict[str, Any] = {}
-    storage = _storage(sweep.verb, plan.examples[0].config)
+    storage = plan.examples[0].config["storage"]
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
@@ -271,12 +271,11 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
         # Send what its mirror lacks.
-        storage = _storage(run.verb, config)
-        if storage is None:
+        if config["storage"] is None:
             return 0
         from marl_pool.storage.runs import mirrored
 
-        with run.lock(), mirrored(run, storage) as mirror:
+        with run.lock(), mirrored(run, config["storage"]) as mirror:
             pass
         return _mirror_status(mirror.problem if mirror else "")
     validate_ray_for(run.verb, config)
@@ -287,10 +286,6 @@ def _job(verb: str) -> "Job":
     from marl_pool.training.jobs import JOBS
 
     return JOBS[verb]
-
-
-def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
-    return _job(verb).config.from_plain(config).storage
 
 
 def _mirror_status(problem: str) -> int:
@@ -367,8 +362,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
             raise  # there is nothing to resume
         return common.stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
-    limit = job.config.from_plain(config).time_limit
-    if limit is not None and not _is_finished(run, config):
+    if config["time_limit"] is not None and not _is_finished(run, config):
         way = common.resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.
