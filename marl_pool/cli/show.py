@@ -43,7 +43,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         print(f"{name + ':':<12}{printable(text)}")
     commands = following(run)
     if total and done < total and state != "training":
-        commands.insert(0, resume_command(run.path, run.config).partition(": ")[2])
+        commands.insert(0, resume_command(run.path, run.config))
     for place, command in enumerate(commands):
         print(f"{'' if place else 'next:':<12}{command}")
     return 0

@@ -364,7 +364,7 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
     # A time limit ends a run early, and a resume continues it.
     if config["time_limit"] is not None and not _is_finished(run, config):
         way = common.resume_command(run.path, config)
-        print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
+        print(f"marl-pool: time_limit is over; resume with: {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
