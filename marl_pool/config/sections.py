@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -40,7 +40,7 @@ class Section:
     """
 
     target: str
-    context: frozenset[str] = frozenset()
+    context: Set[str] = frozenset()
 
     def cls(self, name: str = "") -> type[Any]:
         """Return the class; a section has no name."""
@@ -64,7 +64,7 @@ class Group:
 
     registry: str
     base: str
-    context: frozenset[str] = frozenset()
+    context: Set[str] = frozenset()
     optional: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
@@ -86,38 +86,36 @@ GROUPS = {
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
         "marl_pool.encoders.base:Encoder",
-        frozenset({"dropout", "attention_dropout"}),
+        {"dropout", "attention_dropout"},
     ),
     "pooling": Group(
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
-        frozenset({"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"}),
+        {"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"},
         # Only a configuration has an encoder to follow.
         follows={"num_heads": "${oc.select:encoder.num_heads,1}"},
     ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
-        frozenset(CONTEXT),
+        {*CONTEXT},
         optional=True,
     ),
     "policy": Group(
         "marl_pool.policies:AGENTS",
         "marl_pool.policies.agent:Agent",
-        frozenset({"spec", "action_space", "seed"}),
+        {"spec", "action_space", "seed"},
         parts={"pooling": "pooling"},
     ),
     "evolution": Group(
         "marl_pool.training.evolution:STRATEGIES",
         "marl_pool.training.evolution.strategy:Strategy",
-        frozenset({"start", "seed"}),
+        {"start", "seed"},
     ),
     "task": Group(
         "marl_pool.training.supervised.tasks:TASKS",
         "marl_pool.training.supervised.task:Task",
-        frozenset(
-            {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
-        ),
+        {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"},
     ),
 }
 
@@ -130,12 +128,7 @@ LISTED = {
 
 POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
-    frozenset(
-        {
-            *("spec", "action_space", "encoder", "pooling", "seed"),
-            *("dropout", "token_dropout"),
-        }
-    ),
+    {"spec", "action_space", "encoder", "pooling", "seed", "dropout", "token_dropout"},
 )
 SETTINGS = {
     "ppo": Section("marl_pool.training.settings:PPOSettings"),
