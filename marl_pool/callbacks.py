@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from marl_pool.runs import Run
-from marl_pool.utils.extras import explain_missing_modules
+from marl_pool.utils.errors import explain_missing_modules
 from marl_pool.utils.names import resolve
 from marl_pool.utils.text import printable
 

@@ -42,7 +42,7 @@ from benchmarks.sets import swarm
 from benchmarks.skills import SKILLS, time_to_skill
 
 from marl_pool.kernels.native import describe_kernels
-from marl_pool.utils.extras import install_hint
+from marl_pool.utils.errors import install_hint
 from marl_pool.utils.progress import duration
 
 BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown_table
 from study_arguments import reported, study_parser
 
 from marl_pool.training.supervised.results import read_study
@@ -22,7 +23,6 @@ from marl_pool.utils.plotting import (
     save_png,
     style_axes,
 )
-from marl_pool.utils.tables import markdown_table
 
 TASKS = ("clustering", "mixture")
 PUBLISHED = {

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gymnasium import spaces
+from markdown_tables import markdown_table
 
 from marl_pool.config.sections import GROUPS, files_of
 from marl_pool.envs import (
@@ -41,7 +42,6 @@ from marl_pool.utils.signatures import (
     show,
     summary,
 )
-from marl_pool.utils.tables import markdown_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "envs"
 PICTURES = FOLDER.parent / "images" / "envs"

@@ -13,10 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import markdown_table
+
 from marl_pool.sweeps import Sweep, trial_name
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.tables import markdown_table
 
 COUNTED = ("epochs", "seconds")
 """Columns with the mean over folds."""

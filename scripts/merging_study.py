@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from markdown_tables import markdown_table
 from study_arguments import reported, study_parser
 
 from marl_pool.runs import Run
@@ -23,7 +24,6 @@ from marl_pool.utils.plotting import (
     save_png,
     style_axes,
 )
-from marl_pool.utils.tables import markdown_table
 
 TASKS = ("reconstruction", "merged_classification")
 AgentGroup = dict[str, list[float]]

@@ -14,7 +14,7 @@ from marl_pool.evaluation.run import evaluate_target, write_results
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.policies.base import Policy
 from marl_pool.utils.atomic import make_folder
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.names import texts_in, trust, unknown
 from marl_pool.utils.signatures import check_argument
 
@@ -76,6 +76,9 @@ def evaluate(
             or a function that returns no actions of its space.
         StoppedError: an environment exceeded ``env_timeout``.
     """
+    from marl_pool.config.checks import check_section
+    from marl_pool.config.sections import GROUPS
+
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("out", out, str | Path | None)
     main = threading.current_thread() is threading.main_thread()
@@ -101,17 +104,16 @@ def evaluate(
     folder = None if out is None else Path(out)
     if folder is not None:
         # Make the folder before the episodes are played, which may take hours.
-        try:
+        with explain_os_errors(f"out: {folder} cannot be made"):
             make_folder(folder)
-        except OSError as error:
-            reason = error.strerror
-            raise InputError(f"out: {folder} cannot be made: {reason}") from error
     # Build the target and the transfer environments.
     name = title or (folder.name if folder else "")
     # Transfer environments of a file may not import what the user did not name.
     allowed = {*plugins, *texts_in(env)} if from_file else None
+    options = {"name": env} if isinstance(env, str) else env
+    options = check_section("env", options, GROUPS["env"])
     target = EvaluationTarget.from_policies(
-        policy, _env(env), name=name, seed=seed, device=device, plugins=allowed
+        policy, options, name=name, seed=seed, device=device, plugins=allowed
     )
     others = settings.transfer_settings
     transfers = [target.transfer_env(each, episodes) for each in others]
@@ -136,9 +138,8 @@ def _settings(
         raise InputError(
             f"suite: expected a name or a mapping, got {type(suite).__name__}"
         )
-    folder = None if config_dir is None else str(config_dir)
     named = suite if isinstance(suite, str) else "quick"
-    config = compose_only("evaluate", [f"suite={named}"], folder)
+    config = compose_only("evaluate", [f"suite={named}"], config_dir)
     # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:
@@ -146,11 +147,3 @@ def _settings(
                 raise unknown("key of a suite", str(key), SUITE_KEYS)
         config = {**config, **{key: [] for key in SUITE_KEYS}, **suite}
     return EvaluateSettings.from_config(check("evaluate", {**config, **given}))
-
-
-def _env(env: str | Mapping[str, Any]) -> dict[str, Any]:
-    from marl_pool.config.checks import check_section
-    from marl_pool.config.sections import GROUPS
-
-    given = {"name": env} if isinstance(env, str) else env
-    return check_section("env", given, GROUPS["env"])

@@ -72,27 +72,25 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         super().__init__(env)
         seen = {agent: env.observation_space(agent) for agent in env.possible_agents}
         groups = by_name(env, list(seen))
-        self._observations = ObservationPerturber(
-            perturbation, groups, seen, _specs(env), seed
+        self._perturber = Perturber(
+            env, perturbation, groups, seen, env.action_space, seed
         )
-        self._observations.set_actions(env.action_space)
 
     @override
     def observation_space(self, agent: Any) -> spaces.Dict:
-        return self._observations.spaces[agent]
+        return self._perturber.spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Any, Observation], dict[Any, dict[str, Any]]]:
         """Begin the next episode, or the first one of ``seed``."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        return self._observations.begin(observations, seed), infos
+        return self._perturber.begin(observations, seed), infos
 
     @override
     def step(self, actions: dict[Any, Any]) -> Any:
-        self._observations.validate_reset()
-        observations, *rest = self.env.step(self._observations.act(actions))
-        return self._observations.observe(observations), *rest
+        observations, *rest = self.env.step(self._perturber.act(actions))
+        return self._perturber.observe(observations), *rest
 
 
 class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
@@ -105,36 +103,35 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         seed: int = 0,
     ) -> None:
         super().__init__(env)
-        seen = {ALONE: env.observation_space}
-        self._observations = ObservationPerturber(
-            perturbation, {ALONE: [ALONE]}, seen, _specs(env), seed
+        groups, seen = {ALONE: [ALONE]}, {ALONE: env.observation_space}
+        self._perturber = Perturber(
+            env, perturbation, groups, seen, lambda _: env.action_space, seed
         )
-        self._observations.set_actions(lambda _: env.action_space)
-        self.observation_space = self._observations.spaces[ALONE]
+        self.observation_space = self._perturber.spaces[ALONE]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the next episode, or the first one of ``seed``."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._observations.begin({ALONE: observation}, seed)[ALONE], info
+        return self._perturber.begin({ALONE: observation}, seed)[ALONE], info
 
     @override
     def step(self, action: Any) -> Any:
-        self._observations.validate_reset()
-        executed = self._observations.act({ALONE: action})[ALONE]
+        executed = self._perturber.act({ALONE: action})[ALONE]
         observation, *rest = self.env.step(executed)
-        return self._observations.observe({ALONE: observation})[ALONE], *rest
+        return self._perturber.observe({ALONE: observation})[ALONE], *rest
 
 
-class ObservationPerturber:
+class Perturber:
     """A perturbation applied to the observations and actions of one env.
 
     Args:
+        env: the env; of a view of a `BatchedEnv` the tokens' specs are known.
         perturbation: see `perturb_env`.
         groups: names of the agents in each group.
         seen: observation space of each agent.
-        specs: specs of the groups' tokens, if known; by default from the spaces.
+        actions: returns an agent's action space.
         seed: seed of the perturbation.
 
     Attributes:
@@ -143,18 +140,28 @@ class ObservationPerturber:
 
     def __init__(
         self,
+        env: Any,
         perturbation: Perturbation | Mapping[str, Any] | str,
         groups: Mapping[str, Sequence[Any]],
         seen: Mapping[Any, spaces.Space[Any]],
-        specs: Mapping[str, TokenSpec],
+        actions: Callable[[Any], spaces.Space[Any]],
         seed: int,
     ) -> None:
         # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
-        self.specs = {
-            name: _spec(agents[0], seen[agents[0]], specs.get(name))
-            for name, agents in self.groups.items()
-        }
+        view = getattr(env.unwrapped, "view", env.unwrapped)
+        batched = getattr(view, "env", None)
+        known = batched.groups if isinstance(batched, BatchedEnv) else {}
+        self.specs = {}
+        for name, (agent, *_) in self.groups.items():
+            space = seen[agent]
+            spec = token_spec(space) if isinstance(space, spaces.Dict) else None
+            if spec is None:
+                raise InputError(
+                    f"env: agent {agent!r}: expected observations in a Dict of "
+                    f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
+                )
+            self.specs[name] = known[name].tokens if name in known else spec
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         counts = {name: len(agents) for name, agents in self.groups.items()}
@@ -167,24 +174,23 @@ class ObservationPerturber:
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, State] = {}
-        self.actions: dict[str, ActionSpec] = {}
         self.spaces = {
-            agent: self._space(spec, self._num_perturbed(name), self.dtypes[agent])
-            for name, spec in self.specs.items()
-            for agent in self.groups[name]
+            agent: self._space(name, agent)
+            for name, agents in self.groups.items()
+            for agent in agents
         }
-
-    def set_actions(self, space: Callable[[Any], spaces.Space[Any]]) -> None:
-        """Read the agents' action spaces, if actions are perturbed."""
+        self.actions: dict[str, ActionSpec] = {}
         if isinstance(self.perturbation, ActionPerturbation):
             self.actions = {
-                name: ActionSpec.of(space(agents[0]))
+                name: ActionSpec.of(actions(agents[0]))
                 for name, agents in self.groups.items()
                 if self.perturbation.covers(name)
             }
 
     def act(self, actions: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Perturb the actions of the present agents in one step."""
+        """Perturb the actions of the present agents in one step, after a reset."""
+        if not self.states:
+            raise InputError("Cannot call env.step() before calling env.reset()")
         executed = dict(actions)
         for name, spec in self.actions.items():
             # Absent agents do nothing.
@@ -199,11 +205,6 @@ class ObservationPerturber:
                     executed[agent] = action.astype(np.asarray(actions[agent]).dtype)
         return executed
 
-    def validate_reset(self) -> None:
-        """Reject a step before the first reset."""
-        if not self.states:
-            raise InputError("Cannot call env.step() before calling env.reset()")
-
     def begin(
         self, observations: Mapping[Any, Observation], seed: int | None
     ) -> dict[Any, Observation]:
@@ -214,8 +215,7 @@ class ObservationPerturber:
         self.episode = 0 if seed is not None else self.episode + 1
         self.seed = self.seed if seed is None else seed
         self.played += 1
-        numbers = torch.tensor([[0], [self.episode], [self.played]])
-        env_id, episode, played = numbers
+        env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for part, name in enumerate(self.groups):
             tokens = self._tokens(name, observations)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
@@ -255,35 +255,23 @@ class ObservationPerturber:
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 
-    def _num_perturbed(self, name: str) -> int:
-        """Return the number of a group's tokens after the perturbation."""
-        spec, agents = self.specs[name], len(self.groups[name])
-        if not self.perturbation.covers(name):
-            return spec.num_tokens
-        features = torch.zeros(
-            1,
-            agents,
-            spec.num_tokens,
-            spec.num_features,
-            dtype=getattr(torch, spec.dtype),
-        )
-        types = torch.zeros(1, agents, spec.num_tokens, dtype=torch.int64)
-        tokens = Tokens(features, types, types.bool())
-        keys = torch.zeros(1, dtype=torch.int64)
-        seen, _ = self.perturbation(tokens, self.perturbation.start(tokens, keys))
-        return seen.num_tokens
-
-    @staticmethod
-    def _space(
-        spec: TokenSpec, num_tokens: int, dtypes: Mapping[str, Any]
-    ) -> spaces.Dict:
+    def _space(self, name: str, agent: Any) -> spaces.Dict:
+        """Return the space of an agent's observations after the perturbation."""
+        spec, dtypes = self.specs[name], self.dtypes[agent]
+        count = spec.num_tokens
+        if self.perturbation.covers(name):
+            tokens = self._tokens(name, {})
+            tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
+            start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
+            count = self.perturbation(tokens, start)[0].num_tokens
         # Noise is unbounded, except that bytes stay bytes.
         low, high = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
-        shape = (num_tokens, spec.num_features)
         return spaces.Dict(
-            features=spaces.Box(low, high, shape, dtypes["features"]),
-            types=spaces.Box(0, spec.num_types - 1, shape[:1], dtypes["types"]),
-            padding=spaces.Box(0, 1, shape[:1], dtypes["padding"]),
+            features=spaces.Box(
+                low, high, (count, spec.num_features), dtypes["features"]
+            ),
+            types=spaces.Box(0, spec.num_types - 1, (count,), dtypes["types"]),
+            padding=spaces.Box(0, 1, (count,), dtypes["padding"]),
         )
 
 
@@ -300,23 +288,3 @@ def _perturbation(
             f"got {given!r}; choose from {', '.join(perturbation_names())}"
         )
     return given
-
-
-def _spec(agent: Any, space: spaces.Space[Any], known: TokenSpec | None) -> TokenSpec:
-    """Return the spec of an agent's tokens; a known spec has precedence."""
-    spec = token_spec(space) if isinstance(space, spaces.Dict) else None
-    if spec is None:
-        raise InputError(
-            f"env: agent {agent!r}: expected observations in a Dict of "
-            f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
-        )
-    return known or spec
-
-
-def _specs(env: Any) -> dict[str, TokenSpec]:
-    """Return the specs of the groups if the env is a view of a `BatchedEnv`."""
-    view = getattr(env.unwrapped, "view", env.unwrapped)
-    batched = getattr(view, "env", None)
-    if not isinstance(batched, BatchedEnv):
-        return {}
-    return {name: group.tokens for name, group in batched.groups.items()}

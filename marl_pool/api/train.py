@@ -6,8 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.extras import explain_missing_modules, validate_ray_for
+from marl_pool.utils.errors import (
+    InputError,
+    StoppedError,
+    explain_missing_modules,
+    validate_ray_for,
+)
 from marl_pool.utils.text import literal
 
 if TYPE_CHECKING:
@@ -118,11 +122,10 @@ def new_run(
     from marl_pool.callbacks import callback_classes
     from marl_pool.runs import Run, default_path
     from marl_pool.storage.runs import validate_new
-    from marl_pool.training.jobs import JOBS
 
-    callback_classes(JOBS[verb].config.from_plain(config).callbacks)
+    callback_classes(config["callbacks"])
     folder = Path(path or default_path(config))
-    validate_new(folder, config.get("storage"))
+    validate_new(folder, config["storage"])
     run = Run.create(folder, config, verb)
     try:
         yield run
@@ -147,7 +150,7 @@ def perform(
     stop = on_iteration and _after_each_row(run, on_iteration)
     options = {"should_stop": stop} if stop else {}
     try:
-        with run.lock(), mirrored(run, config.get("storage")) as mirror:
+        with run.lock(), mirrored(run, config["storage"]) as mirror:
             JOBS[run.verb].load()(run, config, **options)
     finally:
         run.close()

@@ -3,11 +3,12 @@
 import argparse
 import difflib
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from marl_pool import __version__
-from marl_pool.cli.completion import COMPLETING, complete
 from marl_pool.cli.help import KEYS, STATUS, VERBS
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
@@ -103,18 +104,34 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def answer_shell() -> None:
     """Print the completions that a shell asks for, and exit; otherwise do nothing."""
-    if COMPLETING in os.environ:
-        complete(*_parsers([]))
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    with suppress(ImportError):
+        import argcomplete
+
+        from marl_pool.config.sections import VERBS as COMPOSED
+
+        parser, verbs = _parsers([])
+        # Keys are no arguments of the parser, so that each verb gets one more.
+        for verb in COMPOSED.keys() & verbs.keys():
+            keys: Any = verbs[verb].add_argument("keys", nargs="*")
+            keys.completer = partial(_completions, verb)
+        argcomplete.autocomplete(parser)
+
+
+def _completions(verb: str, prefix: str, **_: Any) -> list[str]:
+    from marl_pool.config.sections import VERBS as COMPOSED
+    from marl_pool.config.sections import options_for
+
+    group, given, _value = prefix.partition("=")
+    if given and group in COMPOSED[verb].config_groups:
+        return [f"{group}={option}" for option in options_for(verb, group)]
+    return [f"{key}=" for key in sorted(COMPOSED[verb].keys)]
 
 
 def print_help() -> None:
     """Print the summary of all verbs."""
     _parsers([])[0].print_help()
-
-
-def flag_of(key: str) -> str:
-    """Return the flag of a key in `KEY_FLAGS`, without its dashes."""
-    return key.rpartition(".")[2].replace("_", "-")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -178,22 +195,23 @@ def _parsers(
     add("sweep", "--search", "search ranges in place of a grid", **flag)
     for verb, keys in KEY_FLAGS.items():
         for key, what in keys.items():
-            name = f"--{flag_of(key)}"
-            add(verb, name, f"{what} ({key})", metavar="X", dest=key)
+            name = key.rpartition(".")[2].replace("_", "-")
+            add(verb, f"--{name}", f"{what} ({key})", metavar="X", dest=key)
 
     # Arguments of the verbs that read runs.
     readers = "evaluate diagnose render"
-    what = "folder or URL of a run, or folder of a policy; or of several runs"
-    new = "new folder for results that belong to no run"
-    add("play", "--port", "port of the page; default: a free one", metavar="N")
+    what = "port of the page; default: a free one"
+    add("play", "--port", what, metavar="N", default="0")
     add("play", "--no-browser", "only print the address", **flag)
     add("play", "--export", "new HTML file that needs no server", metavar="FILE")
     add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
     add("resume", what="folder or URL of the run or sweep", nargs="?", **run)
+    what = "folder or URL of a run, or folder of a policy; or of several runs"
     add(f"{readers} play", what=what, nargs="*", **run)
     add("report", what="folders or URLs of runs", nargs="*", **run)
-    add(readers, "--out", new, metavar="DIR")
+    what = "new folder for results that belong to no run"
+    add(readers, "--out", what, metavar="DIR")
     add(
         f"resume {readers} play report export",
         "--plugin",

@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 
-def composed(
-    verb: str, arguments: Namespace, overrides: list[str]
-) -> dict[str, Any] | None:
+def composed(arguments: Namespace, overrides: list[str]) -> dict[str, Any] | None:
     """Compose and check a configuration; with ``--cfg`` print it and return None."""
-    checked = compose_run(verb, overrides, arguments.config_dir)
+    verb, folder = arguments.verb, arguments.config_dir
+    checked = compose_run(verb, [*overrides, *flags_as_keys(arguments)], folder)
     if not arguments.cfg:
         return checked
     from marl_pool.config import commented
 
-    print(commented(verb, checked, arguments.config_dir), end="")
+    print(commented(verb, checked, folder), end="")
     return None
 
 
@@ -132,7 +131,8 @@ def as_key(key: str, value: str) -> str:
 
 def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -> int:
     """Print the command that resumes, and return the exit status of Ctrl-C."""
-    print(f"marl-pool: stopped; {resume_command(path, *configs)}", file=sys.stderr)
+    command = resume_command(path, *configs)
+    print(f"marl-pool: stopped; resume with: {command}", file=sys.stderr)
     return exit_status(error)
 
 
@@ -142,7 +142,7 @@ def resume_command(path: Path, *configs: Mapping[str, Any]) -> str:
     The plug-ins that ``configs`` name must be allowed by the command.
     """
     flags = plugin_flags(set().union(*map(names.plug_ins_in, configs)))
-    return f"resume with: marl-pool resume {quoted(path)}{flags}"
+    return f"marl-pool resume {quoted(path)}{flags}"
 
 
 def plugin_flags(plugins: Iterable[str]) -> str:

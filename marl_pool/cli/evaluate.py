@@ -1,19 +1,16 @@
-"""Verbs for trained policies: evaluate, diagnose, render and report."""
+"""Verbs for trained policies: evaluate, diagnose, render, play and report."""
 
-from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from typing_extensions import override
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import as_overrides
 from marl_pool.cli.common import (
     composed,
-    flags_as_keys,
     naming_file,
     open_run,
     plugin_flags,
@@ -26,33 +23,29 @@ from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
-    from marl_pool.evaluation.settings import RenderSettings, ReportSettings
+    from marl_pool.evaluation.settings import ReportSettings
     from marl_pool.runs import Run
+
+Act = Callable[..., list[Path]]
+"""Takes a run, settings, and the options of `Reader.opened`; returns files written."""
 
 
 class Reader:
-    """A verb that reads runs and standalone policies.
+    """Reads runs and standalone policies for one verb.
 
     Args:
+        verb: the verb whose keys ``config`` has.
         arguments: parsed flags.
-        env: the composed section ``env``; None without a change.
-        perturbation: the section ``perturbation``, of verbs that have one.
-        **settings: the verb's other keys.
+        config: composed and checked.
     """
 
-    verb: ClassVar[str]
-
     def __init__(
-        self,
-        arguments: Namespace,
-        env: Mapping[str, Any] | None,
-        perturbation: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, verb: str, arguments: Namespace, config: Mapping[str, Any]
     ) -> None:
         from marl_pool.config import VERBS
 
-        self.arguments, self.change, self.perturbation = arguments, env, perturbation
-        self.settings = VERBS[self.verb].settings(**settings)
+        self.verb, self.arguments, self.change = verb, arguments, config["env"]
+        self.settings = VERBS[verb].settings.from_config(config)
 
     @contextmanager
     def opened(
@@ -98,46 +91,29 @@ class Reader:
         with policy.new_run(trained or env, out, self.verb) as run:
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 
-
-class ResultsReader(Reader, ABC):
-    """A verb that writes results of runs and standalone policies."""
-
-    @classmethod
-    def main(cls, arguments: Namespace, overrides: list[str]) -> int:
-        """Compose the settings, and act on one run or on several."""
-        overrides += flags_as_keys(arguments)
-        config = composed(cls.verb, arguments, overrides)
-        if config is None:
-            return 0
-        reader = cls(arguments, **config)
-        if len(arguments.run) < 2:
-            path = next(iter(arguments.run), None)
-            written = reader.on_one(path, arguments.out)
-            print_paths(written)
-            flags = plugin_flags(arguments.plugin)
-            commands = cls.next_commands(written[0].parent.parent)
-            print_next(*(f"{command}{flags}" for command in commands))
-        else:
-            reader.on_several()
-        return 0
-
-    def on_one(self, path: str | None, out: str | None = None) -> list[Path]:
+    def one(self, act: Act, path: str | None, out: str | None = None) -> list[Path]:
         """Act on one run or policy, and return the files written."""
         with self.opened(path, out) as (run, options):
-            return self.act(run, **options)
+            return act(run, self.settings, **options)
 
-    @staticmethod
-    def next_commands(run: Path) -> list[str]:
-        """Return commands that may follow, given the folder with the results."""
-        return []
+    def only(self, act: Act, *following: str) -> int:
+        """Act on the one run or policy of the command; print the verbs that follow."""
+        path = next(iter(self.arguments.run), None)
+        written = self.one(act, path, self.arguments.out)
+        print_paths(written)
+        run = quoted(written[0].parent.parent)
+        flags = plugin_flags(self.arguments.plugin)
+        print_next(*(f"marl-pool {verb} {run}{flags}" for verb in following))
+        return 0
 
-    @abstractmethod
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        """Do the work on one run, with the options of `opened`."""
-
-    @abstractmethod
-    def on_several(self) -> None:
-        """Act on several runs, and compare them."""
+    def each(self, act: Act) -> list[Path]:
+        """Act on each of several runs, and return the JSON files written."""
+        documents = []
+        for path in self.arguments.run:
+            written = self.one(act, path)
+            print_paths(written)
+            documents += [file for file in written if file.suffix == ".json"]
+        return documents
 
     def open_all(self) -> "list[Run]":
         """Open all runs but standalone policies; the work on them may take hours."""
@@ -148,90 +124,154 @@ class ResultsReader(Reader, ABC):
         paths = self.arguments.run
         return [open_run(self.verb, p) for p in paths if not find_standalone(p, None)]
 
-    def write_documents(self) -> list[Path]:
-        """Act on each of several runs, and return the JSON files written."""
-        documents = []
-        for path in self.arguments.run:
-            written = self.on_one(path)
-            print_paths(written)
-            documents += [file for file in written if file.suffix == ".json"]
-        return documents
 
-
-class Evaluate(ResultsReader):
+def evaluate(arguments: Namespace, overrides: list[str]) -> int:
     """Measure runs or policies under perturbations."""
-
-    verb = "evaluate"
-
-    @override
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        from marl_pool.evaluation.run import evaluate_run
-        from marl_pool.studies.attention_neuron.analyses import analyse_run
-
-        evaluated = evaluate_run(run, self.settings, **options)
-        return evaluated.paths + analyse_run(evaluated, self.settings)
-
-    @staticmethod
-    @override
-    def next_commands(run: Path) -> list[str]:
-        path = quoted(run)
-        return [f"marl-pool render {path}", f"marl-pool report {path}"]
-
-    @override
-    def on_several(self) -> None:
-        if self.arguments.out is not None:
-            raise InputError("--out: expected a single policy, got several")
-        self.open_all()
-        self.write_documents()
+    config = composed(arguments, overrides)
+    if config is None:
+        return 0
+    reader = Reader("evaluate", arguments, config)
+    if len(arguments.run) < 2:
+        return reader.only(_evaluate_run, "render", "report")
+    if arguments.out is not None:
+        raise InputError("--out: expected a single policy, got several")
+    reader.open_all()
+    reader.each(_evaluate_run)
+    return 0
 
 
-class Diagnose(ResultsReader):
+def _evaluate_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
+    from marl_pool.evaluation.run import evaluate_run
+    from marl_pool.studies.attention_neuron.analyses import analyse_run
+
+    evaluated = evaluate_run(run, settings, **options)
+    return evaluated.paths + analyse_run(evaluated, settings)
+
+
+def diagnose(arguments: Namespace, overrides: list[str]) -> int:
     """Measure how much signal pooling heads keep, and compare several runs."""
+    config = composed(arguments, overrides)
+    if config is None:
+        return 0
+    reader = Reader("diagnose", arguments, config)
+    if len(arguments.run) < 2:
+        return reader.only(_diagnose_run)
+    runs = reader.open_all()
+    from marl_pool.evaluation.comparable import validate_comparable
+    from marl_pool.evaluation.diagnosis.run import compare
 
-    verb = "diagnose"
-
-    @override
-    def act(self, run: "Run", **options: Any) -> list[Path]:
-        from marl_pool.evaluation.diagnosis.run import diagnose_run
-
-        return diagnose_run(run, self.settings, **options)
-
-    @override
-    def on_several(self) -> None:
-        runs = self.open_all()
-        from marl_pool.evaluation.comparable import validate_comparable
-        from marl_pool.evaluation.diagnosis.run import compare
-
-        validate_comparable(runs)
-        print_paths(compare(self.write_documents(), self.arguments.out))
+    validate_comparable(runs)
+    print_paths(compare(reader.each(_diagnose_run), arguments.out))
+    return 0
 
 
-class Render(ResultsReader):
+def _diagnose_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
+    from marl_pool.evaluation.diagnosis.run import diagnose_run
+
+    return diagnose_run(run, settings, **options)
+
+
+def render(arguments: Namespace, overrides: list[str]) -> int:
     """Write a video of a run or a policy, or of several side by side."""
+    config = composed(arguments, overrides)
+    if config is None:
+        return 0
+    reader, perturbation = Reader("render", arguments, config), config["perturbation"]
 
-    verb = "render"
-    settings: "RenderSettings"
-
-    @override
-    def act(self, run: "Run", **options: Any) -> list[Path]:
+    def render_one(run: "Run", settings: Any, **options: Any) -> list[Path]:
         from marl_pool.evaluation.video.render import render_run
 
-        options |= {"perturbation": self.perturbation}
-        return [render_run(run, self.settings, **options)]
+        return [render_run(run, settings, perturbation=perturbation, **options)]
 
-    @override
-    def on_several(self) -> None:
-        from marl_pool.evaluation.standalone import results_folder
-        from marl_pool.evaluation.video.render import load_target, render_side_by_side
+    if len(arguments.run) < 2:
+        return reader.only(render_one)
+    from marl_pool.evaluation.standalone import results_folder
+    from marl_pool.evaluation.video.render import load_target, render_side_by_side
 
-        folder = results_folder("videos", self.arguments.out)
-        targets: dict[str, EvaluationTarget] = {}
-        for path in self.arguments.run:
-            name = path if Path(path).name in targets else Path(path).name
-            with self.opened(path) as (run, options):
-                targets[name] = load_target(run, self.settings, **options)
-        video = render_side_by_side(folder, targets, self.settings, self.perturbation)
-        print_paths([video])
+    folder = results_folder("videos", arguments.out)
+    targets: dict[str, EvaluationTarget] = {}
+    for path in arguments.run:
+        name = path if Path(path).name in targets else Path(path).name
+        with reader.opened(path) as (run, options):
+            targets[name] = load_target(run, reader.settings, **options)
+    print_paths([render_side_by_side(folder, targets, reader.settings, perturbation)])
+    return 0
+
+
+def play(arguments: Namespace, overrides: list[str]) -> int:
+    """Serve a live page of runs or policies, or export one.
+
+    Raises:
+        StoppedError: an environment exceeded ``env_timeout``.
+    """
+    if arguments.export is None:
+        import websockets  # noqa: F401 - missing ones are told before any loading
+    port = arguments.port
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise InputError(f"--port: expected a number from 0 to 65535, got {port!r}")
+    config = composed(arguments, overrides)
+    if config is None:
+        return 0
+    reader = Reader("play", arguments, config)
+    settings = reader.settings
+    # A device would only add its latency to single environments.
+    if settings.device != "cpu":
+        raise InputError(f"device: expected cpu, got {settings.device}")
+    targets = _load(reader)
+    from marl_pool.evaluation.loading import computing
+
+    if arguments.export is not None:
+        from marl_pool.play.export import export
+
+        with computing(settings.threads, env_timeout=settings.env_timeout):
+            page = export(targets, Path(arguments.export), settings.seed)
+        print_paths([page])
+        return 0
+    from marl_pool.play import server
+    from marl_pool.play.session import Session
+
+    # Ctrl-C is the way to end it.
+    with (
+        computing(settings.threads, settings.kernels, settings.env_timeout),
+        suppress(KeyboardInterrupt),
+    ):
+        server.play(
+            lambda: Session(targets, settings.seed, settings.stochastic),
+            port=int(port),
+            browser=not arguments.no_browser,
+        )
+    return 0
+
+
+def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
+    """Load all policies by the name of their run; they play in equal environments.
+
+    Raises:
+        InputError: policies of different environments.
+    """
+    from marl_pool.evaluation.loading import EvaluationTarget
+    from marl_pool.evaluation.standalone import find_standalone
+
+    targets: dict[str, EvaluationTarget] = {}
+    for path in reader.arguments.run or [None]:
+        alone = find_standalone(path, reader.settings.pretrained)
+        # A standalone policy needs a run for as long as it is read.
+        with TemporaryDirectory() as folder:
+            out = str(Path(folder) / alone.name) if alone else None
+            with reader.opened(path, out) as (run, options):
+                target = EvaluationTarget.from_run(run, reader.settings, **options)
+        number = f" ({len(targets) + 1})" if target.source in targets else ""
+        targets[target.source + number] = target
+    first, *others = targets.items()
+    for name, target in others:
+        for key in {**first[1].env, **target.env}:
+            ours, its = first[1].env.get(key), target.env.get(key)
+            if ours != its:
+                raise InputError(
+                    f"play: expected policies of one environment, got env.{key} = "
+                    f"{ours} in {first[0]} and {its} in {name}"
+                )
+    return targets
 
 
 def report(arguments: Namespace, overrides: list[str]) -> int:
@@ -244,7 +284,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     own = [text for text in overrides if parse(text).key_or_group in keys]
     others = [text for text in overrides if text not in own]
     # Compose the settings of the page.
-    config = composed("report", arguments, own)
+    config = composed(arguments, own)
     if config is None:
         return 0
     settings = ReportSettings(**config)
@@ -307,7 +347,8 @@ def _evaluate_missing(
                 f"evaluated, got {how[key]}"
             )
     for run in lacking:
-        print_paths(Evaluate(arguments, **how).on_one(str(run.path)))
+        reader = Reader("evaluate", arguments, how)
+        print_paths(reader.one(_evaluate_run, str(run.path)))
 
 
 def _env(

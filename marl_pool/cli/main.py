@@ -6,16 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from marl_pool.cli import evaluate as measuring
-from marl_pool.cli import export as exporting
-from marl_pool.cli import inspect as listing
-from marl_pool.cli import play as playing
 from marl_pool.cli import show as showing
+from marl_pool.cli import tools
 from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
-from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.extras import explain_missing_modules
+from marl_pool.utils.errors import InputError, StoppedError, explain_missing_modules
 from marl_pool.utils.text import printable
 
 VERBS = {
@@ -23,20 +20,20 @@ VERBS = {
     "sweep": making.sweep,
     "evolve": making.train,
     "clone": making.train,
-    "fit": making.fit,
+    "fit": making.train,
     "resume": making.resume,
-    "evaluate": measuring.Evaluate.main,
-    "diagnose": measuring.Diagnose.main,
-    "render": measuring.Render.main,
-    "play": playing.Play.main,
+    "evaluate": measuring.evaluate,
+    "diagnose": measuring.diagnose,
+    "render": measuring.render,
+    "play": measuring.play,
     "report": measuring.report,
-    "export": exporting.export,
-    "import-weights": listing.import_weights,
-    "check-env": listing.check_env,
+    "export": tools.export,
+    "import-weights": tools.import_weights,
+    "check-env": tools.check_env,
     "show": showing.show,
     "ls": showing.ls,
-    "list": listing.list_registered,
-    "help": listing.show_help,
+    "list": tools.list_registered,
+    "help": tools.show_help,
 }
 """Functions from flags and overrides to the exit status."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit", "check-env")

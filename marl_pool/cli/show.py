@@ -2,7 +2,6 @@
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         print(f"{name + ':':<12}{printable(text)}")
     commands = following(run)
     if total and done < total and state != "training":
-        commands.insert(0, resume_command(run.path, run.config).partition(": ")[2])
+        commands.insert(0, resume_command(run.path, run.config))
     for place, command in enumerate(commands):
         print(f"{'' if place else 'next:':<12}{command}")
     return 0
@@ -52,24 +51,19 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
 
 def ls(arguments: Namespace, overrides: list[str]) -> int:
     """Print a table of the runs in a folder."""
+    from marl_pool.runs import CONFIG
     from marl_pool.utils.tables import print_table
 
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a folder with runs, got none")
-    rows = [_row(path, folder) for path in _runs_in(folder)]
+    runs = {file.parent for depth in DEPTHS for file in folder.glob(depth + CONFIG)}
+    rows = [_row(path, folder) for path in sorted(runs)]
     if not rows:
         raise InputError(f"{folder}: expected a folder with runs, got none in it")
     columns = ["run", "parts", "state", "done", "best", "evaluated"]
     print_table(columns, rows, title=str(folder), num_names=3)
     return 0
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    from marl_pool.runs import CONFIG
-
-    found = {file.parent for depth in DEPTHS for file in folder.glob(depth + CONFIG)}
-    yield from sorted(found)
 
 
 def _row(path: Path, folder: Path) -> list[str]:

@@ -10,49 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import new_run, perform
-from marl_pool.cli.common import (
-    as_key,
-    composed,
-    flags_as_keys,
-    following,
-    naming_file,
-    open_run,
-    print_next,
-    print_paths,
-    reading,
-    resume_command,
-    stopped,
-)
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import validate_module, validate_ray, validate_ray_for
+from marl_pool.cli import common
+from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
     from marl_pool.runs import Run
-    from marl_pool.sweeps import MakeTrial, Sweep, Trial
-
+    from marl_pool.sweeps import Sweep, Trial
+    from marl_pool.training.jobs import Job
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
 
 
 def train(arguments: Namespace, overrides: list[str]) -> int:
-    """Train a new run, by the verb ``train``, ``evolve``, ``clone`` or ``fit``."""
+    """Train a new run by its verb; of a fit, perhaps only estimate the cost."""
     verb = arguments.verb
-    overrides += flags_as_keys(arguments)
-    config = composed(verb, arguments, overrides)
+    config = common.composed(arguments, overrides)
     if config is None:
         return 0
-    if not arguments.or_resume:
-        with new_run(verb, config, arguments.run_dir) as run:
-            return _run_training(run, config)
-    begun = _begun(verb, config, arguments.run_dir)
+    if verb == "fit" and arguments.dry_run:
+        from marl_pool.training.supervised.fit import price
+        from marl_pool.training.supervised.settings import FitConfig
+
+        with tempfile.TemporaryDirectory() as folder:
+            print(price(FitConfig.from_plain(config), Path(folder)))
+        return 0
+    again = arguments.or_resume
+    begun = _begun(verb, config, arguments.run_dir) if again else None
     if begun is not None:
         return _continue(begun, config) or _unfinished(begun, config)
     with new_run(verb, config, arguments.run_dir) as run:
-        return _run_training(run, config) or _unfinished(run, config)
+        status = _run_training(run, config)
+        return status or (_unfinished(run, config) if again else 0)
 
 
 def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
@@ -68,7 +60,7 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
     # On an empty disk the run comes from its mirror.
-    restore(Path(path), _storage(verb, config))
+    restore(Path(path), config["storage"])
     if not Path(path, CONFIG).is_file():
         return None
     run = Run.open(path)
@@ -76,46 +68,24 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     return run
 
 
-def fit(arguments: Namespace, overrides: list[str]) -> int:
-    """Fit a new supervised run, or estimate its cost."""
-    if not arguments.dry_run:
-        return train(arguments, overrides)
-    config = composed("fit", arguments, overrides)
-    if config is not None:
-        from marl_pool.training.supervised.fit import price
-        from marl_pool.training.supervised.settings import FitConfig
-
-        with tempfile.TemporaryDirectory() as folder:
-            print(price(FitConfig.from_plain(config), Path(folder)))
-    return 0
-
-
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
-    overrides += flags_as_keys(arguments)
-    from marl_pool.config import (
-        STUDIES,
-        check,
-        commented,
-        compose_only,
-        plan_search,
-        plan_sweep,
-    )
+    overrides += common.flags_as_keys(arguments)
+    from marl_pool import config
     from marl_pool.sweeps import Sweep, default_path
 
     # Compose and check all trials, which finds mistakes in any of them.
-    verb, make_plan = arguments.trained_by, plan_sweep
-    if arguments.search:
-        make_plan = plan_search
-    plan = make_plan(overrides, arguments.config_dir, verb)
+    verb, folder = arguments.trained_by, arguments.config_dir
+    make_plan = config.plan_search if arguments.search else config.plan_sweep
+    plan = make_plan(overrides, folder, verb)
     if plan.search:
         validate_module("optuna")
     # Print the study that the trials have in common.
     if arguments.cfg:
-        study = STUDIES[verb]
-        whole = compose_only(study, plan.overrides, arguments.config_dir)
-        checked = check(study, {**whole, "grid": plan.grid})
-        print(commented(study, checked, arguments.config_dir), end="")
+        study = config.STUDIES[verb]
+        whole = config.compose_only(study, plan.overrides, folder)
+        checked = config.check(study, {**whole, "grid": plan.grid})
+        print(config.commented(study, checked, folder), end="")
         return 0
     # Choose a folder without an earlier sweep.
     first = plan.examples[0].config
@@ -127,7 +97,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         from marl_pool.storage.runs import restore_sweep
 
         # On an empty disk the sweep comes from its mirror.
-        restore_sweep(Path(path), _storage(verb, first))
+        restore_sweep(Path(path), first["storage"])
     if arguments.or_resume and Sweep.is_at(path):
         begun = _same_sweep(Sweep.open(path), plan, verb)
         return _run_sweep(begun, plan, arguments.dry_run, again=True)
@@ -137,11 +107,11 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         )
     _validate_new_sweep(Path(path))
     space = plan.search and plan.search.space
-    new = Sweep(path, plan.grid, plan.overrides, arguments.config_dir, verb, space)
+    new = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
-        validate_new(new.path, first.get("storage"))
+        validate_new(new.path, first["storage"])
     return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
 
 
@@ -180,17 +150,24 @@ def _run_sweep(
     from marl_pool.sweeps import TRIALS, proposal_name
 
     own: dict[str, Any] = {}
-    storage = _storage(sweep.verb, plan.examples[0].config)
+    storage = plan.examples[0].config["storage"]
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
         own["storage"] = f"{sweep.mirror.url}/{TRIALS}"
         restore_proposals(sweep, sweep.mirror)
     # A search continues with the trials that it proposed.
-    search = plan.search
-    if search is not None:
+    if search := plan.search:
+        compose = search.make
+
+        def make(name: str, values: Mapping[str, Any]) -> "Trial":
+            trial = compose(name, values)
+            trial.config.update(own)
+            return trial
+
+        search = search._replace(make=make)
         for number, proposal in enumerate(sweep.proposals()):
-            plan.trials.append(search.make(proposal_name(number), proposal.values))
+            plan.trials.append(make(proposal_name(number), proposal.values))
     # Trials that ran on another machine, or before this one, are in the storage.
     for trial in plan.trials if own else ():
         restore(sweep.run_path(trial), own["storage"])
@@ -203,29 +180,34 @@ def _run_sweep(
             trial.config.update(own)
         # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
-        validate_ray()
+        validate_module("ray")
         from marl_pool.training.settings import SweepSettings
         from marl_pool.training.sweep.run import run_sweep
 
         # Run the trials, until all have ended or Ctrl-C stops them.
         settings = SweepSettings(**plan.settings)
         try:
-            search = search and search._replace(make=_with(own, search.make))
             failed = run_sweep(sweep, plan.trials, settings, dry_run, search)
         except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
                 raise
             configs = (trial.config for trial in plan.trials)
-            return stopped(error, sweep.path, *configs)
+            return common.stopped(error, sweep.path, *configs)
     # Report the results and the failures.
     if not dry_run:
-        print_paths([sweep.path, sweep.table_path])
+        common.print_paths([sweep.path, sweep.table_path])
     for name, reason in failed.items():
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
     if not dry_run:
-        print_next(*_following_sweep(sweep))
+        path = quoted(sweep.path)
+        # A fit has no policy to evaluate.
+        reads = ("evaluate", "report") if sweep.verb == "train" else ()
+        common.print_next(
+            f"marl-pool ls {path}",
+            *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
+        )
     # A trial that its time limit ended needs another try.
     ended = {
         proposal_name(number)
@@ -236,24 +218,6 @@ def _run_sweep(
     runs = [sweep.run(trial) for trial in tried] if again and not dry_run else []
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
-
-
-def _following_sweep(sweep: "Sweep") -> list[str]:
-    """Return commands that may follow a sweep; a fit has no policy to evaluate."""
-    path, trials = quoted(sweep.path), f"{quoted(sweep.path)}/trials/*"
-    reads = [f"marl-pool evaluate {trials}", f"marl-pool report {trials}"]
-    return [f"marl-pool ls {path}", *(reads if sweep.verb == "train" else [])]
-
-
-def _with(own: Mapping[str, Any], make: "MakeTrial") -> "MakeTrial":
-    """Add keys of the sweep to the trials that are composed."""
-
-    def made(name: str, values: Mapping[str, Any]) -> "Trial":
-        trial = make(name, values)
-        trial.config.update(own)
-        return trial
-
-    return made
 
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
@@ -267,10 +231,10 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
         # The run is mirrored where it comes from.
         url = arguments.run.rstrip("/")
         arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
-        overrides = [*overrides, as_key("storage", storage)]
+        overrides = [*overrides, common.as_key("storage", storage)]
     given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
     command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
-    with reading(arguments, overrides, " ".join(command)):
+    with common.reading(arguments, overrides, " ".join(command)):
         if arguments.run is None or not Sweep.is_at(arguments.run):
             return _resume_run(arguments, overrides)
         with trust(allowed(), arguments.run):
@@ -283,13 +247,13 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.training.jobs import JOBS
 
     # Find what trained the run.
-    run = open_run(arguments.verb, arguments.run)
+    run = common.open_run(arguments.verb, arguments.run)
     if run.verb not in JOBS:
         raise InputError(f"{run.path}: made by {run.verb!r}, which cannot be resumed")
     job = JOBS[run.verb]
     _validate_keys(job.controls, overrides)
     with trust(allowed(), run.path, config=run.config):
-        with naming_file(run.path / CONFIG):
+        with common.naming_file(run.path / CONFIG):
             # Complete a configuration that an earlier version wrote: `Job` reads it.
             complete = check(run.verb, run.config)
             _validate_same_network(run.config, complete)
@@ -300,36 +264,28 @@ def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
 
 def _continue(run: "Run", config: dict[str, Any]) -> int:
     """Train a run from its newest checkpoint on."""
-    from marl_pool.training.jobs import JOBS
-
     # A raised limit adds training; otherwise the run may be complete.
     if _is_finished(run, config):
         run.recover()
-        job = JOBS[run.verb]
+        job = _job(run.verb)
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
-        return _mirror_again(run, config)
+        # Send what its mirror lacks.
+        if config["storage"] is None:
+            return 0
+        from marl_pool.storage.runs import mirrored
+
+        with run.lock(), mirrored(run, config["storage"]) as mirror:
+            pass
+        return _mirror_status(mirror.problem if mirror else "")
     validate_ray_for(run.verb, config)
     return _run_training(run, config)
 
 
-def _mirror_again(run: "Run", config: Mapping[str, Any]) -> int:
-    """Send what a finished run's mirror lacks; return the exit status."""
-    from marl_pool.storage.runs import mirrored
-
-    storage = _storage(run.verb, config)
-    if storage is None:
-        return 0
-    with run.lock(), mirrored(run, storage) as mirror:
-        pass
-    return _mirror_status(mirror.problem if mirror else "")
-
-
-def _storage(verb: str, config: Mapping[str, Any]) -> str | None:
+def _job(verb: str) -> "Job":
     from marl_pool.training.jobs import JOBS
 
-    storage: str | None = JOBS[verb].config.from_plain(config).storage
-    return storage
+    return JOBS[verb]
 
 
 def _mirror_status(problem: str) -> int:
@@ -361,9 +317,8 @@ def _validate_same_network(
 
 def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     from marl_pool.config import parse, plan_grid, plan_space
-    from marl_pool.training.jobs import JOBS
 
-    _validate_keys((*JOBS[sweep.verb].controls, "sweep"), overrides)
+    _validate_keys((*_job(sweep.verb).controls, "sweep"), overrides)
     swept = {*sweep.grid, *(sweep.space or ())}
     for key in {parse(text).key_or_group for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
@@ -389,9 +344,7 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def _is_finished(run: "Run", config: Mapping[str, Any]) -> bool:
-    from marl_pool.training.jobs import JOBS
-
-    job = JOBS[run.verb]
+    job = _job(run.verb)
     return job.saved(run) >= job.total(config)
 
 
@@ -401,27 +354,24 @@ def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
-    from marl_pool.training.jobs import JOBS
-
-    job, began = JOBS[run.verb], time.monotonic()
+    job, began = _job(run.verb), time.monotonic()
     try:
         problem = perform(run, config)
     except KeyboardInterrupt as error:
         if run.is_unused:
             raise  # there is nothing to resume
-        return stopped(error, run.path, config)
+        return common.stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
-    limit = job.config.from_plain(config).time_limit
-    if limit is not None and not _is_finished(run, config):
-        way = resume_command(run.path, config)
-        print(f"marl-pool: time_limit is over; {way}", file=sys.stderr)
+    if config["time_limit"] is not None and not _is_finished(run, config):
+        way = common.resume_command(run.path, config)
+        print(f"marl-pool: time_limit is over; resume with: {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
     written = (run.metrics_path, run.policy_dir, *results)
-    print_paths([run.path, *filter(Path.exists, written)])
+    common.print_paths([run.path, *filter(Path.exists, written)])
     from marl_pool.utils.progress import duration
 
     result = f"best {run.best}; " if run.best else ""
     print(f"{result}took {duration(time.monotonic() - began)}", file=sys.stderr)
-    print_next(*following(run))
+    common.print_next(*common.following(run))
     return _mirror_status(problem)

@@ -1,37 +1,17 @@
 """Configurations: composed by Hydra, checked against constructors' signatures."""
 
-from marl_pool.config.checks import check
-from marl_pool.config.compose import (
-    assign,
-    check_composed,
-    compose,
-    compose_only,
-    parse,
-)
-from marl_pool.config.describe import commented
-from marl_pool.config.grid import (
-    STUDIES,
-    plan_grid,
-    plan_search,
-    plan_space,
-    plan_sweep,
-)
-from marl_pool.config.sections import VERBS, files_of, registry
-
-__all__ = [
-    "STUDIES",
-    "VERBS",
-    "assign",
-    "check",
-    "check_composed",
-    "commented",
-    "compose",
-    "compose_only",
-    "files_of",
-    "parse",
-    "plan_grid",
-    "plan_search",
-    "plan_space",
-    "plan_sweep",
-    "registry",
-]
+from marl_pool.config.checks import check as check
+from marl_pool.config.compose import assign as assign
+from marl_pool.config.compose import check_composed as check_composed
+from marl_pool.config.compose import compose as compose
+from marl_pool.config.compose import compose_only as compose_only
+from marl_pool.config.compose import parse as parse
+from marl_pool.config.describe import commented as commented
+from marl_pool.config.grid import STUDIES as STUDIES
+from marl_pool.config.grid import plan_grid as plan_grid
+from marl_pool.config.grid import plan_search as plan_search
+from marl_pool.config.grid import plan_space as plan_space
+from marl_pool.config.grid import plan_sweep as plan_sweep
+from marl_pool.config.sections import VERBS as VERBS
+from marl_pool.config.sections import files_of as files_of
+from marl_pool.config.sections import registry as registry

@@ -63,48 +63,34 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_key(key, choices)
     checked |= check_settings(kind.settings, given)
     # Check the values that are sections themselves.
-    if "perturbations" in checked:
-        checked["perturbations"] = [
-            _check_severities(f"perturbations[{i}]", entry)
-            for i, entry in enumerate(checked["perturbations"])
-        ]
-    if "transfer" in checked:
-        checked["transfer"] = [
-            _check_transfer(f"transfer[{i}]", entry)
-            for i, entry in enumerate(checked["transfer"])
-        ]
+    entries = {"perturbations": _check_severities, "transfer": _check_transfer}
+    for key, check_entry in entries.items():
+        if key in checked:
+            numbered = enumerate(checked[key])
+            checked[key] = [check_entry(f"{key}[{i}]", each) for i, each in numbered]
     # Check changes of the environment against its options.
     for holder, key, where in (
         (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
         (checked, "fitness_env", "fitness_env"),
     ):
-        if holder.get(key):
-            holder[key] = _check_env_change(where, checked["env"], holder[key])
+        if change := holder.get(key):
+            env = checked["env"]
+            if "name" in change:
+                raise InputError(
+                    f"{where}.name: expected options of the env {env['name']}, got "
+                    f"{change['name']!r}"
+                )
+            whole = check_group(where, {**env, **change}, GROUPS["env"])
+            holder[key] = {option: whole[option] for option in change}
     return checked
-
-
-def _check_env_change(
-    where: str, env: Mapping[str, Any], change: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Check options of the env that differ for one purpose."""
-    if "name" in change:
-        raise InputError(
-            f"{where}.name: expected options of the env {env['name']}, got "
-            f"{change['name']!r}"
-        )
-    whole = check_group(where, {**env, **change}, GROUPS["env"])
-    return {key: whole[key] for key in change}
 
 
 def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
     checked = check_settings(TransferSettings, entry, where)
     # Collect the options of all registered environments.
     group = GROUPS["env"]
-    known = {
-        key
-        for target in group.names().values()
-        for key in options_of(load(target), group.context)
-    }
+    classes = map(load, group.names().values())
+    known = {key for cls in classes for key in options_of(cls, group.context)}
     for key in checked["env"]:
         if key in group.context:
             raise InputError(

@@ -6,13 +6,12 @@ signature, so every override of a key may add it, and the check that follows rej
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,7 +19,6 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from marl_pool.config.checks import check
 from marl_pool.config.sections import (
@@ -36,7 +34,7 @@ from marl_pool.config.sections import (
     unsuited,
 )
 from marl_pool.config.source import SignatureSource
-from marl_pool.config.wording import not_composed, unresolved, wrong_override
+from marl_pool.config.wording import one_line_errors, wrong_override
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.reading import YAML_BYTES, read_bytes
@@ -135,7 +133,7 @@ def _compose(verb: str, *lines: str) -> tuple[DictConfig, dict[str, Any]]:
     """Compose by Hydra, which takes a tenth of a second; nobody changes the result."""
     Plugins.instance().register(SignatureSource)
     with (
-        _one_line_errors(verb),
+        one_line_errors(verb),
         initialize_config_dir(str(CONFIGS), version_base="1.3"),
     ):
         composed = hydra_compose(verb, [*lines], return_hydra_config=True)
@@ -153,7 +151,7 @@ def resolve(
         InputError: an interpolation of a missing key; or a resolver, such as
             ``${oc.env:NAME}``, in a file that may be another person's.
     """
-    with _one_line_errors(verb):
+    with one_line_errors(verb):
         # Copy before changing: compositions are cached.
         if values:
             composed = copy.deepcopy(composed)
@@ -173,16 +171,6 @@ def resolve(
             composed, resolve=True, throw_on_missing=True
         )
         return {str(key): value for key, value in plain.items()}
-
-
-@contextmanager
-def _one_line_errors(verb: str) -> Iterator[None]:
-    try:
-        yield
-    except OmegaConfBaseException as error:
-        raise unresolved(verb, error) from error
-    except (HydraException, yaml.YAMLError) as error:
-        raise not_composed(verb, error) from error
 
 
 def parse(text: str) -> Override:

@@ -56,14 +56,11 @@ def commented_options(kind: str, name: str) -> str:
     named = {"strategies": "evolution", "policies": "policy"}
     group = GROUPS.get(named.get(kind, kind.removesuffix("s")))
     options = options_of(cls, group.context if group else frozenset())
-    about, lines = (
-        meanings(cls),
-        _comment(cleandoc(cls.__doc__ or "").partition("\n")[0]),
-    )
+    notes, lines = dict(explanations(cls)), _comment(_summary(cls))
     for key, option in options.items():
-        lines += _comment(f"{about.get(key, '')} [{describe(option.annotation)}]")
         default = to_jsonable_python(option.default, fallback=str)
-        lines.append(f"{key}: {'???' if option.required else _flow(default)}")
+        text = "???" if option.required else _flow(default)
+        lines += [*notes[key], f"{key}: {text}"]
     return "\n".join(lines) + "\n"
 
 
@@ -93,12 +90,15 @@ def _explained(
         return
     # Explain the class and its options, then the parts in it.
     cls = resolve(name, section.names(), prefix.rstrip("."), load(section.base))
-    summary = cleandoc(cls.__doc__ or "").partition("\n")[0]
-    yield f"{prefix}name", _comment(summary)
+    yield f"{prefix}name", _comment(_summary(cls))
     yield from explanations(cls, prefix)
     for part, group in section.parts.items():
         if config.get(part):
             yield from _explained(GROUPS[group], config[part], f"{prefix}{part}.")
+
+
+def _summary(cls: type) -> str:
+    return cleandoc(cls.__doc__ or "").partition("\n")[0]
 
 
 def _comment(text: str) -> list[str]:
@@ -130,7 +130,5 @@ def _lines(
 
 
 def _flow(value: Any) -> str:
-    text = str(
-        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e4)
-    )
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e4)
     return text.removesuffix("...\n").rstrip()

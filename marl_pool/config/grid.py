@@ -1,10 +1,11 @@
-"""The trials of a sweep: a grid of values, composed and checked one by one."""
+"""The trials of a sweep, composed and checked: of a grid, or of a search in ranges."""
 
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice, product
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +21,12 @@ from marl_pool.config.compose import (
     resolve,
 )
 from marl_pool.config.sections import VERBS
-from marl_pool.config.space import (
-    probes_of,
-    split_space,
-    validate_no_ranges,
-    validate_space,
-)
 from marl_pool.envs.options import expand_counts
 from marl_pool.sweeps import (
+    CHOICE,
+    INT_UNIFORM,
+    LOG_UNIFORM,
+    UNIFORM,
     Grid,
     MakeTrial,
     SearchPlan,
@@ -50,6 +49,15 @@ SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
 """Keys of a sweep that only a search has."""
 MOST_TRIALS = 10_000
+CALL = re.compile(r"([^=]+)=(\w+)\((.*)\)", re.DOTALL)
+"""An override whose value is the call of a function."""
+RANGES = (UNIFORM, LOG_UNIFORM, INT_UNIFORM)
+EXPECTED = (
+    f"{CHOICE}(a,b), {UNIFORM}(low,high), {LOG_UNIFORM}(low,high) or "
+    f"{INT_UNIFORM}(low,high)"
+)
+CASTS = {"bool", "float", "int", "json_str", "str"}
+"""Functions of Hydra that give one value."""
 
 
 class Plan(NamedTuple):
@@ -95,9 +103,14 @@ def plan_sweep(
             value, or two equal trials. The message names key and trial.
     """
     # Separate the grid from the overrides of all trials.
-    validate_no_ranges(overrides)
-    for key in (text.partition("=")[0] for text in overrides):
-        if key in SEARCH_ONLY:
+    for text in overrides:
+        call = CALL.fullmatch(text)
+        if call and call[2] in RANGES:
+            raise InputError(
+                f"{call[1]}: expected values, such as a,b, got {call[2]}({call[3]}); "
+                "a range needs --search"
+            )
+        if (key := text.partition("=")[0]) in SEARCH_ONLY:
             raise InputError(f"{key}: expected --search, got a grid")
     fixed, swept = _split(overrides)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
@@ -115,7 +128,7 @@ def plan_grid(
 ) -> Plan:
     """Compose and check the trials of a grid; see `plan_sweep`."""
     settings, make = _composer(fixed, config_dir, verb)
-    _validate_number("grid", prod(map(len, grid.values())))
+    _validate_number("grid", math.prod(map(len, grid.values())))
     # Compose and check each combination.
     trials, names = [], dict[str, str]()
     for combination in product(*grid.values()):
@@ -149,7 +162,7 @@ def plan_search(
     Raises:
         InputError: bad syntax, no range, or an end or choice that no trial can have.
     """
-    fixed, space = split_space(overrides)
+    fixed, space = _split_space(overrides)
     for text in fixed:
         if (key := parse(text).key_or_group) in space:
             raise InputError(f"{key}: expected a range or one value, got both: {text}")
@@ -171,11 +184,15 @@ def plan_space(
     verb: str = "train",
 ) -> Plan:
     """Check a search, without the trials that it proposed; see `plan_search`."""
-    validate_space(space)
+    _validate_space(space)
     settings, make = _composer(fixed, config_dir, verb)
     _validate_number("sweep.trials", settings["trials"])
-    # A value between two checked ends is right, too.
-    probes = [make(trial_name(values), values) for values in probes_of(space)]
+    # Try each choice, and both ends of each range: a value between them is right, too.
+    first = {key: values[0] for key, (_, *values) in space.items()}
+    tried = [first]
+    for key, (_, *values) in space.items():
+        tried += [{**first, key: value} for value in values[1:]]
+    probes = [make(trial_name(values), values) for values in tried]
     return Plan({}, list(fixed), [], settings, SearchPlan(space, probes, make))
 
 
@@ -200,7 +217,13 @@ def _composer(
         # Groups have to be composed, plain keys can be set.
         keys = {key: values[key] for key in values if key not in groups}
         with naming(name):
-            chosen = composition(*(_choice(key, values[key]) for key in groups))
+            for key in groups:
+                if not isinstance(values[key], str):
+                    got = show(values[key])
+                    raise InputError(
+                        f"{key}: expected the name of an option, got {got}"
+                    )
+            chosen = composition(*(f"{key}={values[key]}" for key in groups))
             config = resolve(study, chosen, keys)
             # Remove the keys of the sweep from the trial's configuration.
             for key in OWN:
@@ -254,6 +277,56 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
     return fixed, swept
 
 
+def _split_space(overrides: Iterable[str]) -> tuple[list[str], Space]:
+    """Split overrides into those with one value, and the ranges of the others.
+
+    Several values, such as ``key=a,b``, are a choice.
+    """
+    fixed, space = [], Space()
+    for text in overrides:
+        call = CALL.fullmatch(text)
+        if call and call[2] in RANGES:
+            key, kind, arguments = call.groups()
+            values = parse(f"{key}=[{arguments}]").value()
+            space[key] = [kind, *(values if isinstance(values, list) else [values])]
+        elif call and call[2] not in {CHOICE, *CASTS}:
+            raise InputError(
+                f"{call[1]}: expected {EXPECTED}, got {call[2]}({call[3]})"
+            )
+        elif (override := parse_any(text)).is_sweep_override():
+            key = override.key_or_group
+            each = override.sweep_string_iterator()
+            space[key] = [CHOICE, *(parse(f"{key}={one}").value() for one in each)]
+        else:
+            fixed.append(text)
+    return fixed, space
+
+
+def _validate_space(space: Space) -> None:
+    """Reject ranges without values: of no kind, empty, or below 0 on a log scale."""
+    for key, (kind, *values) in space.items():
+        got = f"{kind}({', '.join(map(show, values))})"
+        if kind == CHOICE:
+            if len(values) < 2 or any(values.count(each) > 1 for each in values):
+                raise InputError(f"{key}: expected distinct values, got {got}")
+            continue
+        if kind not in RANGES:
+            raise InputError(f"{key}: expected {EXPECTED}, got {got}")
+        number = "an integer" if kind == INT_UNIFORM else "a number"
+        types = (int,) if kind == INT_UNIFORM else (int, float)
+        if len(values) != 2 or not all(
+            type(each) in types and math.isfinite(each) for each in values
+        ):
+            raise InputError(
+                f"{key}: expected {kind}(low,high), each {number}, got {got}"
+            )
+        low, high = values
+        if low >= high:
+            raise InputError(f"{key}: expected low < high, got {got}")
+        if kind == LOG_UNIFORM and low <= 0:
+            raise InputError(f"{key}: expected low > 0, got {got}")
+
+
 def _validate_number(where: str, trials: int) -> None:
     if trials > MOST_TRIALS:
         got = f"{trials:,}" if where == "grid" else "more"
@@ -285,9 +358,3 @@ def _whole_grid(
             f"for a single run use `marl-pool {verb}`"
         )
     return whole
-
-
-def _choice(group: str, option: Any) -> str:
-    if not isinstance(option, str):
-        raise InputError(f"{group}: expected the name of an option, got {show(option)}")
-    return f"{group}={option}"

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -40,12 +40,11 @@ class Section:
     """
 
     target: str
-    context: frozenset[str] = frozenset()
+    context: Set[str] = frozenset()
 
     def cls(self, name: str = "") -> type[Any]:
         """Return the class; a section has no name."""
-        cls: type[Any] = load(self.target)
-        return cls
+        return load(self.target)
 
 
 @dataclass(frozen=True)
@@ -65,62 +64,58 @@ class Group:
 
     registry: str
     base: str
-    context: frozenset[str] = frozenset()
+    context: Set[str] = frozenset()
     optional: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     follows: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> Mapping[str, str]:
         """Return the registry."""
-        registered: Mapping[str, str] = load(self.registry)
+        registered = load(self.registry)
         return {**registered, NONE: ""} if self.optional else registered
 
     def cls(self, name: str) -> type[Any]:
         """Return the class of a registered name."""
-        cls: type[Any] = load(self.names()[name])
-        return cls
+        return load(self.names()[name])
 
 
 AnySection = Group | Section
 
-TASK_CONTEXT = frozenset(
-    {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"}
-)
 GROUPS = {
     "env": Group("marl_pool.envs:ENVS", "marl_pool.envs.base:BatchedEnv", ENV_CONTEXT),
     "encoder": Group(
         "marl_pool.encoders:ENCODERS",
         "marl_pool.encoders.base:Encoder",
-        frozenset({"dropout", "attention_dropout"}),
+        {"dropout", "attention_dropout"},
     ),
     "pooling": Group(
         "marl_pool.pooling:POOLING",
         "marl_pool.pooling.base:Pooling",
-        frozenset({"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"}),
+        {"dim", "num_tokens", "has_self", "action_dim", "attention_dropout"},
         # Only a configuration has an encoder to follow.
         follows={"num_heads": "${oc.select:encoder.num_heads,1}"},
     ),
     "perturbation": Group(
         "marl_pool.perturbations:PERTURBATIONS",
         "marl_pool.perturbations.base:Perturbation",
-        frozenset(CONTEXT),
+        {*CONTEXT},
         optional=True,
     ),
     "policy": Group(
         "marl_pool.policies:AGENTS",
         "marl_pool.policies.agent:Agent",
-        frozenset({"spec", "action_space", "seed"}),
+        {"spec", "action_space", "seed"},
         parts={"pooling": "pooling"},
     ),
     "evolution": Group(
         "marl_pool.training.evolution:STRATEGIES",
         "marl_pool.training.evolution.strategy:Strategy",
-        frozenset({"start", "seed"}),
+        {"start", "seed"},
     ),
     "task": Group(
         "marl_pool.training.supervised:TASKS",
         "marl_pool.training.supervised.task:Task",
-        TASK_CONTEXT,
+        {"encoder", "pooling", "dropout", "init_std", "data_dir", "download"},
     ),
 }
 
@@ -133,12 +128,7 @@ LISTED = {
 
 POLICY = Section(
     "marl_pool.policies.token_policy:TokenPolicy",
-    frozenset(
-        {
-            *("spec", "action_space", "encoder", "pooling", "seed"),
-            *("dropout", "token_dropout"),
-        }
-    ),
+    {"spec", "action_space", "encoder", "pooling", "seed", "dropout", "token_dropout"},
 )
 SETTINGS = {
     "ppo": Section("marl_pool.training.settings:PPOSettings"),
@@ -229,10 +219,7 @@ VERBS = {
 
 def registry(kind: str) -> Mapping[str, str]:
     """Return the registry of "pooling", "envs", "tokenizers" and so on."""
-    registered: Mapping[str, str] = load(
-        LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry
-    )
-    return registered
+    return load(LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry)
 
 
 def load(target: str) -> Any:
@@ -266,53 +253,52 @@ def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[s
     the groups and options that it chooses, and all the keys that it sets.
     """
     files = files_of(group, config_dir)
-    options = sorted({*built_in(group), *files})
-    preset = group in VERBS[verb].presets
 
     def suits(option: str) -> bool:
         try:
-            if preset:
+            if group in VERBS[verb].presets:
                 return not _preset_misfit(verb, option, files, config_dir)
             return _option_suits(verb, group, option, files)
         except InputError:  # a broken file, which is an error only where it is used
             return False
 
-    return [option for option in options if suits(option)]
+    return [option for option in sorted({*built_in(group), *files}) if suits(option)]
+
+
+def verbs_for(group: str, option: str, config_dir: Path | None = None) -> list[str]:
+    """List the verbs that an option of a config group is made for, as typed."""
+    return [
+        typed(verb)
+        for verb, kind in VERBS.items()
+        if group in kind.config_groups
+        and option in options_for(verb, group, config_dir)
+    ]
 
 
 def unsuited(
     verb: str, group: str, option: str, config_dir: Path | None = None
 ) -> InputError:
     """Build the error for an option that does not exist, or is for other verbs."""
-    # Find the verbs that the option is made for.
     choices = options_for(verb, group, config_dir)
-    suited = [
-        other
-        for other, kind in VERBS.items()
-        if group in kind.config_groups
-        and option in options_for(other, group, config_dir)
-    ]
+    if suited := verbs_for(group, option, config_dir):
+        instead = f"choose from {', '.join(choices)}" if choices else "there is none"
+        return InputError(
+            f"{group}={option} is made for {' and '.join(suited)}; "
+            f"for {typed(verb)} {instead}"
+        )
     files = files_of(group, config_dir)
-    if not suited and group in VERBS[verb].presets and option in files:
+    if group in VERBS[verb].presets and option in files:
         reason = _preset_misfit(verb, option, files, config_dir)
         return InputError(f"{group}={option}: {files[option]}: {reason}")
     # A paper's presets are in a folder of its name.
     inside = [name for name in files if name.endswith(f"/{option}")]
-    if not suited and inside:
-        here = [name for name in inside if name in choices]
-        if not here:
-            return unsuited(verb, group, inside[0], config_dir)
+    if here := [name for name in inside if name in choices]:
         return InputError(
             f"unknown {group} {option!r}: did you mean {' or '.join(here)}?"
         )
-    if not suited:
-        return names.unknown(group, option, choices)
-    # Suggest what suits this verb.
-    instead = f"choose from {', '.join(choices)}" if choices else "there is none"
-    return InputError(
-        f"{group}={option} is made for {' and '.join(map(typed, suited))}; "
-        f"for {typed(verb)} {instead}"
-    )
+    if inside:
+        return unsuited(verb, group, inside[0], config_dir)
+    return names.unknown(group, option, choices)
 
 
 def typed(verb: str) -> str:
@@ -329,7 +315,7 @@ def _preset_misfit(
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
     foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
     # Collect the choices that the preset makes for other groups.
-    contents = [content for _, content in with_bases(option, files)]
+    contents = list(_with_bases(option, files))
     choices = [
         (str(key).removeprefix("override ").lstrip("/"), str(value))
         for content in contents
@@ -363,28 +349,28 @@ def _option_suits(
     registered = GROUPS[group].names().keys() if group in GROUPS else set()
     named = option in registered or any(
         "name" in content or {*map(str, content.get("defaults", ()))} & registered
-        for _, content in with_bases(option, files)
+        for content in _with_bases(option, files)
     )
     return named == isinstance(section, Group)
 
 
-def with_bases(
-    option: str, files: Mapping[str, Path]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield file and content of an option, then those of the files it builds on."""
+def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
+    """Yield the content of an option, then those of the files it builds on."""
     if option in files:
         content = content_of(files[option])
-        yield files[option], content
+        yield content
         for base in content.get("defaults", ()):
-            yield from with_bases(str(base), files)
+            yield from _with_bases(str(base), files)
 
 
 def content_of(file: Path) -> dict[str, Any]:
     """Read the keys of a YAML file; raise an `InputError` that names the file."""
     # Each composition asks for all presets, and the package's own never change.
-    return _packaged(file) if file.is_relative_to(CONFIGS) else _read(file)
+    read = _read if file.is_relative_to(CONFIGS) else _read.__wrapped__
+    return read(file)
 
 
+@functools.cache
 def _read(file: Path) -> dict[str, Any]:
     content = read_yaml(file) or {}  # checks its size too
     if not isinstance(content, dict):
@@ -394,6 +380,3 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file}: defaults: expected a list, got {show(content['defaults']):.80}"
         )
     return content
-
-
-_packaged = functools.cache(_read)

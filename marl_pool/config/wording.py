@@ -1,7 +1,10 @@
 """Errors of Hydra, ANTLR and OmegaConf in this package's words."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import (
     InterpolationKeyError,
@@ -47,8 +50,19 @@ def _not_closed(value: str) -> str:
     return awaited[-1]
 
 
-def unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
-    """Build the error for an interpolation that has no value."""
+@contextmanager
+def one_line_errors(verb: str) -> Iterator[None]:
+    """Turn errors of a composition into `InputError`."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise _unresolved(verb, error) from error
+    except (HydraException, yaml.YAMLError) as error:
+        raise _not_composed(verb, error) from error
+
+
+def _unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
+    # The message names the interpolation that has no value.
     reason = str(error).partition("\n")[0]
     named = re.search(r"(?:'|type )([^']+)", reason)
     name = named[1] if named else ""
@@ -65,8 +79,7 @@ def unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
     return InputError(f"{error.full_key or verb}: expected a value, got {got}")
 
 
-def not_composed(verb: str, error: Exception) -> InputError:
-    """Build the error for files or overrides that do not compose."""
+def _not_composed(verb: str, error: Exception) -> InputError:
     text = " ".join(str(error).partition("\n\n")[0].split())
     if isinstance(error, HydraException) and text.startswith(MERGED):
         return wrong_override(text.removeprefix(MERGED).lstrip("+"))

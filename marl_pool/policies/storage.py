@@ -25,11 +25,11 @@ from marl_pool.tokens import TokenSpec
 from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
 from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.limits import check_sizes
 from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.names import UntrustedError, name_of, trust
 from marl_pool.utils.reading import read_json
 from marl_pool.utils.signatures import check_argument, check_options, options_of
+from marl_pool.utils.types import check_sizes
 from marl_pool.version import __version__
 
 FORMAT = 1

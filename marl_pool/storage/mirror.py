@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from marl_pool.utils import atomic
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.extras import EXTRAS, install_hint
+from marl_pool.utils.errors import EXTRAS, InputError, install_hint
 from marl_pool.utils.manifest import MANIFEST, problem_of
 from marl_pool.utils.text import printable
 

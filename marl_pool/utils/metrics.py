@@ -26,11 +26,14 @@ class Metrics:
 
     The file survives crashes: an incomplete last line is ignored, checkpoints record a
     checksum of the rows so far, and unreadable rows are moved to a file of their own.
+
+    Attributes:
+        last: the row that this process logged last; empty before the first.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._last: Row = {}
+        self.last: Row = {}
 
     # Writing
 
@@ -42,7 +45,7 @@ class Metrics:
             if not out.tell():
                 _write_header(out, header)
             writer.writerow(row)
-        self._last = dict(row)
+        self.last = dict(row)
 
     def fix(self, iteration: int) -> dict[str, Any]:
         """Write the file to disk and return its fingerprint for `problem`.
@@ -56,7 +59,7 @@ class Metrics:
         # A checkpoint may refer only to rows that a power cut leaves.
         sync(self.path)
         columns = self._header() or []
-        row = self._last or next(reversed(self.rows()), {})
+        row = self.last or next(reversed(self.rows()), {})
         if row.get(ITERATION, 0) > iteration:
             return {}
         return {
@@ -101,11 +104,6 @@ class Metrics:
         return message
 
     # Reading
-
-    @property
-    def last(self) -> Row:
-        """The row that this process logged last; empty before the first."""
-        return self._last
 
     def rows(self) -> list[Row]:
         """Read all rows; omitted values are NaN.

@@ -175,37 +175,29 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
         OSError, ValueError: it cannot be read, is damaged, or holds objects.
         InputError: it has more than ``most`` bytes.
     """
+    # A single array is another format with the same ending.
+    with file.open("rb") as opened:
+        if opened.read(6) == b"\x93NUMPY":
+            raise InputError(f"{file}: expected an .npz file, got a single array")
     try:
-        return _read_npz(file, most)
+        with zipfile.ZipFile(file) as archive:
+            # zipfile reads no more of a member than the size that it claims.
+            names = {each.filename: each.file_size for each in archive.infolist()}
+            if sum(names.values()) > most:
+                raise InputError(
+                    f"{file}: expected at most {most:,} bytes unpacked, got more"
+                )
+            return {name.removesuffix(".npy"): _array(archive, name) for name in names}
     # The last two are a flag or a method that zipfile does not know, and a version
     # that numpy does not.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error
 
 
-def _read_npz(file: Path, most: int) -> "dict[str, np.ndarray]":
-    # A single array is another format with the same ending.
-    with file.open("rb") as opened:
-        if opened.read(6) == b"\x93NUMPY":
-            raise InputError(f"{file}: expected an .npz file, got a single array")
-    with zipfile.ZipFile(file) as archive:
-        # Bound the unpacked size before reading.
-        members = archive.infolist()
-        # zipfile reads no more of a member than the size that it claims.
-        if sum(member.file_size for member in members) > most:
-            raise InputError(
-                f"{file}: expected at most {most:,} bytes unpacked, got more"
-            )
-        return {
-            member.filename.removesuffix(".npy"): _array(archive.open(member), member)
-            for member in members
-        }
-
-
-def _array(opened: Any, member: zipfile.ZipInfo) -> "np.ndarray":
+def _array(archive: zipfile.ZipFile, name: str) -> "np.ndarray":
     import numpy as np
 
-    with opened:
+    with archive.open(name) as opened:
         # Read the header, which must describe plain numbers.
         version = np.lib.format.read_magic(opened)
         read_header = {
@@ -214,7 +206,7 @@ def _array(opened: Any, member: zipfile.ZipInfo) -> "np.ndarray":
         }[version]
         shape, in_columns, dtype = read_header(opened)
         if dtype.hasobject:
-            raise ValueError(f"{member.filename}: expected numbers, got objects")
+            raise ValueError(f"{name}: expected numbers, got objects")
         content = opened.read()
         # An array is as large as its file: a header that claims more is damaged.
         flat = np.frombuffer(content, dtype)

@@ -32,8 +32,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.limits import check_size
 from marl_pool.utils.names import unknown
+from marl_pool.utils.types import check_size
 
 ANY_OTHER = "**"
 """The name under which a constructor's ``**options`` is listed."""
@@ -141,9 +141,11 @@ def check_options(
             checked[key] = check_value(full, given[key], option.annotation)
             check_size(full, checked[key])
         elif option.required:
+            first = meanings(cls).get(key, "").partition(". ")[0] if cls else ""
+            meaning = first and f": {first.replace('``', '').rstrip('.')}"
             raise InputError(
                 f"{full}: expected {describe(option.annotation)}; it has no default"
-                f"{_meaning(cls, key)}"
+                f"{meaning}"
             )
         else:
             checked[key] = to_jsonable_python(option.default)
@@ -345,12 +347,6 @@ def meanings(cls: type) -> dict[str, str]:
         for name, text in [*entries, *texts.items()]:
             found.setdefault(name, " ".join(text.split()))
     return found
-
-
-def _meaning(cls: type | None, key: str) -> str:
-    """Return a colon and the first sentence on an option, for a message."""
-    text = "" if cls is None else meanings(cls).get(key, "")
-    return text and f": {text.partition('. ')[0].replace('``', '').rstrip('.')}"
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The table kit: tables on screen, as CSV files and as Markdown."""
+"""The table kit: tables on screen and as CSV files."""
 
 import csv
 import json
@@ -23,9 +23,9 @@ def write_csv(
     with new_file(path) as out:
         writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writerow({name: cell(name) for name in columns})
-        writer.writerows(
-            {name: _csv_cell(value) for name, value in row.items()} for row in rows
-        )
+        for row in rows:
+            texts = {k: json.dumps(v) for k, v in row.items() if isinstance(v, dict)}
+            writer.writerow({k: cell(v) for k, v in {**row, **texts}.items()})
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -92,20 +92,9 @@ def _fitting(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) 
     return sum(end <= width for end in ends) - 1
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format a Markdown table, without a newline at the end."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    cells = ([str(text).replace("|", "\\|") for text in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-
-
 def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     """Replace numbers that are not finite by None, for CSV and JSON files."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in record.items()
     }
-
-
-def _csv_cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, dict) else cell(value)

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from marl_pool.utils.extras import install_hint
+from marl_pool.utils.errors import install_hint
 
 # Every module here imports ray: without it, say so in one line.
 if importlib.util.find_spec("ray") is None:

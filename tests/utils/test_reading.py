@@ -29,7 +29,6 @@ from marl_pool.pooling import make_pooling
 from marl_pool.runs import Run
 from marl_pool.training.supervised.image_files import read_idx
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.limits import LIMITS, LONGEST, check_size
 from marl_pool.utils.names import resolve
 from marl_pool.utils.reading import (
     YAML_DEPTH,
@@ -41,6 +40,7 @@ from marl_pool.utils.reading import (
     read_yaml,
 )
 from marl_pool.utils.signatures import options_of
+from marl_pool.utils.types import LIMITS, LONGEST, check_size
 
 # YAML
 

@@ -62,7 +62,7 @@ def test_what_is_printed_is_one_line_without_control_characters(text):
 def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
     """A name that is a command substitution is a name where we quote it."""
     assert shlex.split(quoted(SHELL)) == [SHELL]
-    line = resume_command(Path(SHELL)).partition(": ")[2]
+    line = resume_command(Path(SHELL))
     words = shlex.split(line)
     assert words == ["marl-pool", "resume", SHELL]
     done = subprocess.run(

@@ -357,11 +357,8 @@ def test_resume_imports_only_what_it_is_allowed(
 def test_what_is_stopped_says_which_plug_ins_it_needs(tmp_path: Path) -> None:
     config = {"env": {**ENV, "tokenizer": "my.own:One"}, "pooling": NESTED}
     flags = f"--plugin {SPREAD} --plugin my.own:One --plugin {PAYLOAD}"
-    assert (
-        resume_command(Path("run"), config)
-        == f"resume with: marl-pool resume run {flags}"
-    )
-    assert resume_command(Path("run")) == "resume with: marl-pool resume run"
+    assert resume_command(Path("run"), config) == f"marl-pool resume run {flags}"
+    assert resume_command(Path("run")) == "marl-pool resume run"
 
 
 def test_resume_keeps_the_plug_ins_that_were_given(

@@ -22,8 +22,7 @@ from marl_pool.studies.attention_neuron.published import (
     published_rows,
 )
 from marl_pool.studies.attention_neuron.regression import report_fits
-from marl_pool.utils.errors import UnfitTokensError
-from marl_pool.utils.extras import EXTRAS, install_hint
+from marl_pool.utils.errors import EXTRAS, UnfitTokensError, install_hint
 from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:

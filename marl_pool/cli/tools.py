@@ -1,5 +1,6 @@
-"""Verbs that list registered names and import published weights."""
+"""Verbs for parts and policies: list, help, check-env, export and import-weights."""
 
+import sys
 from argparse import Namespace
 from itertools import takewhile
 from pathlib import Path
@@ -13,7 +14,7 @@ from marl_pool.cli.arguments import (
     parse,
     print_help,
 )
-from marl_pool.cli.common import print_paths
+from marl_pool.cli.common import open_run, print_paths
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
@@ -53,11 +54,9 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
     composed = compose_run("train", overrides, None)
     from marl_pool.envs.checks import check_env
     from marl_pool.envs.timeout import limit_calls
-    from marl_pool.training.settings import TrainConfig
 
-    config = TrainConfig.from_plain(composed)
-    with limit_calls(config.env_timeout or CHECK_SECONDS):
-        findings = check_env(**config.env)
+    with limit_calls(composed["env_timeout"] or CHECK_SECONDS):
+        findings = check_env(**composed["env"])
     for name, problem in findings.items():
         print(printable(f"failed  {name}: {problem}" if problem else f"ok      {name}"))
     return 1 if any(findings.values()) else 0
@@ -65,15 +64,16 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
 
 def _summaries(kind: str) -> list[tuple[str, str]]:
     """Return each name of a kind with a line about it."""
-    from marl_pool.config import files_of, registry
+    from marl_pool.config.sections import files_of, registry, verbs_for
     from marl_pool.pretrained import pretrained_names, pretrained_summary
     from marl_pool.utils.signatures import summary
 
     if kind == PRETRAINED:
         return [(name, pretrained_summary(name)) for name in pretrained_names()]
     if kind in PRESETS:
-        files = sorted(files_of(kind.removesuffix("s")).items())
-        verbs = {name: _verbs_of(kind.removesuffix("s"), name) for name, _ in files}
+        group = kind.removesuffix("s")
+        files = sorted(files_of(group).items())
+        verbs = {name: ", ".join(verbs_for(group, name)) for name, _ in files}
         width = max(map(len, verbs.values()))
         return [
             (name, f"{verbs[name]:<{width}} {_first_sentence(file)}".strip())
@@ -88,27 +88,16 @@ def _options(kind: str, name: str) -> str:
     from marl_pool.config.describe import commented_options
 
     if kind in PRESETS:
-        files = files_of(kind.removesuffix("s"))
+        group = kind.removesuffix("s")
+        files = files_of(group)
         if name not in files:
-            raise names.unknown(kind.removesuffix("s"), name, files)
+            raise names.unknown(group, name, files)
         return files[name].read_text(encoding="utf-8")
     if kind == PRETRAINED:
         raise InputError(f"{kind}: expected no name, got {name!r}; render pretrained=…")
     if name not in registry(kind):
         raise names.unknown(kind, name, registry(kind))
     return commented_options(kind, name)
-
-
-def _verbs_of(group: str, option: str) -> str:
-    """Return the verbs that a preset is made for, as they are typed."""
-    from marl_pool.config.sections import VERBS, options_for, typed
-
-    suited = (
-        typed(verb)
-        for verb, kind in VERBS.items()
-        if group in kind.presets and option in options_for(verb, group)
-    )
-    return ", ".join(suited)
 
 
 def _first_sentence(file: Path) -> str:
@@ -126,6 +115,35 @@ def show_help(arguments: Namespace, overrides: list[str]) -> int:
         print_help()
     else:
         parse([arguments.about, "--help"])  # prints it and exits
+    return 0
+
+
+def export(arguments: Namespace, overrides: list[str]) -> int:
+    """Write each policy of a run, or of a folder, to a file of its own."""
+    from marl_pool.evaluation.standalone import find_standalone
+    from marl_pool.policies.export import SUFFIXES, export_policy
+    from marl_pool.policies.storage import load_modules
+    from marl_pool.utils.progress import Progress
+
+    if arguments.to not in SUFFIXES:
+        raise names.unknown("format", arguments.to, SUFFIXES)
+    standalone = find_standalone(arguments.run, None)
+    if standalone is None:
+        run = open_run("export", arguments.run)
+        name, folder = run.path.name, run.policy_path()
+    else:
+        name, folder = standalone.name, standalone.folder
+    modules, _ = load_modules(folder, plugins=arguments.plugin)
+    # A single policy has the file itself, several have files beside it.
+    out = Path(arguments.out or f"{name}{SUFFIXES[arguments.to]}")
+    for module, policy in modules.items():
+        path = out.with_stem(f"{out.stem}-{module}") if len(modules) > 1 else out
+        with Progress(0, unit="exports") as progress:
+            progress.doing = f"exporting {module}"
+            difference = export_policy(policy, path, arguments.to)
+        told = f"{module}: actions differ by at most {difference:.1g}"
+        print(printable(told), file=sys.stderr)
+        print_paths([path])
     return 0
 
 
