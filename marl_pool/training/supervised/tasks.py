@@ -6,9 +6,9 @@ TASKS: dict[str, str] = {
     "images": "marl_pool.studies.adapool.image_classification:ImageClassification",
     "knn_centroid": "marl_pool.studies.adapool.knn_centroid:KnnCentroid",
     "mixture": "marl_pool.studies.swarm.mixture:MixtureLikelihood",
-    "reconstruction": ("marl_pool.studies.hierarchical.reconstruction:Reconstruction"),
+    "reconstruction": "marl_pool.studies.hierarchical.tasks:Reconstruction",
     "merged_classification": (
-        "marl_pool.studies.hierarchical.merged_classification:MergedClassification"
+        "marl_pool.studies.hierarchical.tasks:MergedClassification"
     ),
 }
 """Short name → ``module:Class``."""
