@@ -39,8 +39,6 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-ClassTokenInit = Literal["normal", "uniform"]
-
 
 @dataclass(kw_only=True, eq=False)
 class VisionOptions:
@@ -65,7 +63,7 @@ class VisionOptions:
     """Divide the initial weights of the last linear map of each residual branch of a
     transformer encoder with L layers, and those of the head ``ada``, by √(2 L), as
     GPT-2 does."""
-    class_token_init: ClassTokenInit = "normal"
+    class_token_init: Literal["normal", "uniform"] = "normal"
     """Distribution of the initial class token, for pooling=cls only: N(0,
     ``init_std``) or uniform in [0, 1)."""
 
@@ -121,10 +119,7 @@ class VisionTransformer(nn.Module):
             self.scores = nn.Linear(dim, num_classes)
             nn.init.normal_(self.scores.weight, std=options.init_std)
             nn.init.zeros_(self.scores.bias)
-        self._initialize(options, seed)
-
-    def _initialize(self, options: VisionOptions, seed: int) -> None:
-        """Replace initial weights according to the options."""
+        # Replace initial weights according to the options.
         positions, head = self.pooled.embedding.types, self.pooled.pooling
         if options.position_std is not None and positions is not None:
             with seeded(seed, "positions"):
@@ -214,20 +209,14 @@ class ImageClassification(VisionOptions, ImageTask):
     ) -> LossAndMetrics:
         images, labels = batch["images"], batch["labels"]
         # Images for validation and test are neither cropped nor flipped.
-        if network.training:
-            images = self.augmented(images, generator)
+        if network.training and self.crop_padding:
+            images = random_crops(images, self.crop_padding, generator)
+        if network.training and self.flip_probability:
+            images = random_flips(images, self.flip_probability, generator)
         scores = network(patches(images, self.patch)).float()
         each = cross_entropy(scores, labels, reduction="none")
         metrics = {"cross_entropy": each.detach(), "error": error_of(scores, labels)}
         return LossAndMetrics(each.mean(), metrics)
-
-    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip images ``(B, H, W, C)`` at random, as configured."""
-        if self.crop_padding:
-            images = random_crops(images, self.crop_padding, generator)
-        if self.flip_probability:
-            images = random_flips(images, self.flip_probability, generator)
-        return images
 
 
 def _scale_branch_ends(encoder: nn.Module, head: nn.Module) -> None:

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.networks import SetNetwork, init_weights, seeded
-from marl_pool.studies.adapool.knn_data import (
-    Target,
-    sample_choices,
-    targets,
-)
-from marl_pool.studies.adapool.knn_storage import Sets
+from marl_pool.studies.adapool.knn_data import Sets, Target, sample_choices, targets
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
