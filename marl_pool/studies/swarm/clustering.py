@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from marl_pool.studies.swarm import data
 from marl_pool.studies.swarm.matching import accuracy, match_clusters
-from marl_pool.studies.swarm.point_task import PointTask
-from marl_pool.studies.swarm.points import is_equivariant
+from marl_pool.studies.swarm.plots import draw_clustering, draw_spread
+from marl_pool.studies.swarm.point_task import PointTask, is_equivariant
 from marl_pool.training.supervised.task import Batch, validate_no_part
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
@@ -96,8 +96,6 @@ class Clustering(PointTask):
     def finish(
         self, network: nn.Module, folder: Path, generator: torch.Generator
     ) -> list[Path]:
-        from marl_pool.studies.swarm.plots import draw_clustering, draw_spread
-
         first = self._test_sets(1, min(PICTURE_ENTITIES, self.entities[1]))
         files = draw_clustering(network, first, folder, self.picture_grid)
         if not is_equivariant(network):

@@ -41,9 +41,17 @@ def match_clusters(
         padding: ``(B, N)`` bool, True = ignore.
         num_clusters: ``(B,)``, clusters of each set, at most K.
     """
-    # The assignment is computed without a gradient, which passes through the scores.
+    from scipy.optimize import linear_sum_assignment
+
+    # Assign without a gradient, which passes through the scores. Replace NaN for scipy
+    # only: in the loss it stays and stops the run.
     scores = cluster_scores(log_probs, labels, padding)
-    outputs = _assign(scores.detach(), num_clusters)
+    table = scores.detach().double().nan_to_num().cpu().numpy()
+    assigned = torch.full(scores.shape[:2], -1)
+    for row, count in enumerate(num_clusters.tolist()):
+        _, best = linear_sum_assignment(-table[row, :count])
+        assigned[row, :count] = torch.from_numpy(best)
+    outputs = assigned.to(scores.device)
     taken = scores.gather(2, outputs.clamp(min=0)[..., None])[..., 0]
     total = taken.masked_fill(outputs < 0, 0.0).sum(1)
     return Matched(outputs, -total / (~padding).sum(1).clamp(min=1))
@@ -70,15 +78,3 @@ def accuracy(
     """
     right = (log_probs.argmax(-1) == outputs.gather(1, labels)) & ~padding
     return right.sum(1) / (~padding).sum(1).clamp(min=1)
-
-
-def _assign(scores: Tensor, num_clusters: Tensor) -> Tensor:
-    from scipy.optimize import linear_sum_assignment
-
-    # Replace NaN for scipy only: in the loss it stays and stops the run.
-    table = scores.double().nan_to_num().cpu().numpy()
-    outputs = torch.full(scores.shape[:2], -1)
-    for row, count in enumerate(num_clusters.tolist()):
-        _, best = linear_sum_assignment(-table[row, :count])
-        outputs[row, :count] = torch.from_numpy(best)
-    return outputs.to(scores.device)

@@ -49,17 +49,18 @@ def draw_clustering(
         log_probs, mixtures.labels, mixtures.padding, mixtures.num_clusters
     )
     colors = output_colors(matched.outputs[0], log_probs.shape[-1])
-    extent = _extent(mixtures.points[0])
-    # Compute the probabilities of one more point on a grid.
+    # Compute the probabilities of one more point on a square grid around the points.
+    low, high = mixtures.points[0].amin(0), mixtures.points[0].amax(0)
+    half = float((high - low).max()) * (0.5 + MARGIN)
+    x, y = ((low + high) / 2).tolist()
+    extent = [x - half, x + half, y - half, y + half]
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
     assigned = colors[log_probs[0].argmax(-1)]
-    figures = {
-        "clustering": _side_by_side(mixtures, assigned, probabilities, extent),
-        "probabilities": _probability_maps(mixtures, probabilities, colors, extent),
-    }
-    files = [folder / f"{name}.png" for name in figures]
-    for file, figure in zip(files, figures.values(), strict=True):
-        save_png(figure, file, DPI)
+    files = [folder / "clustering.png", folder / "probabilities.png"]
+    figure = _side_by_side(mixtures, assigned, probabilities, extent)
+    save_png(figure, files[0], DPI)
+    figure = _probability_maps(mixtures, probabilities, colors, extent)
+    save_png(figure, files[1], DPI)
     return files
 
 
@@ -191,14 +192,6 @@ def _ellipse(
     line = line + mixtures.means[0, cluster][:, None]
     # Do not scale the axes, which have the range of the points.
     axes.plot(*line.numpy(), color=color, linewidth=width, scalex=False, scaley=False)
-
-
-def _extent(points: Tensor) -> list[float]:
-    """Return left, right, bottom and top of a square around the points."""
-    low, high = points.amin(0), points.amax(0)
-    middle, half = (low + high) / 2, float((high - low).max()) * (0.5 + MARGIN)
-    x, y = middle.tolist()
-    return [x - half, x + half, y - half, y + half]
 
 
 def _palette(numbers: Tensor) -> list[Any]:
