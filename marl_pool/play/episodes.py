@@ -85,11 +85,6 @@ class LiveEpisode:
         spec = ActionSpec.of(self.env.groups[group].action_space)
         return in_range(self.actions[group], spec)
 
-    def changed(self, group: str) -> Tensor:
-        """Return whose latest action was not executed as chosen, ``(agents,)`` bool."""
-        chosen, executed = self.chosen(group), self.executed[group]
-        return (chosen != executed).view(len(chosen), -1).any(1)
-
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies see now, and act on in the next step."""
         # The rollout has perturbed the first observation already.
@@ -142,16 +137,12 @@ class Lane:
 
     name: str
     target: EvaluationTarget
+    live: LivePerturbation
+    """Perturbation of the episode."""
     episode: LiveEpisode
     twin: LiveEpisode
     parted: int | None = None
     """The step in which their actions first differed, as chosen or as executed."""
-
-    @property
-    def live(self) -> LivePerturbation:
-        """The perturbation of the episode."""
-        assert self.episode.perturbation is not None
-        return self.episode.perturbation
 
     def step(self) -> None:
         """Step both, and compare their actions."""

@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.selection import append, identity_origin, take_features
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Purpose, stream_keys
 
 HAND = "hand"
@@ -179,15 +179,9 @@ class LivePerturbation(Perturbation):
         return actions, {**result, "executed": actions}
 
 
-def own_tokens(tokens: Tokens, *, has_self: bool) -> Tensor:
-    """Return a mask ``(1, agents, N)`` of the observers' own tokens."""
-    return (tokens.types == SELF_TYPE) & has_self
-
-
 def _own(name: str, state: PerturbationState) -> PerturbationState:
     prefix = f"{name}/"
-    own = {k: v for k, v in state.items() if k.startswith(prefix)}
-    return {key.removeprefix(prefix): value for key, value in own.items()}
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def _prefixed(name: str, state: PerturbationState) -> PerturbationState:

@@ -204,14 +204,13 @@ class BoxWorldScene(Scene[BoxWorld]):
 
 def scene_of(env: BatchedEnv) -> Scene[Any]:
     """Return the scene that fits an environment."""
-    known: dict[Any, type[Scene[Any]]] = {
-        ParticleEnv: ParticleScene,
-        CartPole: CartPoleScene,
-        BoxWorld: BoxWorldScene,
-    }
-    for kind, scene in known.items():
-        if isinstance(env, kind):
-            return scene()
+    match env:
+        case ParticleEnv():
+            return ParticleScene()
+        case CartPole():
+            return CartPoleScene()
+        case BoxWorld():
+            return BoxWorldScene()
     return Scene()
 
 
