@@ -92,14 +92,12 @@ class LivePerturbation(Perturbation):
     Every part has random numbers of its own, which do not depend on the others. The
     state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain,
     ``executed`` are the actions of the latest step, and ``steps`` counts observations.
-
-    Attributes:
-        parts: the present perturbations by name, in the order of `ORDER`.
-        turns: how often each part was sampled anew on request.
     """
 
     parts: dict[str, Perturbation] = field(default_factory=lambda: {HAND: Hand()})
+    """The present perturbations by name, in the order of `ORDER`."""
     turns: dict[str, int] = field(default_factory=dict)
+    """How often each part was sampled anew on request."""
 
     def put(self, name: str, part: Perturbation | None) -> None:
         """Insert, replace or (None) remove a part; `restart` its state afterwards."""

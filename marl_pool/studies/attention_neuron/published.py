@@ -27,19 +27,16 @@ FREE = frozenset({"name", "threads", "lap_complete_percent"})
 
 
 class PublishedTable(NamedTuple):
-    """Published returns of one agent.
-
-    Attributes:
-        env: name of the environment.
-        agent: kind of agent; see `kind_of`.
-        rows: mean and standard deviation by label of the suite's row.
-        options: options of the env that differ from the defaults.
-    """
+    """Published returns of one agent."""
 
     env: str
+    """Name of the environment."""
     agent: str
+    """Kind of agent; see `kind_of`."""
     rows: Mapping[str, MeanStd]
+    """Mean and standard deviation by label of the suite's row."""
     options: Mapping[str, Any] = {}
+    """Options of the env that differ from the defaults."""
 
 
 class PublishedRow(NamedTuple):

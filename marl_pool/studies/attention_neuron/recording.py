@@ -21,17 +21,14 @@ CANDIDATES = 16
 
 
 class Recording(NamedTuple):
-    """Steps of episodes, one after the other.
-
-    Attributes:
-        codes: ``(steps, C)`` float32.
-        inputs: ``(steps, N · F)`` features in the environment's own order.
-        envs: copies of the environment before each step; empty if not kept.
-    """
+    """Steps of episodes, one after the other."""
 
     codes: Tensor
+    """``(steps, C)`` float32."""
     inputs: Tensor
+    """``(steps, N · F)`` features in the environment's own order."""
     envs: list[BatchedEnv]
+    """Copies of the environment before each step; empty if not kept."""
 
 
 def record(

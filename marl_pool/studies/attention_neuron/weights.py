@@ -29,25 +29,22 @@ ARRAY = "params"
 
 
 class PublishedModel(NamedTuple):
-    """A published model.
-
-    Attributes:
-        env: environment that it acts in: name, and options that are not defaults.
-        spec: spec of that environment's tokens.
-        num_actions: size of an action, whose numbers are in [-1, 1].
-        policy: equivalent policy of this package: name and options.
-        layers: layers of that policy, in the order of the file.
-        by_pixel: pixels and frames by the name of a weight whose first columns are
-            ordered pixel by pixel in the file, with all frames of a pixel side by side;
-            this package orders them frame by frame.
-    """
+    """A published model."""
 
     env: Mapping[str, Any]
+    """Environment that it acts in: name, and options that are not defaults."""
     spec: TokenSpec
+    """Spec of that environment's tokens."""
     num_actions: int
+    """Size of an action, whose numbers are in [-1, 1]."""
     policy: Mapping[str, Any]
+    """Equivalent policy of this package: name and options."""
     layers: tuple[str, ...]
+    """Layers of that policy, in the order of the file."""
     by_pixel: Mapping[str, tuple[int, int]] = {}
+    """Pixels and frames by the name of a weight whose first columns are ordered pixel
+    by pixel in the file, with all frames of a pixel side by side; this package orders
+    them frame by frame."""
 
     @property
     def size(self) -> int:

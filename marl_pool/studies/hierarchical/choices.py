@@ -106,18 +106,15 @@ def surrogate(
 
 
 class Dependence(NamedTuple):
-    """Information measures of policies on n equally likely inputs, in nats.
-
-    Attributes:
-        information: mutual information of the input and the sampled pair; 0 for a
-            policy that ignores its input, at most ``log n``.
-        entropy: entropy of the mean policy, an upper bound of the information.
-        uniform: entropy of the uniform policy.
-    """
+    """Information measures of policies on n equally likely inputs, in nats."""
 
     information: float
+    """Mutual information of the input and the sampled pair; 0 for a policy that ignores
+    its input, at most ``log n``."""
     entropy: float
+    """Entropy of the mean policy, an upper bound of the information."""
     uniform: float
+    """Entropy of the uniform policy."""
 
 
 def divergences(policies: Tensor) -> Tensor:

@@ -94,50 +94,41 @@ class Hierarchy:
 
 
 class Chance(NamedTuple):
-    """Source and mode of random choices.
-
-    Attributes:
-        generator: source of all random numbers.
-        explore: True: sample, as in training; False: take the most probable. A random
-            policy always samples.
-    """
+    """Source and mode of random choices."""
 
     generator: torch.Generator
+    """Source of all random numbers."""
     explore: bool
+    """True: sample, as in training; False: take the most probable. A random policy
+    always samples."""
 
 
 class LayerOutput(NamedTuple):
-    """Output of a layer.
-
-    Attributes:
-        tokens: ``(B, S, D)``; the R new ones are last (2 R after unmerging: the first
-            halves, then the second ones).
-        rest: ``(B, T')`` int64, indices of the unchanged input tokens, which are first.
-        log_prob: ``(B,)``, log-probability of the choices; without a gradient with
-            ``gradient="scaling"``.
-        norm: ``(B,)``, mean squared norm of the input tokens.
-        pairs: merged pairs of an encoder's layer.
-    """
+    """Output of a layer."""
 
     tokens: Tensor
+    """``(B, S, D)``; the R new ones are last (2 R after unmerging: the first halves,
+    then the second ones)."""
     rest: Tensor
+    """``(B, T')`` int64, indices of the unchanged input tokens, which are first."""
     log_prob: Tensor
+    """``(B,)``, log-probability of the choices; without a gradient with
+    ``gradient="scaling"``."""
     norm: Tensor
+    """``(B,)``, mean squared norm of the input tokens."""
     pairs: Pairs | None = None
+    """Merged pairs of an encoder's layer."""
 
 
 class NetworkOutput(NamedTuple):
-    """Output of a stack of layers, or of a network with such stacks.
-
-    Attributes:
-        output: tokens ``(B, S, D)``, images ``(B, H, W, C)`` or logits ``(B, K)``.
-        log_prob: ``(B,)``, log-probability of all choices.
-        norm: ``(B,)``, squared norm of the tokens, summed over layers.
-    """
+    """Output of a stack of layers, or of a network with such stacks."""
 
     output: Tensor
+    """Tokens ``(B, S, D)``, images ``(B, H, W, C)`` or logits ``(B, K)``."""
     log_prob: Tensor
+    """``(B,)``, log-probability of all choices."""
     norm: Tensor
+    """``(B,)``, squared norm of the tokens, summed over layers."""
 
 
 class LayerStack(nn.Module):

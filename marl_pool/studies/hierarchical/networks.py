@@ -21,17 +21,14 @@ from marl_pool.training.supervised.images.images import patches
 
 
 class ImageLayout(NamedTuple):
-    """Layout of images as patches.
-
-    Attributes:
-        shape: height, width and channels of the images.
-        patch: side of a patch, a divisor of height and width.
-        bands: frequencies of the Fourier positions.
-    """
+    """Layout of images as patches."""
 
     shape: tuple[int, int, int]
+    """Height, width and channels of the images."""
     patch: int
+    """Side of a patch, a divisor of height and width."""
     bands: int
+    """Frequencies of the Fourier positions."""
 
 
 def fourier_positions(height: int, width: int, bands: int) -> Tensor:
@@ -200,21 +197,18 @@ class MergedClassifier(MergingNetwork):
 
 
 class Forced(NamedTuple):
-    """Losses of teacher forcing.
-
-    Attributes:
-        losses: ``(B,)``, squared error of tokens, the mean over layers, plus that of
-            the pixels read from unmerged tokens.
-        score: ``(B,)``, sum over layers of log-probability times the layer's error, for
-            REINFORCE on the merging policy.
-        unmerging: ``(B,)``, cross-entropy of the tokens to unmerge, summed over layers.
-        norm: ``(B,)``, squared norm of the tokens, summed over layers.
-    """
+    """Losses of teacher forcing."""
 
     losses: Tensor
+    """``(B,)``, squared error of tokens, the mean over layers, plus that of the pixels
+    read from unmerged tokens."""
     score: Tensor
+    """``(B,)``, sum over layers of log-probability times the layer's error, for
+    REINFORCE on the merging policy."""
     unmerging: Tensor
+    """``(B,)``, cross-entropy of the tokens to unmerge, summed over layers."""
     norm: Tensor
+    """``(B,)``, squared norm of the tokens, summed over layers."""
 
 
 def teacher_forced(

@@ -49,15 +49,12 @@ SHOWN = 8
 
 
 class Level(NamedTuple):
-    """Degree of compression.
-
-    Attributes:
-        schedule: merges of each layer.
-        tokens: number of tokens left.
-    """
+    """Degree of compression."""
 
     schedule: list[int]
+    """Merges of each layer."""
     tokens: int
+    """Number of tokens left."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -32,23 +32,20 @@ CHUNK = 10
 
 
 class Mixtures(NamedTuple):
-    """Mixtures and points sampled from them.
-
-    Attributes:
-        points: ``(B, N, 2)`` float32, zero under padding.
-        labels: ``(B, N)`` int64, component of each point; zero under padding.
-        padding: ``(B, N)`` bool, True = no point.
-        weights: ``(B, C)`` float32, weights of the components; zero for absent ones.
-        means: ``(B, C, 2)`` float32.
-        factors: ``(B, C, 2, 2)`` float32; a covariance is ``factor @ factorᵀ``.
-    """
+    """Mixtures and points sampled from them."""
 
     points: Tensor
+    """``(B, N, 2)`` float32, zero under padding."""
     labels: Tensor
+    """``(B, N)`` int64, component of each point; zero under padding."""
     padding: Tensor
+    """``(B, N)`` bool, True = no point."""
     weights: Tensor
+    """``(B, C)`` float32, weights of the components; zero for absent ones."""
     means: Tensor
+    """``(B, C, 2)`` float32."""
     factors: Tensor
+    """``(B, C, 2, 2)`` float32; a covariance is ``factor @ factorᵀ``."""
 
     @property
     def num_clusters(self) -> Tensor:

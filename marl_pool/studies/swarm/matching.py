@@ -7,16 +7,13 @@ from torch import Tensor
 
 
 class Matched(NamedTuple):
-    """Outputs matched to clusters.
-
-    Attributes:
-        outputs: ``(B, C)`` int64, output of each cluster; -1 for an absent cluster.
-        losses: ``(B,)``, mean negative log-likelihood of a set's entities under the
-            match, with a gradient.
-    """
+    """Outputs matched to clusters."""
 
     outputs: Tensor
+    """``(B, C)`` int64, output of each cluster; -1 for an absent cluster."""
     losses: Tensor
+    """``(B,)``, mean negative log-likelihood of a set's entities under the match, with
+    a gradient."""
 
 
 def match_clusters(

@@ -18,17 +18,14 @@ LEAST = 1e-3
 
 
 class Parameters(NamedTuple):
-    """Mixtures of Gaussians with independent coordinates.
-
-    Attributes:
-        log_weights: ``(B, C)``.
-        means: ``(B, C, 2)``.
-        deviations: ``(B, C, 2)``, above 0.
-    """
+    """Mixtures of Gaussians with independent coordinates."""
 
     log_weights: Tensor
+    """``(B, C)``."""
     means: Tensor
+    """``(B, C, 2)``."""
     deviations: Tensor
+    """``(B, C, 2)``, above 0."""
 
 
 @dataclass(kw_only=True, eq=False)
