@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
@@ -159,22 +159,20 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
         head = {"name": "avg"}
     elif not isinstance(pooling, MaxPooling):
         raise _unknown(name, type(pooling).__name__)
-    layers = []
-    for layer in encoder.layers:
-        assert isinstance(layer, TransformerLayer)
-        layers.append(
-            {
-                "heads": layer.attention.num_heads,
-                "scale": layer.attention.scale,
-                "activation": ACTIVATION_NAMES[type(layer.feedforward[1])],
-            }
-        )
+    layers: Any = encoder.layers
     return {
         "kind": "token",
         "network": "network",
         **_bounds(policy),
         "width": network.dim_out,
-        "layers": layers,
+        "layers": [
+            {
+                "heads": layer.attention.num_heads,
+                "scale": layer.attention.scale,
+                "activation": ACTIVATION_NAMES[type(layer.feedforward[1])],
+            }
+            for layer in layers
+        ],
         "final_norm": encoder.final_norm is not None,
         "input_activation": ACTIVATION_NAMES[type(network.embedding.activate)],
         "activation": policy.activation,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from marl_pool.evaluation import results
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.run import EvaluatedRun
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
 from marl_pool.studies.attention_neuron.figures import (
     draw_attended,
@@ -38,14 +39,11 @@ from marl_pool.utils.errors import UnfitTokensError
 from marl_pool.utils.extras import EXTRAS, install_hint
 from marl_pool.utils.tables import print_table, write_csv
 
-if TYPE_CHECKING:
-    from marl_pool.evaluation.run import EvaluatedRun
-
 EPISODES = 64
 """Largest number of episodes in a fit."""
 
 
-def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[Path]:
+def analyse_run(evaluated: EvaluatedRun, settings: EvaluateSettings) -> list[Path]:
     """Compare an evaluation with published numbers, and make its analyses.
 
     Returns:

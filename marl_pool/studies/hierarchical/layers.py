@@ -34,9 +34,6 @@ from marl_pool.kernels.attention import validate_heads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeFloat, PositiveInt, Probability
 
-LogProb = Literal["masked", "unmasked"]
-Gradient = Literal["reinforce", "scaling"]
-
 
 @dataclass(kw_only=True, eq=False)
 class Hierarchy:
@@ -61,9 +58,9 @@ class Hierarchy:
     """Choice of the pairs to merge; see `MergingLayer`."""
     attention: bool = True
     """Use transformer blocks and cross-attention."""
-    log_prob: LogProb = "masked"
+    log_prob: Literal["masked", "unmasked"] = "masked"
     """masked: probability of the sampling procedure; unmasked: the paper's."""
-    gradient: Gradient = "reinforce"
+    gradient: Literal["reinforce", "scaling"] = "reinforce"
     """Gradient of the choices: reinforce, or scaling by probabilities (A.4)."""
     through_tokens: bool = False
     """Propagate the score's gradient into the tokens that the policy observes."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.studies.swarm.data import Mixtures
-from marl_pool.studies.swarm.matching import match_clusters
 from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 
 if TYPE_CHECKING:
@@ -26,9 +25,13 @@ AT_ONCE = 20_000
 
 
 @figure_style()
-@torch.no_grad()
 def draw_clustering(
-    network: nn.Module, mixtures: Mixtures, folder: Path, cells: int
+    network: nn.Module,
+    mixtures: Mixtures,
+    log_probs: Tensor,
+    outputs: Tensor,
+    folder: Path,
+    cells: int,
 ) -> list[Path]:
     """Plot one set's clusters, and maps of an additional entity's probabilities.
 
@@ -40,22 +43,19 @@ def draw_clustering(
     Args:
         network: network in evaluation mode.
         mixtures: a single row, without padding.
+        log_probs: ``(N, K)``, the network's log-probabilities of its points.
+        outputs: ``(C,)``, output of each cluster, -1 for absent ones.
         folder: folder for the files.
         cells: cells of the maps in each direction.
     """
-    # Assign the points to outputs, and match outputs with true clusters.
-    log_probs = network(mixtures.points, None).log_softmax(-1)
-    matched = match_clusters(
-        log_probs, mixtures.labels, mixtures.padding, mixtures.num_clusters
-    )
-    colors = output_colors(matched.outputs[0], log_probs.shape[-1])
+    colors = output_colors(outputs, log_probs.shape[-1])
     # Compute the probabilities of one more point on a square grid around the points.
     low, high = mixtures.points[0].amin(0), mixtures.points[0].amax(0)
     half = float((high - low).max()) * (0.5 + MARGIN)
     x, y = ((low + high) / 2).tolist()
     extent = [x - half, x + half, y - half, y + half]
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
-    assigned = colors[log_probs[0].argmax(-1)]
+    assigned = colors[log_probs.argmax(-1)]
     files = [folder / "clustering.png", folder / "probabilities.png"]
     figure = _side_by_side(mixtures, assigned, probabilities, extent)
     save_png(figure, files[0], DPI)

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.config import compose
-from marl_pool.studies.swarm.clustering import Clustering
+from marl_pool.studies.swarm.clustering import (
+    Clustering,
+    accuracy,
+    cluster_scores,
+    match_clusters,
+)
 from marl_pool.studies.swarm.data import (
     Mixtures,
     by_length,
@@ -25,11 +30,6 @@ from marl_pool.studies.swarm.data import (
     in_new_order,
     log_densities,
     wishart_mixtures,
-)
-from marl_pool.studies.swarm.matching import (
-    accuracy,
-    cluster_scores,
-    match_clusters,
 )
 from marl_pool.studies.swarm.mixture import (
     MixtureLikelihood,
