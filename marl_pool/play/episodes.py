@@ -26,10 +26,6 @@ class LiveEpisode:
         env: one environment, reset here.
         perturbation: None for the twin.
         explore: sample actions.
-
-    Attributes:
-        actions: by group, the latest actions that the policy chose, ``(agents, …)``.
-        executed: the same actions as the environment took them, within their range.
     """
 
     def __init__(
@@ -50,6 +46,8 @@ class LiveEpisode:
             for name, group in env.groups.items()
         }
         self.steps, self.over = 0, ""
+        # By group, the latest actions that the policy chose, ``(agents, …)``, and the
+        # same actions as the environment took them, within their range.
         self.actions: dict[str, Tensor] = {}
         self.executed: dict[str, Tensor] = {}
 

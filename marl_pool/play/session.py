@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,7 +47,6 @@ class Session:
     targets: Mapping[str, EvaluationTarget]
     seed: int = 0
     explore: bool = False
-    lanes: list[Lane] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.number, self.paused, self.speed = 0, False, 30.0
@@ -203,7 +202,8 @@ class Session:
             case messages.TokenMessage():
                 name = CHOICES[message.do]
                 toggled = self.chosen[name] ^ {message.entity}
-                self._choose({**self.chosen, name: toggled})
+                choice = {**self.chosen, name: toggled}
+                _attempt(self._apply_choice, choice, self.chosen)
             case messages.PlainMessage(do="step"):
                 self.paused = True
                 self.step()
@@ -217,7 +217,8 @@ class Session:
                 self._set_severity("shuffle", self.severities.get("shuffle") or 1.0)
             case messages.PlainMessage(do="clear"):
                 # Undo all changes of perception.
-                self._choose({name: set() for name in self.chosen})
+                nothing: dict[str, set[int]] = {name: set() for name in self.chosen}
+                _attempt(self._apply_choice, nothing, self.chosen)
                 for name in list(self.severities):
                     self._set_severity(name, 0.0)
                 if self.sensors:
@@ -253,7 +254,6 @@ class Session:
         self.lanes = lanes
 
     def _on_envs(self, change: Callable[[BatchedEnv], None]) -> None:
-        """Change the environments of all episodes that are not over."""
         for lane in self.lanes:
             for episode in (lane.episode, lane.twin):
                 if not episode.over:
@@ -285,11 +285,8 @@ class Session:
                     states[group] = lane.live.restart(tokens, states[group], name)
                 episode.check()
 
-    def _choose(self, chosen: dict[str, set[int]]) -> None:
-        """Occlude, freeze and duplicate these entities, and no others."""
-        _attempt(self._apply_choice, chosen, self.chosen)
-
     def _apply_choice(self, chosen: dict[str, set[int]]) -> None:
+        """Occlude, freeze and duplicate these entities, and no others."""
         self.chosen = chosen
         for lane in self.lanes:
             episode = lane.episode

@@ -95,7 +95,6 @@ class VisionTransformer(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        # Embed, encode and pool the patches.
         self.pooled = SetNetwork(
             spec,
             encoder=encoder,
@@ -175,10 +174,9 @@ class ImageClassification(VisionOptions, ImageTask):
                 f"task.crop_padding: expected at most task.size = {self.size}, "
                 f"got {self.crop_padding}"
             )
-        # Split the parts into their names and options.
         self.parts = {
-            kind: validate_part(kind, part, "images")
-            for kind, part in (("encoder", self.encoder), ("pooling", self.pooling))
+            kind: validate_part(kind, getattr(self, kind), "images")
+            for kind in ("encoder", "pooling")
         }
         self.normalization = NORMALIZATION[self.dataset] if self.normalize else None
 

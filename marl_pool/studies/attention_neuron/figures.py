@@ -201,7 +201,6 @@ def draw_attended(
         if policy.attention_weights(blank_tokens(target, group)) is None:
             kind = type(policy).__name__
             raise UnfitTokensError(f"expected attention, which {kind} has not")
-    # Each row is an episode.
     rows = [
         _row(target.make_env(1), target.policies, "clean"),
         _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
@@ -211,7 +210,6 @@ def draw_attended(
             if not each.missing
         ),
     ]
-    # Join the rows to one sheet.
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
     opencv().imwrite(str(path), sheet[..., ::-1])
 

@@ -218,7 +218,6 @@ def _read(file: Path) -> np.ndarray:
             f"kind ({type(error).__name__})"
         ) from None
     if [*arrays] != [ARRAY]:
-        # Name the arrays that were found.
         found = ", ".join(map(repr, [*arrays][:3])) or "none"
         more = ", …" if len(arrays) > 3 else ""
         raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")

@@ -70,7 +70,6 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed ``(B, H, W, C)``, in [0, 1], as ``(B, N, D)``, patches row by row."""
         places = self.positions.to(images.dtype).expand(len(images), -1, -1, -1)
-        # Append each pixel's position to its channels, then cut.
         both = torch.cat([4 * (images - 0.5), places], -1)
         return self.project(patches(both, self.patch))
 
@@ -136,7 +135,6 @@ class MergingNetwork(nn.Module):
         loss is small, and so is the variance of the REINFORCE gradient, which it
         scales.
         """
-        # Seed each layer by its name.
         for name, part in self.named_modules():
             if isinstance(part, nn.Linear):
                 with seeded(seed, name):
@@ -212,10 +210,7 @@ class Forced(NamedTuple):
 
 
 def teacher_forced(
-    network: ImageAutoencoder,
-    images: Tensor,
-    schedule: Sequence[int],
-    chance: Chance,
+    network: ImageAutoencoder, images: Tensor, schedule: Sequence[int], chance: Chance
 ) -> Forced:
     """Merge layer by layer, and let the decoder undo each layer immediately.
 

@@ -67,10 +67,6 @@ class MergedImages(Hierarchy, ImageTask):
 
     Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
 
-    Attributes:
-        trained: levels of ``proportions``.
-        measured: levels of ``levels``.
-
     Raises:
         InputError: incompatible sizes, or a schedule with more merges than pairs.
     """
@@ -203,7 +199,6 @@ class MergedImages(Hierarchy, ImageTask):
         self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
     ) -> LossAndMetrics:
         metrics: dict[str, Tensor] = {}
-        # Measure each level, and the mean over levels.
         for level in self.measured:
             answer: NetworkOutput = network(images, level.schedule, chance)
             for name, each in self.losses(answer.output.float(), batch).items():

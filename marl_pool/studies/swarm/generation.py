@@ -169,7 +169,6 @@ class SwarmTransformer(nn.Module):
         super().__init__()
         self.shape = shape
         self.places: Tensor
-        # Fixed encodings of row and column.
         self.register_buffer("places", sinusoids(shape, width), persistent=False)
         with seeded(seed, "embedding"):
             self.intensities = _embedding(num_levels, width)

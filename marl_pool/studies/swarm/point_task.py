@@ -67,7 +67,6 @@ class PointNetwork(nn.Module):
             raise InputError("encoder.dim: expected a width for points, got null")
         with seeded(seed, "embedding"):
             self.embedding = nn.Linear(2, width)
-        # Without pooling, each point has an output of its own.
         self.pooling: Pooling | None = None
         if pooling is not None:
             context = {
@@ -107,15 +106,13 @@ class PointTask(Task):
 
     Encoders that depend on the order of the points are trained with random orders, as
     in the SWARM paper (https://arxiv.org/abs/1906.09400).
-
-    Attributes:
-        num_results: width of the network's output.
     """
 
     name: ClassVar[str]
     """Name of the task, for messages."""
     metric = "loss"
     num_results: int = field(init=False)
+    """Width of the network's output."""
 
     encoder: Part | None
     """Encoder of the points."""

@@ -17,12 +17,6 @@ from torch import Tensor
 
 from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.config import compose
-from marl_pool.studies.swarm.clustering import (
-    Clustering,
-    accuracy,
-    cluster_scores,
-    match_clusters,
-)
 from marl_pool.studies.swarm.data import (
     Mixtures,
     by_length,
@@ -31,14 +25,18 @@ from marl_pool.studies.swarm.data import (
     log_densities,
     wishart_mixtures,
 )
-from marl_pool.studies.swarm.mixture import (
+from marl_pool.studies.swarm.plots import output_colors
+from marl_pool.studies.swarm.point_task import PointNetwork, is_equivariant
+from marl_pool.studies.swarm.tasks import (
+    Clustering,
     MixtureLikelihood,
     Parameters,
+    accuracy,
+    cluster_scores,
+    match_clusters,
     mean_log_likelihood,
     to_parameters,
 )
-from marl_pool.studies.swarm.plots import output_colors
-from marl_pool.studies.swarm.point_task import PointNetwork, is_equivariant
 from marl_pool.training.supervised.results import read_study
 from marl_pool.training.supervised.schedule import must_go_back
 from marl_pool.utils.errors import InputError
