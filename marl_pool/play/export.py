@@ -41,11 +41,8 @@ ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -> Path:
     """Write a page that plays policies in the browser alone.
 
-    Args:
-        targets: policies by name, all in equal environments: `SimpleCentroid`, or a
-            `CartPole` with one frame and no noise.
-        path: new HTML file.
-        seed: of its first episode.
+    All policies are in equal environments: `SimpleCentroid`, or a `CartPole` with one
+    frame and no noise. ``path`` is a new HTML file, ``seed`` that of its first episode.
 
     Raises:
         InputError: a file that exists, or an environment or policy that the page's
@@ -203,9 +200,8 @@ def _sensory(name: str, policy: Sensory) -> dict[str, Any]:
 def golden(target: EvaluationTarget, seed: int) -> list[Any]:
     """Play the twin's first steps in float64.
 
-    Returns:
-        For each step all actions, in one row and in the environment's units, the first
-        agent's attention, and the mean return so far.
+    Return for each step all actions, in one row and in the environment's units, the
+    first agent's attention, and the mean return so far.
     """
     env = replace(target, seed=seed).make_env(1, dtype=torch.float64)
     group = next(iter(env.groups))

@@ -47,13 +47,8 @@ POLICY = (
 class LiveServer:
     """Serve one page to clients with the token, and a session to each page.
 
-    Args:
-        make_session: called for each page that connects.
-        port: port on this machine; 0 for any that is free.
-
-    Attributes:
-        token: secret part of the address.
-        failure: set if a session fails; the server then ends.
+    ``make_session`` is called for each page that connects; port 0 is any that is free.
+    The server ends once ``failure`` is set.
     """
 
     def __init__(self, make_session: Callable[[], Session], port: int = 0) -> None:
@@ -73,10 +68,7 @@ class LiveServer:
         return [f"{name}:{self.port}" for name in (ADDRESS, "localhost")]
 
     async def run(self, on_start: Callable[["LiveServer"], None]) -> None:
-        """Serve until cancelled.
-
-        Args:
-            on_start: called once the port is open.
+        """Serve until cancelled; call ``on_start`` once the port is open.
 
         Raises:
             InputError: a port that is not free, or an environment that cannot be shown.

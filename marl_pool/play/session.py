@@ -15,8 +15,13 @@ from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
 from marl_pool.perturbations.inject import Inject
 from marl_pool.play import messages
-from marl_pool.play.episodes import Lane, LiveEpisode
-from marl_pool.play.live import OF_ACTIONS, ORDER, LivePerturbation
+from marl_pool.play.episodes import (
+    OF_ACTIONS,
+    ORDER,
+    Lane,
+    LiveEpisode,
+    LivePerturbation,
+)
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import Policy
 from marl_pool.tokens import SELF_TYPE
@@ -37,16 +42,14 @@ class Session:
     their twins; changes of perception and of actions on the episodes alone. So a twin
     differs from its episode in what the policy perceives and in what becomes of its
     actions, and in nothing else.
-
-    Args:
-        targets: policies by name, all in equal environments.
-        seed: of the episodes.
-        explore: sample actions.
     """
 
     targets: Mapping[str, EvaluationTarget]
+    """Policies by name, all in equal environments."""
     seed: int = 0
+    """Seed of the episodes."""
     explore: bool = False
+    """Sample actions."""
 
     def __post_init__(self) -> None:
         self.number, self.paused, self.speed = 0, False, 30.0

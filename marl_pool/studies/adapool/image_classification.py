@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
-from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.networks import SetNetwork, seeded
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.cls_token import ClsPooling
@@ -120,14 +120,22 @@ class VisionTransformer(nn.Module):
             nn.init.zeros_(self.scores.bias)
         # Replace initial weights according to the options.
         positions, head = self.pooled.embedding.types, self.pooled.pooling
+        blocks = self.pooled.encoder
         if options.position_std is not None and positions is not None:
             with seeded(seed, "positions"):
                 nn.init.normal_(positions.weight, std=options.position_std)
         if options.class_token_init == "uniform" and isinstance(head, ClsPooling):
             with seeded(seed, "class token"):
                 nn.init.uniform_(head.tokens)
-        if options.scale_residual_init:
-            _scale_branch_ends(self.pooled.encoder, head)
+        if options.scale_residual_init and isinstance(blocks, TransformerEncoder):
+            # Scale the last linear map of each residual branch, two in a layer.
+            layers: Any = blocks.layers
+            ends = [head.attention.to_out] if isinstance(head, AdaPooling) else []
+            for layer in layers:
+                ends += [layer.attention.to_out, layer.feedforward[2]]
+            with torch.no_grad():
+                for end in ends:
+                    end.weight /= math.sqrt(2 * len(layers))
 
     def forward(self, cut: Tensor) -> Tensor:
         """Map patches ``(B, N, F)`` uint8, in row-major order, to logits ``(B, K)``."""
@@ -215,17 +223,3 @@ class ImageClassification(VisionOptions, ImageTask):
         each = cross_entropy(scores, labels, reduction="none")
         metrics = {"cross_entropy": each.detach(), "error": error_of(scores, labels)}
         return LossAndMetrics(each.mean(), metrics)
-
-
-def _scale_branch_ends(encoder: nn.Module, head: nn.Module) -> None:
-    """Scale initial weights; see `VisionOptions.scale_residual_init`."""
-    if not isinstance(encoder, TransformerEncoder):
-        return
-    # The last linear map of each residual branch, two in a layer.
-    ends: list[Any] = [head.attention.to_out] if isinstance(head, AdaPooling) else []
-    for layer in encoder.layers:
-        assert isinstance(layer, TransformerLayer)
-        ends += [layer.attention.to_out, layer.feedforward[2]]
-    with torch.no_grad():
-        for end in ends:
-            end.weight /= math.sqrt(2 * len(encoder.layers))

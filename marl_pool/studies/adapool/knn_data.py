@@ -39,9 +39,10 @@ _scratch = threading.local()
 def sample_sets(
     seed: int, chunk: int, num_vectors: int, dim: int, out: Floats | None = None
 ) -> Floats:
-    """Sample the sets of one chunk; they depend only on the first four arguments.
+    """Sample the sets ``(CHUNK, N, d)`` of one chunk, into ``out`` if it is given.
 
-    Each feature of a set has a distribution of its own, shared by the set's vectors:
+    They depend only on the first four arguments. Each feature of a set has a
+    distribution of its own, shared by the set's vectors:
 
     - normal with mean U(-3, 3) and standard deviation U(1, 3);
     - exponential with scale U(0.1, 2) and a random sign, shifted by U(0, 3) in the
@@ -55,9 +56,6 @@ def sample_sets(
     a rate there, is the scale, as in numpy and the published code. The paper does not
     specify a d that three does not divide: then the kinds with an additional feature
     are sampled for each set, so 16 features are 6, 5 and 5 in any order.
-
-    Returns:
-        ``(CHUNK, N, d)``, which is ``out`` if it is given.
     """
     # Choose one of three distributions for each feature of each set.
     generator = _generator(seed, SETS, chunk)

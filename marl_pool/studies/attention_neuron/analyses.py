@@ -27,7 +27,6 @@ from marl_pool.studies.attention_neuron.figures import (
 from marl_pool.studies.attention_neuron.published import (
     REGRESSION,
     PublishedRow,
-    print_published,
     published_rows,
 )
 from marl_pool.studies.attention_neuron.recording import (
@@ -44,16 +43,26 @@ EPISODES = 64
 
 
 def analyse_run(evaluated: EvaluatedRun, settings: EvaluateSettings) -> list[Path]:
-    """Compare an evaluation with published numbers, and make its analyses.
-
-    Returns:
-        The files written.
-    """
+    """Compare with published numbers, make the analyses; return the files written."""
     target, files = evaluated.target, evaluated.files
     paths = []
     rows = published_rows(evaluated.results.results, target.policies, target.env)
     if rows:
-        print_published(rows)
+        results.print_rows(
+            "measured beside published (mean ± std over episodes)",
+            ["perturbation"],
+            ["mean return", "95 %", "measured", "published"],
+            [
+                [
+                    row.label,
+                    f"{row.mean:.3f}",
+                    f"{row.mean_low:.3f} to {row.mean_high:.3f}",
+                    f"{row.mean:g} ± {row.std:g}",
+                    f"{row.published:g} ± {row.published_std:g}",
+                ]
+                for row in rows
+            ],
+        )
         paths.append(files.path(results.PUBLISHED))
         write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
     with computing(settings.threads, env_timeout=settings.env_timeout):
@@ -69,12 +78,10 @@ def analyse(
     episodes: int,
     files: results.Files,
 ) -> list[Path]:
-    """Make analyses; print the reason for one that does not fit the policy.
+    """Make analyses, and return the files written.
 
-    ``transfers`` and ``episodes`` are those of the evaluation.
-
-    Returns:
-        The files written.
+    The reason for one that does not fit the policy is printed. ``transfers`` and
+    ``episodes`` are those of the evaluation.
     """
     known: dict[Analysis, tuple[str, Callable[[Path], None]]] = {
         "regression": (results.REGRESSION, partial(report_fits, target, episodes)),

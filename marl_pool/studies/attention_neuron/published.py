@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from marl_pool.envs import ENVS
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result, print_rows
+from marl_pool.evaluation.results import CLEAN, TRAINED, Result
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.feed_forward import FeedForward
@@ -157,25 +157,6 @@ def published_rows(
     return rows
 
 
-def print_published(rows: Sequence[PublishedRow]) -> None:
-    """Print measured returns beside published ones."""
-    print_rows(
-        "measured beside published (mean ± std over episodes)",
-        ["perturbation"],
-        ["mean return", "95 %", "measured", "published"],
-        [
-            [
-                row.label,
-                f"{row.mean:.3f}",
-                f"{row.mean_low:.3f} to {row.mean_high:.3f}",
-                f"{row.mean:g} ± {row.std:g}",
-                f"{row.published:g} ± {row.published_std:g}",
-            ]
-            for row in rows
-        ],
-    )
-
-
 def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanStd]:
     """Return the published rows of such a policy in such an env, {} if there are none.
 
@@ -183,7 +164,13 @@ def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanSt
     """
     kind = kind_of(policy)
     for table in TABLES:
-        if (table.env, table.agent) == (env["name"], kind) and _same_task(table, env):
+        if (table.env, table.agent) != (env["name"], kind):
+            continue
+        # Compare options, but those of `FREE`, after filling in the defaults.
+        known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
+        defaults = {key: option.default for key, option in known.items()}
+        evaluated, published = {**defaults, **env}, {**defaults, **table.options}
+        if all(evaluated[key] == published[key] for key in defaults.keys() - FREE):
             return table.rows
     return {}
 
@@ -196,11 +183,3 @@ def kind_of(policy: Policy) -> str:
     if isinstance(policy, AttentionAgent):
         return "attention_agent"
     return "feed_forward" if isinstance(policy, FeedForward) else ""
-
-
-def _same_task(table: PublishedTable, env: Mapping[str, Any]) -> bool:
-    """Compare options, but those of `FREE`, after filling in the defaults."""
-    known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
-    defaults = {key: option.default for key, option in known.items()}
-    evaluated, published = {**defaults, **env}, {**defaults, **table.options}
-    return all(evaluated[key] == published[key] for key in defaults if key not in FREE)

@@ -18,12 +18,10 @@ def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> lis
 
     256 tokens become 91, 27 and 1 over 8 layers with p = 0.25, 0.5 and 1.
 
-    Source: Nair and Lieck, Table 1.
+    ``num_tokens`` are those of the first layer; ``proportion`` is p, the fraction of
+    tokens that merge, in [0, 1].
 
-    Args:
-        num_tokens: T, tokens of the first layer.
-        proportion: p, fraction of tokens that merge, in [0, 1].
-        num_layers: L, number of layers.
+    Source: Nair and Lieck, Table 1.
     """
     schedule = []
     for _ in range(num_layers):
@@ -120,8 +118,7 @@ class Dependence(NamedTuple):
 def divergences(policies: Tensor) -> Tensor:
     """Compute ``KL(π_x ‖ π̄)`` of each policy from the mean of all, ``(n,)`` nats.
 
-    Args:
-        policies: ``(n, T, T)``, probabilities of pairs, which sum to 1.
+    ``policies (n, T, T)`` are probabilities of pairs, which sum to 1.
     """
     policies = policies.flatten(1).double()
     # Clamped, so that 0 log 0 is 0 where no policy has the pair.
@@ -130,13 +127,10 @@ def divergences(policies: Tensor) -> Tensor:
 
 
 def dependence(policies: Tensor) -> Dependence:
-    """Measure the dependence of the first merge's policies on the input.
+    """Measure the dependence of the first merge's policies ``(n, T, T)`` on the input.
 
     The mean of `divergences` is the mutual information. Later merges cannot be
     compared, because their tokens do not correspond between inputs.
-
-    Args:
-        policies: ``(n, T, T)``, probabilities of pairs for n inputs.
     """
     size, mean = policies.shape[1], policies.flatten(1).double().mean(0)
     return Dependence(

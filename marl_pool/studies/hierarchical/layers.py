@@ -169,10 +169,8 @@ class LayerStack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Add the encoding of a layer's depth, and noise in training.
 
+        Return the tokens ``(B, T, D)`` and their mean squared norm ``(B,)``.
         Source: Nair and Lieck, section 3.1.2, equations 5 to 7.
-
-        Returns:
-            Tokens ``(B, T, D)`` and their mean squared norm ``(B,)``.
         """
         x = x + timestep_encoding(depth, self.settings.dim).to(x)
         if self.training and self.settings.token_noise:

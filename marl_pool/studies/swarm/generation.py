@@ -182,11 +182,8 @@ class SwarmTransformer(nn.Module):
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Compute the logits of every pixel, ``(B, L, num_levels)``.
 
-        Those at i depend only on ``pixels[:, :i]``.
-
-        Args:
-            pixels: ``(B, L)`` int64 in [0, num_levels), in row-major order.
-            labels: ``(B,)`` int64.
+        Those at i depend only on ``pixels[:, :i]``. Pixels ``(B, L)`` are int64 in
+        [0, num_levels), in row-major order, and labels ``(B,)`` int64.
         """
         # Shift the pixels by one, so that no logit depends on its own pixel.
         previous = nn.functional.pad(self.intensities(pixels[:, :-1]), (0, 0, 1, 0))
@@ -198,15 +195,11 @@ class SwarmTransformer(nn.Module):
         """Sample images pixel by pixel, ``(B, H, W, C)`` int64 in [0, num_levels).
 
         All pixels have the same cost, because earlier ones are represented by running
-        sums of hidden states (`SwarmLayer.step`).
-
-        Args:
-            labels: ``(B,)`` int64.
-            generator: source of random numbers, on the network's device.
+        sums of hidden states (`SwarmLayer.step`). ``labels`` are ``(B,)`` int64; the
+        generator is on the network's device.
         """
         known, memory = self.known(labels), self.empty_memory(len(labels))
         pixels: list[Tensor] = []
-        # Keep running sums instead of all earlier pixels.
         for place in range(known.shape[1]):
             last = pixels[-1] if pixels else None
             shares = self.step(last, known[:, place], memory, place).softmax(-1)
@@ -247,9 +240,8 @@ def sinusoids(shape: tuple[int, int, int], width: int) -> Tensor:
     Source: the published code of SWARM; its text refers to the Image Transformer
     (https://arxiv.org/abs/1802.05751).
 
-    Args:
-        shape: height, width and channels; a pixel's channels share an encoding.
-        width: width of an encoding, a multiple of 4.
+    ``shape`` is height, width and channels, of which a pixel's share an encoding;
+    ``width`` is a multiple of 4.
     """
     height, columns, channels = shape
     highest = math.log10(max(height, columns) / 2)

@@ -40,13 +40,9 @@ def draw_clustering(
     Unlike in the paper, matched clusters have the same color. ``probabilities.png``
     (Figure 5): the probability of each output at each position, with the true ellipses.
 
-    Args:
-        network: network in evaluation mode.
-        mixtures: a single row, without padding.
-        log_probs: ``(N, K)``, the network's log-probabilities of its points.
-        outputs: ``(C,)``, output of each cluster, -1 for absent ones.
-        folder: folder for the files.
-        cells: cells of the maps in each direction.
+    ``mixtures`` is a single row without padding, ``log_probs (N, K)`` are the network's
+    log-probabilities of its points, and ``outputs (C,)`` those of its clusters, -1 for
+    absent ones. Maps have ``cells`` in each direction.
     """
     colors = output_colors(outputs, log_probs.shape[-1])
     # Compute the probabilities of one more point on a square grid around the points.

@@ -123,15 +123,9 @@ class Clustering(PointTask):
     ) -> Tensor:
         """Measure the dependence of the loss on the order of the entities.
 
-        Args:
-            network: network in evaluation mode.
-            size: entities of each set.
-            generator: source of the orders.
-
-        Returns:
-            ``(sets,)``, relative standard deviation of the loss over orders: Figure 3.
+        Return the relative standard deviation of the loss over random orders of the
+        same sets of ``size`` entities, ``(sets,)``: Figure 3.
         """
-        # Repeat the same sets in random orders.
         sets = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):
