@@ -58,10 +58,8 @@ class Hand(Perturbation):
     ) -> PerturbationState:
         """Return the state of a choice; tokens that were frozen keep their readings.
 
-        Args:
-            tokens: current tokens of batch ``(1, agents)``.
-            chosen: masks ``(1, agents, N)`` bool, ``hidden``, ``frozen``, ``twice``.
-            old: state of the previous choice.
+        ``tokens`` are the current ones of batch ``(1, agents)``; ``chosen`` are masks
+        ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool.
         """
         readings = tokens.features.clone()
         if old is not None:

@@ -20,7 +20,6 @@ PUSH = 6.0
 PICTURE = 384
 """Height and width in pixels of environments that arrive as pictures."""
 
-
 Env = TypeVar("Env", bound=BatchedEnv)
 
 

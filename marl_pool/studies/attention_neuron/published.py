@@ -53,9 +53,6 @@ class PublishedRow(NamedTuple):
     published_std: float
 
 
-MEASURED = PublishedRow._fields[:-2]
-
-
 def _reshuffled(rows: Sequence[MeanStd], scope: str = "") -> dict[str, MeanStd]:
     """Return Table 6's rows by label.
 
@@ -152,7 +149,7 @@ def published_rows(
         published = published_for(policies[result.group], env)
         plain = result.policy == TRAINED and not (result.stochastic or result.missing)
         if plain and result.label in published and result.severity in (0.0, 1.0):
-            measured = [getattr(result, name) for name in MEASURED]
+            measured = [getattr(result, name) for name in PublishedRow._fields[:-2]]
             rows.append(PublishedRow._make([*measured, *published[result.label]]))
     return rows
 

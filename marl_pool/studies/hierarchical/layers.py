@@ -155,13 +155,10 @@ class LayerStack(nn.Module):
 
     @abstractmethod
     def step(self, x: Tensor, depth: int, count: int, chance: Chance) -> LayerOutput:
-        """Apply one layer.
+        """Apply one layer to tokens ``x (B, T, D)`` without padding.
 
-        Args:
-            x: ``(B, T, D)``, tokens without padding.
-            depth: depth of the encoder's layer, from 1, also in the decoder.
-            count: R, pairs to merge or tokens to unmerge.
-            chance: source and mode of the choices.
+        ``depth`` is that of the encoder's layer, from 1, also in the decoder; ``count``
+        is R, the pairs to merge or tokens to unmerge.
         """
 
     def entrance(

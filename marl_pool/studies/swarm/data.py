@@ -71,11 +71,8 @@ def wishart_mixtures(
     covariance is ``0.05 (A Aᵀ)⁻¹`` with Bartlett's lower triangular A:
     ``A_11² ~ χ²(4)``, ``A_22² ~ χ²(3)``, ``A_21 ~ N(0, 1)``.
 
-    Args:
-        rows: ``(B,)`` int64, numbers of the mixtures.
-        seed: seed of all mixtures, at least 0.
-        entities: bounds of the number of points.
-        clusters: bounds of the number of components; C is the upper bound.
+    ``rows (B,)`` int64 are numbers of mixtures, ``entities`` and ``clusters`` bounds of
+    the numbers of points and of components; C is the upper bound.
     """
     # Sample all uniform numbers of a row at once: two for the set, seven a cluster.
     most = clusters[1]
