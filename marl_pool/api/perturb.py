@@ -15,7 +15,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import PARTS, by_name, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
-from marl_pool.perturbations.base import Perturbation, State
+from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -173,7 +173,7 @@ class Perturber:
         }
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
-        self.states: dict[str, State] = {}
+        self.states: dict[str, PerturbationState] = {}
         self.spaces = {
             agent: self._space(name, agent)
             for name, agents in self.groups.items()

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import ActionSpace, SampledPerturbation, State
+from marl_pool.perturbations.base import (
+    ActionSpace,
+    PerturbationState,
+    SampledPerturbation,
+)
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
@@ -32,7 +36,11 @@ class ActionPerturbation(SampledPerturbation):
 
     @abstractmethod
     def change(
-        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
+        self,
+        actions: Tensor,
+        numbers: Tensor,
+        spec: ActionSpec,
+        state: PerturbationState,
     ) -> Tensor:
         """Change actions, each of which is in the range of ``spec``.
 
@@ -49,17 +57,19 @@ class ActionPerturbation(SampledPerturbation):
         return 1
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         return tokens
 
     @override
-    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
         return tokens, {**state, "steps": state["steps"] + 1}
 
     @override
     def act(
-        self, actions: Tensor, state: State, space: ActionSpace
-    ) -> tuple[Tensor, State]:
+        self, actions: Tensor, state: PerturbationState, space: ActionSpace
+    ) -> tuple[Tensor, PerturbationState]:
         if self.high == 0:
             return actions, state
         # The observation before this action has been counted.
@@ -108,7 +118,11 @@ class ActionNoise(ActionPerturbation):
 
     @override
     def change(
-        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
+        self,
+        actions: Tensor,
+        numbers: Tensor,
+        spec: ActionSpec,
+        state: PerturbationState,
     ) -> Tensor:
         severity = state["severity"].view(-1, 1)
         if spec.discrete:
@@ -143,7 +157,11 @@ class DropActions(ActionPerturbation):
 
     @override
     def change(
-        self, actions: Tensor, numbers: Tensor, spec: ActionSpec, state: State
+        self,
+        actions: Tensor,
+        numbers: Tensor,
+        spec: ActionSpec,
+        state: PerturbationState,
     ) -> Tensor:
         fallback = in_range(torch.zeros_like(actions), spec)
         if self.instead == "repeat" and "executed" in state:

@@ -22,7 +22,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 ActionSpace = spaces.Box | spaces.Discrete | ActionSpec
 SEVERITY_POSITION = -1
 """Position of the severity in a perturbation's stream; other numbers begin at 0."""
-State = dict[str, Tensor]
+PerturbationState = dict[str, Tensor]
 """Tensors ``(num_envs, …)``. If tokens move or are added, ``origin (num_envs, agents,
 N)`` is the index of the environment's token behind each one seen, -1 for none."""
 
@@ -68,10 +68,10 @@ class Perturbation(ABC):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: State | None = None,
+        state: PerturbationState | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> State:
+    ) -> PerturbationState:
         """Return the state at the start of an episode.
 
         Args:
@@ -84,12 +84,14 @@ class Perturbation(ABC):
         """
 
     @abstractmethod
-    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
         """Perturb the tokens of one step; return them and the next state."""
 
     def act(
-        self, actions: Tensor, state: State, space: ActionSpace
-    ) -> tuple[Tensor, State]:
+        self, actions: Tensor, state: PerturbationState, space: ActionSpace
+    ) -> tuple[Tensor, PerturbationState]:
         """Perturb the actions of one step; return them and the next state.
 
         Called after `__call__` for the same step. By default actions are unchanged.
@@ -119,7 +121,9 @@ class Perturbation(ABC):
             UnfitTokensError: an option that does not fit.
         """
 
-    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
         """Relate the perturbed tokens of a step to the unperturbed ones.
 
         Args:
@@ -230,7 +234,7 @@ class SampledPerturbation(Perturbation):
             return torch.zeros_like(steps)
         return (steps - self.onset).clamp(min=0) // self.every
 
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Sample what holds until the next resampling, independent of the severity.
 
         By default nothing is random but the severity.
@@ -242,7 +246,9 @@ class SampledPerturbation(Perturbation):
         """
         return {}
 
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         """Derive new entries of the state; none by default.
 
         Args:
@@ -251,12 +257,12 @@ class SampledPerturbation(Perturbation):
         """
         return {}
 
-    def update(self, state: State) -> State:
+    def update(self, state: PerturbationState) -> PerturbationState:
         """Update the state at every step, where observations need several samples."""
         return state
 
     @abstractmethod
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         """Perturb ``tokens`` by the latest sample in ``state``."""
 
     @override
@@ -264,10 +270,10 @@ class SampledPerturbation(Perturbation):
         self,
         tokens: Tokens,
         keys: Tensor,
-        state: State | None = None,
+        state: PerturbationState | None = None,
         where: Tensor | None = None,
         episodes: Tensor | None = None,
-    ) -> State:
+    ) -> PerturbationState:
         severity = self._sample_severities(keys, episodes)
         first = {"keys": keys, "steps": torch.zeros_like(keys), "severity": severity}
         if where is None or state is None:
@@ -277,7 +283,9 @@ class SampledPerturbation(Perturbation):
         return self._resample_rows(where, tokens, state)
 
     @override
-    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
         if self.high == 0:
             return tokens, state
         steps = state["steps"]
@@ -300,7 +308,9 @@ class SampledPerturbation(Perturbation):
         return seen, {**state, "steps": steps + 1}
 
     @override
-    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None and "origin" in state:
             # Tokens have moved only where they are perturbed.
@@ -325,14 +335,16 @@ class SampledPerturbation(Perturbation):
             return sampled
         return sampled * (episodes.double() / self.ramp).clamp(max=1)
 
-    def _resample(self, tokens: Tokens, state: State) -> State:
+    def _resample(self, tokens: Tokens, state: PerturbationState) -> PerturbationState:
         """Resample all environments of ``state``."""
         # The turn numbers the samplings of an episode, each with its own numbers.
         keys, turn = state["keys"], self.turn(state["steps"])
         sampled = {**state, **self.sample(tokens, keys, turn)}
         return {**sampled, **self.apply_severity(tokens, sampled)}
 
-    def _resample_rows(self, where: Tensor, tokens: Tokens, state: State) -> State:
+    def _resample_rows(
+        self, where: Tensor, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         """Resample the environments in ``where``.
 
         On a CPU no others are sampled, since that is expensive.
@@ -389,15 +401,17 @@ class TokenShare(ProtectingPerturbation):
         return present & (tokens.types != SELF_TYPE) if self.protects else present
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         return {"scores": uniform_like(keys, turn, tokens.types.shape[1:])}
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         eligible = self.eligible(tokens)
         return {"eligible": eligible, "chosen": self._choose(eligible, state)}
 
-    def chosen(self, tokens: Tokens, state: State) -> Tensor:
+    def chosen(self, tokens: Tokens, state: PerturbationState) -> Tensor:
         """Currently selected tokens, ``(num_envs, agents, N)`` bool.
 
         Where a token has appeared or vanished since the last resampling, the same
@@ -408,12 +422,12 @@ class TokenShare(ProtectingPerturbation):
             return state["chosen"]
         return self._choose(eligible, state)
 
-    def num_chosen(self, eligible: Tensor, state: State) -> Tensor:
+    def num_chosen(self, eligible: Tensor, state: PerturbationState) -> Tensor:
         """Count the eligible tokens to select, ``(num_envs, agents, 1)`` int64."""
         share = state["severity"].view(-1, 1, 1)
         return (eligible.sum(-1, keepdim=True).double() * share).round().long()
 
-    def _choose(self, eligible: Tensor, state: State) -> Tensor:
+    def _choose(self, eligible: Tensor, state: PerturbationState) -> Tensor:
         # Find each row's threshold, the score of the last token to select.
         queue = state["scores"].masked_fill(~eligible, torch.inf)
         count = self.num_chosen(eligible, state)
@@ -421,7 +435,9 @@ class TokenShare(ProtectingPerturbation):
         return (queue <= last) & (count > 0) & eligible
 
 
-def choose(where: Tensor, fresh: State, old: State) -> State:
+def choose(
+    where: Tensor, fresh: PerturbationState, old: PerturbationState
+) -> PerturbationState:
     """Select the rows of ``fresh`` in ``where`` and those of ``old`` elsewhere."""
     return {
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])

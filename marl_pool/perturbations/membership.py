@@ -9,7 +9,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.perception import Perception
-from marl_pool.perturbations.base import SampledPerturbation, State, TokenShare
+from marl_pool.perturbations.base import (
+    PerturbationState,
+    SampledPerturbation,
+    TokenShare,
+)
 from marl_pool.perturbations.readings import validate_indices
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
@@ -67,7 +71,7 @@ class Occlude(TokenShare):
         return eligible & torch.isin(tokens.types, kinds)
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         features, types, padding = tokens
         missing = self.chosen(tokens, state)
         if self.mode == "drop":
@@ -76,7 +80,9 @@ class Occlude(TokenShare):
         return Tokens(zeroed, types, padding)
 
     @override
-    def perceive(self, true: Tokens, seen: Tokens, state: State) -> Perception:
+    def perceive(
+        self, true: Tokens, seen: Tokens, state: PerturbationState
+    ) -> Perception:
         # A dead sensor's zeros tell nothing of its token either.
         perceived = super().perceive(true, seen, state)
         missing = self.chosen(true, state)
@@ -127,7 +133,9 @@ class Duplicate(TokenShare):
     severity: Severity = 0.5
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         slots = torch.arange(
             round(self.high * tokens.num_tokens), device=tokens.types.device
         )
@@ -139,7 +147,7 @@ class Duplicate(TokenShare):
         return {"origin": torch.cat([identity_origin(tokens), copied], -1)}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         copied = state["origin"][..., tokens.num_tokens :]
         source = copied.clamp(min=0)
         features = take_features(tokens.features, source)
@@ -226,7 +234,7 @@ class Inject(SampledPerturbation):
         validate_indices("position_features", self.shifted, self.num_features)
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if not tokens.features.dtype.is_floating_point:
             raise InputError("perturbation inject: expected features with positions")
         width, num_features = len(self.shifted), tokens.features.shape[-1]
@@ -247,7 +255,9 @@ class Inject(SampledPerturbation):
         }
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         anchor = state["anchor"]
         # Keep the first slots only, as many as the severity allows.
         slots = torch.arange(self.num_slots, device=anchor.device)
@@ -256,7 +266,7 @@ class Inject(SampledPerturbation):
         return {"anchor": anchor.masked_fill(beyond, -1), "origin": origin}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         # Copy the anchors' features and move them; slots without one are padded below.
         anchor = state["anchor"].clamp(min=0)
         features = take_features(tokens.features, anchor)

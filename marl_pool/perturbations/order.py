@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import State, TokenShare
+from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens, take_features
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -76,7 +76,7 @@ class Shuffle(TokenShare):
         return torch.ones_like(tokens.padding)
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         if self.held is None:
             return super().sample(tokens, keys, turn)
         only = torch.zeros_like(keys[:1])
@@ -85,7 +85,9 @@ class Shuffle(TokenShare):
         return {"scores": scores.expand_as(tokens.types).contiguous()}
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         moving = super().apply_severity(tokens, state)["chosen"]
         origin = permutation(state["scores"], moving)
         if self.scope == "token":
@@ -98,7 +100,7 @@ class Shuffle(TokenShare):
         return {"origin": origin, "origins": stack}
 
     @override
-    def update(self, state: State) -> State:
+    def update(self, state: PerturbationState) -> PerturbationState:
         """Push the newest frame's order onto the stack of orders."""
         if self.scope == "token":
             return state
@@ -107,7 +109,7 @@ class Shuffle(TokenShare):
         return {**state, "origins": torch.cat([state["origins"][:, :, 1:], newest], 2)}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         origin = state["origin"]
         if self.scope == "token":
             features = take_features(tokens.features, origin)
@@ -138,12 +140,14 @@ class Rewire(TokenShare):
     protect_self: bool = False
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         crossed = super().apply_severity(tokens, state)["chosen"]
         return {"origin": permutation(state["scores"], crossed)}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         features, types, padding = tokens
         origin = state["origin"]
         dead = padding | padding.gather(-1, origin)

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perturbations.base import ProtectingPerturbation, State, TokenShare
+from marl_pool.perturbations.base import (
+    PerturbationState,
+    ProtectingPerturbation,
+    TokenShare,
+)
 from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import constant, may_read
@@ -60,17 +64,19 @@ class DisturbedReadings(ProtectingPerturbation):
         """Apply errors to readings, both ``(num_envs, agents, N, F)`` floats."""
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         validate_indices("features", self.features, tokens.features.shape[-1])
         return {"errors": normal(uniform_like(keys, turn, tokens.features.shape[1:]))}
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         deviation = (state["severity"] * self.size).float().view(-1, 1, 1, 1)
         return {"errors": state["errors"] * deviation}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         # The errors were sampled earlier and apply until they are resampled.
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
@@ -168,12 +174,14 @@ class Freeze(TokenShare):
     severity: Severity = 0.5
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         chosen = super().apply_severity(tokens, state)["chosen"]
         return {"frozen": chosen, "readings": tokens.features.clone()}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         frozen = state["frozen"][..., None]
         features = torch.where(frozen, state["readings"], tokens.features)
         return tokens._replace(features=features)
@@ -197,14 +205,18 @@ class Delay(ProtectingPerturbation):
     steps: PositiveInt = 8
 
     @override
-    def apply_severity(self, tokens: Tokens, state: State) -> State:
+    def apply_severity(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
         longest = round(self.high * self.steps)
         first = tokens.features[:, None].expand(-1, 1 + longest, -1, -1, -1)
         late = (state["severity"] * self.steps).round().long()
         return {"late": late, "readings": first, "absent": tokens.padding.clone()}
 
     @override
-    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
         if self.high == 0:
             return tokens, state
         # Push the newest features; where a token has appeared, they are all it has.
@@ -217,7 +229,7 @@ class Delay(ProtectingPerturbation):
         return super().__call__(tokens, {**state, **history})
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         late, readings = state["late"], state["readings"]
         envs = torch.arange(len(late), device=late.device)
         features = readings[envs, late]
@@ -261,12 +273,12 @@ class Confuse(TokenShare):
             )
 
     @override
-    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> State:
+    def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         numbers = uniform_like(keys, turn, (2, *tokens.types.shape[1:]))
         return {"scores": numbers[:, 0], "choice": numbers[:, 1]}
 
     @override
-    def apply(self, tokens: Tokens, state: State) -> Tokens:
+    def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
         own = tokens.types - self.first
         # Self, at -1 here, is not among the types to choose from.
         others = torch.where(own < 0, self.count, self.count - 1)

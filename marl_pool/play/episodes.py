@@ -1,35 +1,190 @@
-"""One policy's episode, stepped on request, and its unperturbed twin."""
+"""Live episodes, their unperturbed twins, and the perturbations that a person sets."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.perturbations.actions import in_range
-from marl_pool.play.live import LivePerturbation
+from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, append, identity_origin, take_features
+from marl_pool.utils.randomness import Purpose, stream_keys
+
+HAND = "hand"
+OF_ACTIONS = ("action_noise", "drop_actions")
+"""Perturbations of actions; a lost action repeats the one that was executed last."""
+ORDER = (
+    *(HAND, "freeze", "delay", "bias", "scale", "jitter", "rewire"),
+    *("confuse", "occlude", "duplicate", "inject", "shuffle", *OF_ACTIONS),
+)
+"""Order of the chain; a shuffle is the last of tokens, so that it moves added ones."""
+ONGOING = ("steps", "executed")
+"""Entries of the chain's state that perturbations of actions continue from."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Hand(Perturbation):
+    """Hide, freeze and duplicate the tokens that a person chose.
+
+    The state holds the choice: ``hidden`` and ``frozen`` ``(1, agents, N)`` bool, the
+    ``readings`` of the frozen tokens, and ``copies`` ``(1, agents, C)``, the tokens
+    that are duplicated, -1 for none.
+    """
+
+    @override
+    def start(
+        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
+    ) -> PerturbationState:
+        none = torch.zeros_like(tokens.padding)
+        return self.choose(tokens, {"hidden": none, "frozen": none, "twice": none})
+
+    def choose(
+        self,
+        tokens: Tokens,
+        chosen: dict[str, Tensor],
+        old: PerturbationState | None = None,
+    ) -> PerturbationState:
+        """Return the state of a choice; tokens that were frozen keep their readings.
+
+        ``tokens`` are the current ones of batch ``(1, agents)``; ``chosen`` are masks
+        ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool.
+        """
+        readings = tokens.features.clone()
+        if old is not None:
+            readings = torch.where(old["frozen"][..., None], old["readings"], readings)
+        # Copies come first to last; agents with fewer of them have empty slots.
+        twice = chosen["twice"]
+        count = int(twice.sum(-1).max())
+        order = (~twice).byte().argsort(dim=-1, stable=True)[..., :count]
+        copies = order.masked_fill(~twice.gather(-1, order), -1)
+        origin = torch.cat([identity_origin(tokens), copies], -1)
+        kept = {name: chosen[name] for name in ("hidden", "frozen")}
+        return {**kept, "readings": readings, "copies": copies, "origin": origin}
+
+    @override
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
+        frozen, copies = state["frozen"][..., None], state["copies"]
+        features = torch.where(frozen, state["readings"], tokens.features)
+        seen = Tokens(features, tokens.types, tokens.padding | state["hidden"])
+        if copies.shape[-1]:
+            source = copies.clamp(min=0)
+            added = Tokens(
+                take_features(features, source),
+                seen.types.gather(-1, source),
+                seen.padding.gather(-1, source) | (copies < 0),
+            )
+            seen = append(seen, added)
+        return seen, state
+
+
+@dataclass(kw_only=True, eq=False)
+class LivePerturbation(Perturbation):
+    """Several perturbations in a row, each of which may start or stop at any step.
+
+    Every part has random numbers of its own, which do not depend on the others. The
+    state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain,
+    ``executed`` are the actions of the latest step, and ``steps`` counts observations.
+    """
+
+    parts: dict[str, Perturbation] = field(default_factory=lambda: {HAND: Hand()})
+    """The present perturbations by name, in the order of `ORDER`."""
+    turns: dict[str, int] = field(default_factory=dict)
+    """How often each part was sampled anew on request."""
+
+    def put(self, name: str, part: Perturbation | None) -> None:
+        """Insert, replace or (None) remove a part; `restart` its state afterwards."""
+        parts = {**self.parts, name: part}
+        self.parts = {n: p for n in ORDER if (p := parts.get(n)) is not None}
+
+    @override
+    def start(
+        self, tokens: Tokens, keys: Tensor, *_: Any, **__: Any
+    ) -> PerturbationState:
+        return self.restart(tokens, {"keys": keys, "steps": torch.zeros_like(keys)})
+
+    def restart(
+        self, tokens: Tokens, state: PerturbationState, name: str = ""
+    ) -> PerturbationState:
+        """Return the state with the part ``name`` started anew, and new parts begun.
+
+        Later parts go on, unless they now receive another number of tokens.
+        """
+        true = tokens
+        common = {key: value for key, value in state.items() if "/" not in key}
+        result = {**common, "origin": identity_origin(tokens)}
+        for each, part in self.parts.items():
+            own, size = _own(each, state), torch.tensor([tokens.num_tokens])
+            if each == name or not own or not own["size"].equal(size):
+                turn, place = self.turns.get(each, 0), ORDER.index(each)
+                keys = stream_keys(
+                    turn,
+                    state["keys"],
+                    torch.full_like(state["keys"], place),
+                    Purpose.PERTURBATION,
+                )
+                own = part.start(tokens, keys) | {"size": size}
+                if each in OF_ACTIONS:
+                    # Go on with the episode: its numbers, and the action to repeat.
+                    own |= {k: v for k, v in common.items() if k in ONGOING}
+            # The next part starts from the tokens that this one lets through.
+            tokens, _ = part(tokens, own)
+            result |= _prefixed(each, own)
+        # A paused page shows these tokens before the next step counts them.
+        return {**result, "origin": self(true, result)[1]["origin"]}
+
+    def choose(
+        self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]
+    ) -> PerturbationState:
+        """Return the state with another choice of the `Hand`."""
+        hand, old = self.parts[HAND], _own(HAND, state)
+        assert isinstance(hand, Hand)
+        own = {**hand.choose(tokens, chosen, old), "size": old["size"]}
+        return self.restart(tokens, {**state, **_prefixed(HAND, own)})
+
+    @override
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
+        origin, result = identity_origin(tokens), dict(state)
+        for name, part in self.parts.items():
+            tokens, own = part(tokens, _own(name, state))
+            result |= _prefixed(name, own)
+            if "origin" in own:
+                moved = own["origin"]
+                origin = origin.gather(-1, moved.clamp(min=0))
+                origin = origin.masked_fill(moved < 0, -1)
+        return tokens, {**result, "origin": origin, "steps": state["steps"] + 1}
+
+    @override
+    def act(
+        self,
+        actions: Tensor,
+        state: PerturbationState,
+        space: ActionSpace,
+    ) -> tuple[Tensor, PerturbationState]:
+        result = dict(state)
+        for name, part in self.parts.items():
+            actions, own = part.act(actions, _own(name, state), space)
+            result |= _prefixed(name, own)
+        return actions, {**result, "executed": actions}
 
 
 class LiveEpisode:
     """One episode of one policy, stepped on request.
 
-    Args:
-        target: policies and environments.
-        env: one environment, reset here.
-        perturbation: None for the twin.
-        explore: sample actions.
-
-    Attributes:
-        actions: by group, the latest actions that the policy chose, ``(agents, …)``.
-        executed: the same actions as the environment took them, within their range.
+    ``env`` is one environment, reset here. A twin has no perturbation.
     """
 
     def __init__(
@@ -50,6 +205,8 @@ class LiveEpisode:
             for name, group in env.groups.items()
         }
         self.steps, self.over = 0, ""
+        # By group, the latest actions that the policy chose, ``(agents, …)``, and the
+        # same actions as the environment took them, within their range.
         self.actions: dict[str, Tensor] = {}
         self.executed: dict[str, Tensor] = {}
 
@@ -84,11 +241,6 @@ class LiveEpisode:
         """Return the latest actions as the environment would clip them."""
         spec = ActionSpec.of(self.env.groups[group].action_space)
         return in_range(self.actions[group], spec)
-
-    def changed(self, group: str) -> Tensor:
-        """Return whose latest action was not executed as chosen, ``(agents,)`` bool."""
-        chosen, executed = self.chosen(group), self.executed[group]
-        return (chosen != executed).view(len(chosen), -1).any(1)
 
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies see now, and act on in the next step."""
@@ -142,16 +294,12 @@ class Lane:
 
     name: str
     target: EvaluationTarget
+    live: LivePerturbation
+    """Perturbation of the episode."""
     episode: LiveEpisode
     twin: LiveEpisode
     parted: int | None = None
     """The step in which their actions first differed, as chosen or as executed."""
-
-    @property
-    def live(self) -> LivePerturbation:
-        """The perturbation of the episode."""
-        assert self.episode.perturbation is not None
-        return self.episode.perturbation
 
     def step(self) -> None:
         """Step both, and compare their actions."""
@@ -184,3 +332,12 @@ def resized(policy: Policy, state: State, tokens: Tokens) -> State:
         return result
 
     return tree_map(fit, fresh, state)
+
+
+def _own(name: str, state: PerturbationState) -> PerturbationState:
+    prefix = f"{name}/"
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _prefixed(name: str, state: PerturbationState) -> PerturbationState:
+    return {f"{name}/{key}": value for key, value in state.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
@@ -41,11 +41,8 @@ ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -> Path:
     """Write a page that plays policies in the browser alone.
 
-    Args:
-        targets: policies by name, all in equal environments: `SimpleCentroid`, or a
-            `CartPole` with one frame and no noise.
-        path: new HTML file.
-        seed: of its first episode.
+    All policies are in equal environments: `SimpleCentroid`, or a `CartPole` with one
+    frame and no noise. ``path`` is a new HTML file, ``seed`` that of its first episode.
 
     Raises:
         InputError: a file that exists, or an environment or policy that the page's
@@ -159,22 +156,20 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
         head = {"name": "avg"}
     elif not isinstance(pooling, MaxPooling):
         raise _unknown(name, type(pooling).__name__)
-    layers = []
-    for layer in encoder.layers:
-        assert isinstance(layer, TransformerLayer)
-        layers.append(
-            {
-                "heads": layer.attention.num_heads,
-                "scale": layer.attention.scale,
-                "activation": ACTIVATION_NAMES[type(layer.feedforward[1])],
-            }
-        )
+    layers: Any = encoder.layers
     return {
         "kind": "token",
         "network": "network",
         **_bounds(policy),
         "width": network.dim_out,
-        "layers": layers,
+        "layers": [
+            {
+                "heads": layer.attention.num_heads,
+                "scale": layer.attention.scale,
+                "activation": ACTIVATION_NAMES[type(layer.feedforward[1])],
+            }
+            for layer in layers
+        ],
         "final_norm": encoder.final_norm is not None,
         "input_activation": ACTIVATION_NAMES[type(network.embedding.activate)],
         "activation": policy.activation,
@@ -205,9 +200,8 @@ def _sensory(name: str, policy: Sensory) -> dict[str, Any]:
 def golden(target: EvaluationTarget, seed: int) -> list[Any]:
     """Play the twin's first steps in float64.
 
-    Returns:
-        For each step all actions, in one row and in the environment's units, the first
-        agent's attention, and the mean return so far.
+    Return for each step all actions, in one row and in the environment's units, the
+    first agent's attention, and the mean return so far.
     """
     env = replace(target, seed=seed).make_env(1, dtype=torch.float64)
     group = next(iter(env.groups))

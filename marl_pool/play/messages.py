@@ -11,8 +11,9 @@ from pydantic import (
     ValidationError,
 )
 
-from marl_pool.play.live import HAND, ORDER
+from marl_pool.play.episodes import HAND, ORDER
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.types import UnitInterval
 
 MAX_BYTES = 1024
 """Longest message of a page; a longer one closes the connection."""
@@ -26,10 +27,8 @@ def _known_part(name: str) -> str:
     return name
 
 
-Severity = Annotated[float, Field(ge=0, le=1)]
 Index = Annotated[int, Field(ge=0, lt=100_000)]
 Coordinate = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-PartName = Annotated[str, AfterValidator(_known_part)]
 
 
 class Message(BaseModel):
@@ -69,8 +68,8 @@ class SeverityMessage(Message):
     """Set the severity of one perturbation."""
 
     do: Literal["severity"]
-    name: PartName
-    value: Severity
+    name: Annotated[str, AfterValidator(_known_part)]
+    value: UnitInterval
 
 
 class TokenMessage(Message):

@@ -20,25 +20,21 @@ PUSH = 6.0
 PICTURE = 384
 """Height and width in pixels of environments that arrive as pictures."""
 
-
 Env = TypeVar("Env", bound=BatchedEnv)
 
 
 class Scene(Generic[Env]):
-    """An environment without a drawing of its own: its picture, and a row of tokens.
-
-    Attributes:
-        kind: name of the page's drawing.
-        movable: entities can be dragged to another place.
-        pushable: there is a pole to push.
-        distractors: option of the environment that adds distractors; None if only the
-            perturbation ``inject`` can.
-    """
+    """An environment without a drawing of its own: its picture, and a row of tokens."""
 
     kind: ClassVar[str] = "picture"
+    """Name of the page's drawing."""
     movable: ClassVar[bool] = False
+    """Entities can be dragged to another place."""
     pushable: ClassVar[bool] = False
+    """There is a pole to push."""
     distractors: ClassVar[str | None] = None
+    """Option of the environment that adds distractors; None if only the perturbation
+    ``inject`` can."""
 
     def describe(self, env: Env, group: str) -> dict[str, Any]:
         """Return what stays the same, JSON-ready."""
@@ -204,14 +200,13 @@ class BoxWorldScene(Scene[BoxWorld]):
 
 def scene_of(env: BatchedEnv) -> Scene[Any]:
     """Return the scene that fits an environment."""
-    known: dict[Any, type[Scene[Any]]] = {
-        ParticleEnv: ParticleScene,
-        CartPole: CartPoleScene,
-        BoxWorld: BoxWorldScene,
-    }
-    for kind, scene in known.items():
-        if isinstance(env, kind):
-            return scene()
+    match env:
+        case ParticleEnv():
+            return ParticleScene()
+        case CartPole():
+            return CartPoleScene()
+        case BoxWorld():
+            return BoxWorldScene()
     return Scene()
 
 

@@ -47,13 +47,8 @@ POLICY = (
 class LiveServer:
     """Serve one page to clients with the token, and a session to each page.
 
-    Args:
-        make_session: called for each page that connects.
-        port: port on this machine; 0 for any that is free.
-
-    Attributes:
-        token: secret part of the address.
-        failure: set if a session fails; the server then ends.
+    ``make_session`` is called for each page that connects; port 0 is any that is free.
+    The server ends once ``failure`` is set.
     """
 
     def __init__(self, make_session: Callable[[], Session], port: int = 0) -> None:
@@ -73,10 +68,7 @@ class LiveServer:
         return [f"{name}:{self.port}" for name in (ADDRESS, "localhost")]
 
     async def run(self, on_start: Callable[["LiveServer"], None]) -> None:
-        """Serve until cancelled.
-
-        Args:
-            on_start: called once the port is open.
+        """Serve until cancelled; call ``on_start`` once the port is open.
 
         Raises:
             InputError: a port that is not free, or an environment that cannot be shown.
@@ -119,18 +111,7 @@ class LiveServer:
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             return connection.respond(403, "wrong or missing token\n")
         if address.path == "/":
-            return Response(200, "OK", self._headers(host), self.page)
-        if address.path != "/live":
-            return connection.respond(404, "not found\n")
-        if origin not in [f"http://{host}" for host in self.hosts]:
-            return connection.respond(403, "unknown origin\n")
-        if self.viewers >= VIEWERS:
-            return connection.respond(503, f"at most {VIEWERS} pages at a time\n")
-        return None
-
-    def _headers(self, host: str) -> Headers:
-        return Headers(
-            {
+            headers = {
                 "Content-Type": "text/html; charset=utf-8",
                 "Content-Length": str(len(self.page)),
                 "Content-Security-Policy": POLICY.format(host=host),
@@ -139,7 +120,14 @@ class LiveServer:
                 "X-Content-Type-Options": "nosniff",
                 "Connection": "close",
             }
-        )
+            return Response(200, "OK", Headers(headers), self.page)
+        if address.path != "/live":
+            return connection.respond(404, "not found\n")
+        if origin not in [f"http://{host}" for host in self.hosts]:
+            return connection.respond(403, "unknown origin\n")
+        if self.viewers >= VIEWERS:
+            return connection.respond(503, f"at most {VIEWERS} pages at a time\n")
+        return None
 
     async def _view(self, connection: ServerConnection) -> None:
         """Serve one page until it closes."""
@@ -149,29 +137,19 @@ class LiveServer:
             await viewer.run()
         except ConnectionClosed:
             pass
-        except EnvTimeoutError as error:
-            reason = str(error).encode()[:MAX_REASON].decode(errors="ignore")
-            await connection.close(CloseCode.INTERNAL_ERROR, reason)
-            self._fail(error)
         except Exception as error:
-            # The library would only log it.
-            self._fail(error)
+            if isinstance(error, EnvTimeoutError):
+                reason = str(error).encode()[:MAX_REASON].decode(errors="ignore")
+                await connection.close(CloseCode.INTERNAL_ERROR, reason)
+            # The library would only log it: end the server, unless another page has.
+            if not self.failure.done():
+                self.failure.set_exception(error)
         finally:
             self.viewers -= 1
 
-    def _fail(self, error: Exception) -> None:
-        """End the server, unless another page has done so."""
-        if not self.failure.done():
-            self.failure.set_exception(error)
-
 
 class Viewer:
-    """One page: its session, stepped in real time, and its messages.
-
-    Args:
-        connection: websocket to the page.
-        session: its session.
-    """
+    """One page: its session, stepped in real time, and its messages."""
 
     def __init__(self, connection: ServerConnection, session: Session) -> None:
         self.connection, self.session = connection, session
@@ -183,8 +161,14 @@ class Viewer:
         """Send frames, and carry out what the page asks."""
         await self._send(self.session.hello())
         listening = asyncio.create_task(self._listen())
+        self.touched.set()
         try:
-            await self._send_frames(listening)
+            while not listening.done():
+                began = time.monotonic()
+                await self._send_frame()
+                # Sleep at least once, so that messages are read.
+                await asyncio.sleep(max(0.001, began + 1 / FPS - time.monotonic()))
+            listening.result()
         finally:
             listening.cancel()
 
@@ -196,23 +180,19 @@ class Viewer:
                 await self._send({"kind": "error", "text": str(error)})
             self.touched.set()
 
-    async def _send_frames(self, listening: "asyncio.Task[None]") -> None:
-        self.touched.set()
-        while not listening.done():
-            began, busy = time.monotonic(), time.process_time()
-            steps = self._advance()
-            if steps or self.touched.is_set():
-                self.touched.clear()
-                frame = self.session.frame()
-                used = time.process_time() - busy
-                # A running mean over about a second.
-                self.cost += (used - self.cost) / (FPS if self.cost else 1)
-                frame["milliseconds"] = round(1000 * self.cost, 2)
-                frame["slow"] = self.cost > 1 / SLOW
-                await self._send(frame)
-            # Sleep at least once, so that messages are read.
-            await asyncio.sleep(max(0.001, began + 1 / FPS - time.monotonic()))
-        listening.result()
+    async def _send_frame(self) -> None:
+        """Take the steps that are due, and send a frame if anything has changed."""
+        busy = time.process_time()
+        if not self._advance() and not self.touched.is_set():
+            return
+        self.touched.clear()
+        frame = self.session.frame()
+        used = time.process_time() - busy
+        # A running mean over about a second.
+        self.cost += (used - self.cost) / (FPS if self.cost else 1)
+        frame["milliseconds"] = round(1000 * self.cost, 2)
+        frame["slow"] = self.cost > 1 / SLOW
+        await self._send(frame)
 
     def _advance(self) -> int:
         """Take the steps that are due; return their number."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,16 +15,16 @@ from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
-from marl_pool.play.episodes import Lane, LiveEpisode
-from marl_pool.play.live import (
-    HAND,
+from marl_pool.play.episodes import (
     OF_ACTIONS,
     ORDER,
+    Lane,
+    LiveEpisode,
     LivePerturbation,
-    own_tokens,
 )
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import Policy
+from marl_pool.tokens import SELF_TYPE
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 Value = TypeVar("Value")
@@ -42,17 +42,14 @@ class Session:
     their twins; changes of perception and of actions on the episodes alone. So a twin
     differs from its episode in what the policy perceives and in what becomes of its
     actions, and in nothing else.
-
-    Args:
-        targets: policies by name, all in equal environments.
-        seed: of the episodes.
-        explore: sample actions.
     """
 
     targets: Mapping[str, EvaluationTarget]
+    """Policies by name, all in equal environments."""
     seed: int = 0
+    """Seed of the episodes."""
     explore: bool = False
-    lanes: list[Lane] = field(init=False, default_factory=list)
+    """Sample actions."""
 
     def __post_init__(self) -> None:
         self.number, self.paused, self.speed = 0, False, 30.0
@@ -64,7 +61,13 @@ class Session:
         env = self._make_env(next(iter(self.targets.values())))
         self.group = next(iter(env.groups))
         self.scene = scene_of(env)
-        self.unfit = self._unfit(env)
+        # Perturbations that do not fit the tokens, with the reason.
+        self.unfit: dict[str, str] = {}
+        for name in ORDER[1:]:
+            try:
+                perturb({"name": name, "severity": 1.0}, env)
+            except InputError as error:
+                self.unfit[name] = str(error)
         self.restart()
 
     # What the page shows.
@@ -72,7 +75,6 @@ class Session:
     def hello(self) -> dict[str, Any]:
         """Return what a page needs once, JSON-ready."""
         env = self.lanes[0].episode.env
-        adds = "inject" not in self.unfit or self.scene.distractors is not None
         return {
             "kind": "hello",
             "env": next(iter(self.targets.values())).env["name"],
@@ -90,15 +92,13 @@ class Session:
                     "unfit": self.unfit.get(name, ""),
                     "of": "actions" if name in OF_ACTIONS else "tokens",
                 }
-                for name in ORDER
-                if name != HAND
+                for name in ORDER[1:]
             ],
-            "adds": adds,
+            "adds": "inject" not in self.unfit or self.scene.distractors is not None,
         }
 
     def frame(self) -> dict[str, Any]:
         """Return the present moment of all episodes, JSON-ready."""
-        chosen = {name: sorted(entities) for name, entities in self.chosen.items()}
         return {
             "kind": "frame",
             "number": self.number,
@@ -107,7 +107,7 @@ class Session:
             "speed": self.speed,
             "agent": self.agent,
             "severities": self.severities,
-            "chosen": chosen,
+            "chosen": {name: sorted(each) for name, each in self.chosen.items()},
             "distractors": self.sensors
             or round(self.severities.get("inject", 0) * INJECTED),
             "lanes": [
@@ -123,8 +123,10 @@ class Session:
     def _moment(self, episode: LiveEpisode) -> dict[str, Any]:
         """Return one episode: its scene, and the perception of the chosen agent."""
         env, agent, group = episode.env, self.agent, self.group
-        action = episode.chosen(group) if group in episode.actions else None
-        changed = action is not None and bool(episode.changed(group)[agent])
+        action = executed = None
+        if group in episode.actions:
+            action = episode.chosen(group)[agent].tolist()
+            executed = episode.executed[group][agent].tolist()
         with env_call(env, "a picture"):
             scene = self.scene.state(env)
         result: dict[str, Any] = {
@@ -133,9 +135,9 @@ class Session:
             "steps": episode.steps,
             "return": float(episode.returns[group].mean()),
             "over": episode.over,
-            "action": None if action is None else action[agent].tolist(),
+            "action": action,
             # None where the action was executed as chosen.
-            "executed": episode.executed[group][agent].tolist() if changed else None,
+            "executed": None if executed == action else executed,
         }
         if episode.over:
             return result
@@ -203,32 +205,27 @@ class Session:
             case messages.TokenMessage():
                 name = CHOICES[message.do]
                 toggled = self.chosen[name] ^ {message.entity}
-                self._choose({**self.chosen, name: toggled})
-            case messages.PlainMessage():
-                {
-                    "step": self._step_once,
-                    "restart": self.restart,
-                    "next": self.next_episode,
-                    "shuffle": self._shuffle,
-                    "clear": self._clear,
-                }[message.do]()
-
-    def _step_once(self) -> None:
-        self.paused = True
-        self.step()
-
-    def _shuffle(self) -> None:
-        """Sample another permutation, of all tokens unless a severity is set."""
-        self.turns["shuffle"] = self.turns.get("shuffle", 0) + 1
-        self._set_severity("shuffle", self.severities.get("shuffle") or 1.0)
-
-    def _clear(self) -> None:
-        """Undo all changes of perception."""
-        self._choose({name: set() for name in self.chosen})
-        for name in list(self.severities):
-            self._set_severity(name, 0.0)
-        if self.sensors:
-            self._set_distractors(0)
+                choice = {**self.chosen, name: toggled}
+                _attempt(self._apply_choice, choice, self.chosen)
+            case messages.PlainMessage(do="step"):
+                self.paused = True
+                self.step()
+            case messages.PlainMessage(do="restart"):
+                self.restart()
+            case messages.PlainMessage(do="next"):
+                self.next_episode()
+            case messages.PlainMessage(do="shuffle"):
+                # Sample another permutation, of all tokens unless a severity is set.
+                self.turns["shuffle"] = self.turns.get("shuffle", 0) + 1
+                self._set_severity("shuffle", self.severities.get("shuffle") or 1.0)
+            case messages.PlainMessage(do="clear"):
+                # Undo all changes of perception.
+                nothing: dict[str, set[int]] = {name: set() for name in self.chosen}
+                _attempt(self._apply_choice, nothing, self.chosen)
+                for name in list(self.severities):
+                    self._set_severity(name, 0.0)
+                if self.sensors:
+                    self._set_distractors(0)
 
     def step(self) -> None:
         """Step all episodes that are not over."""
@@ -256,11 +253,10 @@ class Session:
                 live.put(part, perturb({"name": part, "severity": severity}, env))
             start = partial(LiveEpisode, target, explore=self.explore)
             twin = start(self._make_env(target), None)
-            lanes.append(Lane(name, target, start(env, live), twin))
+            lanes.append(Lane(name, target, live, start(env, live), twin))
         self.lanes = lanes
 
     def _on_envs(self, change: Callable[[BatchedEnv], None]) -> None:
-        """Change the environments of all episodes that are not over."""
         for lane in self.lanes:
             for episode in (lane.episode, lane.twin):
                 if not episode.over:
@@ -292,11 +288,8 @@ class Session:
                     states[group] = lane.live.restart(tokens, states[group], name)
                 episode.check()
 
-    def _choose(self, chosen: dict[str, set[int]]) -> None:
-        """Occlude, freeze and duplicate these entities, and no others."""
-        _attempt(self._apply_choice, chosen, self.chosen)
-
     def _apply_choice(self, chosen: dict[str, set[int]]) -> None:
+        """Occlude, freeze and duplicate these entities, and no others."""
         self.chosen = chosen
         for lane in self.lanes:
             episode = lane.episode
@@ -305,8 +298,9 @@ class Session:
             states = episode.rollout.perturbation_states
             for group, tokens in episode.observe().items():
                 shown = self.scene.entities(episode.env, group)[None]
-                spec = episode.env.groups[group].tokens
-                free = ~own_tokens(tokens, has_self=spec.has_self)
+                # An observer's own token is left alone.
+                has_self = episode.env.groups[group].tokens.has_self
+                free = (tokens.types != SELF_TYPE) | (not has_self)
                 masks = {
                     name: torch.isin(shown, torch.tensor(sorted(entities))) & free
                     for name, entities in chosen.items()
@@ -322,20 +316,15 @@ class Session:
             return
         before, self.sensors = self.sensors, count
         for target in self.targets.values():
-            groups = self._make_env(target).groups
-            if reason := misfit(target.policies, groups) or self._refusal(target):
+            try:
+                env = self._make_env(target)
+                if reason := misfit(target.policies, env.groups):
+                    raise InputError(reason)
+                LiveEpisode(target, env, None, explore=False).check()
+            except InputError as error:
                 self.sensors = before
-                raise InputError(f"{option}: {reason}")
+                raise InputError(f"{option}: {error}") from None
         self.restart()
-
-    def _refusal(self, target: EvaluationTarget) -> str:
-        """Return the reason why policies cannot act on more tokens, or nothing."""
-        try:
-            episode = LiveEpisode(target, self._make_env(target), None, explore=False)
-            episode.check()
-        except InputError as error:
-            return str(error)
-        return ""
 
     def _make_env(self, target: EvaluationTarget) -> BatchedEnv:
         changes = {}
@@ -343,16 +332,6 @@ class Session:
             changes[option] = target.env.get(option, 0) + self.sensors
         seeded = replace(target, seed=self.seed)
         return seeded.make_env(1, first=self.number, **changes)
-
-    def _unfit(self, env: BatchedEnv) -> dict[str, str]:
-        """Return the perturbations that do not fit the tokens, with the reason."""
-        reasons = {}
-        for name in ORDER[1:]:
-            try:
-                perturb({"name": name, "severity": 1.0}, env)
-            except InputError as error:
-                reasons[name] = str(error)
-        return reasons
 
 
 def _attempt(apply: Callable[[Value], None], value: Value, old: Value) -> None:

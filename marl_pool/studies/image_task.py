@@ -46,7 +46,6 @@ class ImageTask(Task):
 
     @override
     def prepare(self, folder: Path) -> None:
-        # Read, cut to the wanted numbers, and resize.
         whole = load_images(self.dataset, self.data_dir, self.download)
         found = first_images(whole, self.num_samples, self.num_test)
         self.images: dict[Split, Tensor] = {

@@ -24,20 +24,22 @@ from marl_pool.encoders.pairs import (
     pair_log_prob,
     token_log_prob,
 )
-from marl_pool.studies.hierarchical import decoder as decoder_module
-from marl_pool.studies.hierarchical import encoder as encoder_module
-from marl_pool.studies.hierarchical.decoder import HierarchicalDecoder
-from marl_pool.studies.hierarchical.dependence import dependence, divergences
-from marl_pool.studies.hierarchical.encoder import Chance, HierarchicalEncoder
-from marl_pool.studies.hierarchical.estimator import surrogate
-from marl_pool.studies.hierarchical.schedule import (
+from marl_pool.studies.hierarchical import layers
+from marl_pool.studies.hierarchical.choices import (
+    dependence,
     depth_probabilities,
+    divergences,
     merging_schedule,
-    rho_at,
     sample_depth,
+    surrogate,
     validate_schedule,
 )
-from marl_pool.studies.hierarchical.settings import Hierarchy
+from marl_pool.studies.hierarchical.layers import (
+    Chance,
+    HierarchicalDecoder,
+    HierarchicalEncoder,
+    Hierarchy,
+)
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.signatures import check_settings
 
@@ -256,7 +258,7 @@ def error_of_the_estimator(
         seen.append(logits)
         return new, logits
 
-    monkeypatch.setattr(encoder_module, "choose_pairs", choose)
+    monkeypatch.setattr(layers, "choose_pairs", choose)
     monkeypatch.setattr(encoder.layer, "transform", transformed)
     answer = encoder(x, [2, 1], chance())
     losses = (answer.output - target).square().mean((1, 2))
@@ -314,7 +316,7 @@ def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> No
     chosen = list(itertools.permutations(range(3), 2))
     x = normal(1, 3, 4).expand(len(chosen), -1, -1)
     monkeypatch.setattr(
-        decoder_module, "choose_tokens", lambda scores, count: torch.tensor(chosen)
+        layers, "choose_tokens", lambda scores, count: torch.tensor(chosen)
     )
     step = decoder.step(x, 1, 2, chance())
     weights = normal(5, 4, seed=5)
@@ -642,10 +644,7 @@ def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) 
     assert float(found.sum()) == pytest.approx(1)
 
 
-def test_rho_grows_and_depths_are_drawn() -> None:
-    assert [rho_at(epoch, 0.05, 0.01) for epoch in (0, 1, 200)] == pytest.approx(
-        [0.05, 0.06, 1]
-    )
+def test_depths_are_drawn() -> None:
     generator = torch.Generator().manual_seed(0)
     depths = [sample_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
     for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):

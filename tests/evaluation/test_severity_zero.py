@@ -15,7 +15,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import EvaluationResults, measure
 from marl_pool.perturbations import PERTURBATIONS
-from marl_pool.perturbations.base import State
+from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.readings import Jitter
 from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
@@ -54,7 +54,9 @@ NOTICED = set(PERTURBATIONS) - {"shuffle"}
 class Biased(Jitter):
     """Someone's own that is no identity at severity 0."""
 
-    def __call__(self, tokens: Tokens, state: State) -> tuple[Tokens, State]:
+    def __call__(
+        self, tokens: Tokens, state: PerturbationState
+    ) -> tuple[Tokens, PerturbationState]:
         return tokens._replace(features=tokens.features + 1e-3), state
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marl_pool.perturbations import make_perturbation
-from marl_pool.perturbations.base import Perturbation, State
+from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -116,7 +116,7 @@ def states(
     steps: int = 5,
     moves: bool = False,
     **options: Any,
-) -> Iterator[tuple[Tokens, State]]:
+) -> Iterator[tuple[Tokens, PerturbationState]]:
     state = perturbation.start(tokens, keys(len(tokens.types), **options))
     for time in range(steps):
         now = at_time(tokens, time) if moves else tokens

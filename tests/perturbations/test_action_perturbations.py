@@ -24,7 +24,7 @@ from helpers.perturbed import (
 from marl_pool.api.perturb import perturb_env
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.perturbations.base import Perturbation, State
+from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 
@@ -57,7 +57,7 @@ def executed(
 
 def states(
     perturbation: Perturbation, actions: Tensor, space: Space, **options: Any
-) -> Iterator[tuple[Tensor, State]]:
+) -> Iterator[tuple[Tensor, PerturbationState]]:
     tokens = make_tokens(0, envs=actions.shape[1])
     state = perturbation.start(tokens, keys(actions.shape[1], **options))
     for action in actions:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
-from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.networks import SetNetwork, seeded
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
@@ -40,8 +40,6 @@ from marl_pool.utils.types import (
     UnitInterval,
 )
 
-ClassTokenInit = Literal["normal", "uniform"]
-
 
 @dataclass(kw_only=True, eq=False)
 class VisionOptions:
@@ -66,7 +64,7 @@ class VisionOptions:
     """Divide the initial weights of the last linear map of each residual branch of a
     transformer encoder with L layers, and those of the head ``ada``, by √(2 L), as
     GPT-2 does."""
-    class_token_init: ClassTokenInit = "normal"
+    class_token_init: Literal["normal", "uniform"] = "normal"
     """Distribution of the initial class token, for pooling=cls only: N(0,
     ``init_std``) or uniform in [0, 1)."""
 
@@ -98,7 +96,6 @@ class VisionTransformer(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        # Embed, encode and pool the patches.
         self.pooled = SetNetwork(
             spec,
             encoder=encoder,
@@ -122,19 +119,24 @@ class VisionTransformer(nn.Module):
             self.scores = nn.Linear(dim, num_classes)
             nn.init.normal_(self.scores.weight, std=options.init_std)
             nn.init.zeros_(self.scores.bias)
-        self._initialize(options, seed)
-
-    def _initialize(self, options: VisionOptions, seed: int) -> None:
-        """Replace initial weights according to the options."""
+        # Replace initial weights according to the options.
         positions, head = self.pooled.embedding.types, self.pooled.pooling
+        blocks = self.pooled.encoder
         if options.position_std is not None and positions is not None:
             with seeded(seed, "positions"):
                 nn.init.normal_(positions.weight, std=options.position_std)
         if options.class_token_init == "uniform" and isinstance(head, ClsPooling):
             with seeded(seed, "class token"):
                 nn.init.uniform_(head.tokens)
-        if options.scale_residual_init:
-            _scale_branch_ends(self.pooled.encoder, head)
+        if options.scale_residual_init and isinstance(blocks, TransformerEncoder):
+            # Scale the last linear map of each residual branch, two in a layer.
+            layers: Any = blocks.layers
+            ends = [head.attention.to_out] if isinstance(head, AdaPooling) else []
+            for layer in layers:
+                ends += [layer.attention.to_out, layer.feedforward[2]]
+            with torch.no_grad():
+                for end in ends:
+                    end.weight /= math.sqrt(2 * len(layers))
 
     def forward(self, cut: Tensor) -> Tensor:
         """Map patches ``(B, N, F)`` uint8, in row-major order, to logits ``(B, K)``."""
@@ -181,10 +183,9 @@ class ImageClassification(VisionOptions, ImageTask):
                 f"task.crop_padding: expected at most task.size = {self.size}, "
                 f"got {self.crop_padding}"
             )
-        # Split the parts into their names and options.
         self.parts = {
-            kind: validate_part(kind, part, "images")
-            for kind, part in (("encoder", self.encoder), ("pooling", self.pooling))
+            kind: validate_part(kind, getattr(self, kind), "images")
+            for kind in ("encoder", "pooling")
         }
         self.normalization = NORMALIZATION[self.dataset] if self.normalize else None
 
@@ -215,31 +216,11 @@ class ImageClassification(VisionOptions, ImageTask):
     ) -> LossAndMetrics:
         images, labels = batch["images"], batch["labels"]
         # Images for validation and test are neither cropped nor flipped.
-        if network.training:
-            images = self.augmented(images, generator)
+        if network.training and self.crop_padding:
+            images = random_crops(images, self.crop_padding, generator)
+        if network.training and self.flip_probability:
+            images = random_flips(images, self.flip_probability, generator)
         scores = network(patches(images, self.patch)).float()
         each = cross_entropy(scores, labels, reduction="none")
         metrics = {"cross_entropy": each.detach(), "error": error_of(scores, labels)}
         return LossAndMetrics(each.mean(), metrics)
-
-    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip images ``(B, H, W, C)`` at random, as configured."""
-        if self.crop_padding:
-            images = random_crops(images, self.crop_padding, generator)
-        if self.flip_probability:
-            images = random_flips(images, self.flip_probability, generator)
-        return images
-
-
-def _scale_branch_ends(encoder: nn.Module, head: nn.Module) -> None:
-    """Scale initial weights; see `VisionOptions.scale_residual_init`."""
-    if not isinstance(encoder, TransformerEncoder):
-        return
-    # The last linear map of each residual branch, two in a layer.
-    ends: list[Any] = [head.attention.to_out] if isinstance(head, AdaPooling) else []
-    for layer in encoder.layers:
-        assert isinstance(layer, TransformerLayer)
-        ends += [layer.attention.to_out, layer.feedforward[2]]
-    with torch.no_grad():
-        for end in ends:
-            end.weight /= math.sqrt(2 * len(encoder.layers))

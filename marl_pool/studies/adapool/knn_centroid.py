@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.networks import SetNetwork, init_weights, seeded
-from marl_pool.studies.adapool.knn_data import (
-    Target,
-    sample_choices,
-    targets,
-)
-from marl_pool.studies.adapool.knn_storage import Sets
+from marl_pool.studies.adapool.knn_data import Sets, Target, sample_choices, targets
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
@@ -28,7 +23,6 @@ from marl_pool.training.supervised.task import (
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat, PositiveInt, Probability, Seed
 
-NAME = "knn_centroid"
 TYPES = ("target", "other")
 PREVIEW = 8192
 """Sets to sample for the estimate of a run's cost."""
@@ -115,16 +109,14 @@ class KnnCentroid(Task):
 
     def __post_init__(self) -> None:
         self.parts = {
-            "encoder": validate_part("encoder", self.encoder, NAME),
-            "pooling": validate_part("pooling", self.pooling, NAME),
+            kind: validate_part(kind, getattr(self, kind), "knn_centroid")
+            for kind in ("encoder", "pooling")
         }
-        # No more neighbors than vectors.
         if self.target == "nearest" and self.k > self.num_vectors:
             raise InputError(
                 "task.k: expected an integer in [1, task.num_vectors = "
                 f"{self.num_vectors}], got {self.k}"
             )
-        # Training and test sets are parts of the samples.
         if self.num_test >= self.num_samples:
             raise InputError(
                 "task.num_test: expected less than task.num_samples = "

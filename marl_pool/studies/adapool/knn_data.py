@@ -1,10 +1,24 @@
-"""Random sets of vectors, and the means of nearest neighbours."""
+"""Random sets of vectors, their storage, and the means of nearest neighbours."""
 
+import os
+import shutil
 import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from marl_pool.utils.atomic import (
+    discard_leftovers,
+    locked,
+    make_folder,
+    new_binary_file,
+)
+from marl_pool.utils.errors import InputError
 
 Target = Literal["nearest", "min", "max", "mean"]
 Floats = NDArray[np.float32]
@@ -17,15 +31,18 @@ VERSION = 1
 """Version of the sampling procedure; files of other versions are not used."""
 SETS, CHOICES = range(2)
 """Keys of random streams."""
+IN_MEMORY = 1 << 28
+"""Maximum bytes of sets in memory; more go to a file."""
 _scratch = threading.local()
 
 
 def sample_sets(
     seed: int, chunk: int, num_vectors: int, dim: int, out: Floats | None = None
 ) -> Floats:
-    """Sample the sets of one chunk; they depend only on the first four arguments.
+    """Sample the sets ``(CHUNK, N, d)`` of one chunk, into ``out`` if it is given.
 
-    Each feature of a set has a distribution of its own, shared by the set's vectors:
+    They depend only on the first four arguments. Each feature of a set has a
+    distribution of its own, shared by the set's vectors:
 
     - normal with mean U(-3, 3) and standard deviation U(1, 3);
     - exponential with scale U(0.1, 2) and a random sign, shifted by U(0, 3) in the
@@ -39,9 +56,6 @@ def sample_sets(
     a rate there, is the scale, as in numpy and the published code. The paper does not
     specify a d that three does not divide: then the kinds with an additional feature
     are sampled for each set, so 16 features are 6, 5 and 5 in any order.
-
-    Returns:
-        ``(CHUNK, N, d)``, which is ``out`` if it is given.
     """
     # Choose one of three distributions for each feature of each set.
     generator = _generator(seed, SETS, chunk)
@@ -51,7 +65,11 @@ def sample_sets(
     place = np.empty_like(kinds)
     place[np.argsort(kinds, kind="stable")] = np.arange(len(kinds))
     ends = np.bincount(kinds, minlength=3).cumsum()[:-1]
-    features, by_set = _scratch_arrays(len(kinds), num_vectors)
+    # Keep two arrays between calls: new pages cost as much as the sampling.
+    shape = len(kinds), num_vectors
+    if getattr(_scratch, "shape", None) != shape:
+        _scratch.shape, _scratch.arrays = shape, np.empty((2, *shape), np.float32)
+    features, by_set = _scratch.arrays
     parts = np.split(features, ends)
     generator.standard_normal(out=parts[NORMAL], dtype=np.float32)
     generator.standard_exponential(out=parts[EXPONENTIAL], dtype=np.float32)
@@ -67,15 +85,6 @@ def sample_sets(
         out = np.empty((CHUNK, num_vectors, dim), np.float32)
     out[:] = by_set.reshape(CHUNK, dim, num_vectors).transpose(0, 2, 1)
     return out
-
-
-def _scratch_arrays(*shape: int) -> Floats:
-    """Return two arrays kept between calls: new pages cost as much as the sampling."""
-    if getattr(_scratch, "shape", None) != shape:
-        _scratch.shape = shape
-        _scratch.arrays = np.empty((2, *shape), np.float32)
-    arrays: Floats = _scratch.arrays
-    return arrays
 
 
 def _parameters(
@@ -145,6 +154,104 @@ def targets(sets: Floats, chosen: Integers, target: Target, k: int) -> Floats:
         return nearest_means(sets, chosen, k)
     aggregated: Floats = getattr(sets, target)(axis=1)
     return aggregated
+
+
+class Sets:
+    """Sets of vectors by their numbers, equal for equal seeds.
+
+    Large sets go to a file in ``folder``, which is made if it is missing. The file's
+    name states all that its content depends on, so an existing file is used again. The
+    first sets do not depend on ``num_samples``.
+
+    Raises:
+        InputError: an existing file with another content than its name states, or a
+            file that cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_samples: int, num_vectors: int, dim: int, seed: int
+    ) -> None:
+        self._shape = num_samples, num_vectors, dim
+        self._seed = seed
+        self.file: Path | None = None
+        # Keep small data sets in memory, and large ones in a file.
+        if 4 * num_samples * num_vectors * dim <= IN_MEMORY:
+            self._sets = np.empty(self._shape, np.float32)
+            for number, chunk in enumerate(self._chunks()):
+                self._sets[number * CHUNK :][: len(chunk)] = chunk
+            return
+        shape = f"{num_samples}x{num_vectors}x{dim}"
+        self.file = folder / f"knn_centroid_v{VERSION}_{shape}_seed{seed}.npy"
+        if not self.file.exists():
+            self._make(self.file)
+        self._open(self.file)
+
+    def __getitem__(self, rows: Integers) -> Floats:
+        """Return the sets of the given numbers, ``(B, N, d)``."""
+        if self.file is None:
+            return self._sets[rows]
+        # Open the file each time: the pages of an open memory map count as memory of
+        # the process, in the end the whole file.
+        return self._open(self.file)[rows]
+
+    def _open(self, file: Path) -> Floats:
+        try:
+            opened: Floats = np.load(file, mmap_mode="r")
+        except (ValueError, OSError) as error:
+            raise InputError(f"{file}: cannot be read ({error}); delete it") from error
+        if opened.shape != self._shape or opened.dtype != np.float32:
+            raise InputError(
+                f"{file}: expected float32 of shape {self._shape}, "
+                f"got {opened.dtype} of shape {opened.shape}; delete it"
+            )
+        return opened
+
+    def _make(self, file: Path) -> None:
+        """Write the file, or wait for another run that writes it."""
+        try:
+            make_folder(file.parent)
+            with locked(file.with_name(f".{file.name}.lock"), refusal=None):
+                # Delete the remains of a killed run, possibly many gigabytes.
+                discard_leftovers(file.parent, of=file.name)
+                if file.exists():
+                    return
+                needed = 4 * np.prod(self._shape)
+                free = shutil.disk_usage(file.parent).free
+                if needed > free:
+                    raise InputError(
+                        f"{file.parent}: expected {needed / 1e9:.1f} GB of space for "
+                        f"the sets, got {free / 1e9:.1f} GB"
+                    )
+                header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
+                with new_binary_file(file) as out:
+                    np.lib.format.write_array_header_1_0(out, header)
+                    for chunk in self._chunks():
+                        out.write(chunk.data)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from error
+
+    def _chunks(self) -> Iterator[Floats]:
+        """Yield all sets in order; the next chunk may overwrite the last one's memory.
+
+        Threads sample some chunks ahead into a ring of buffers, because numpy releases
+        the interpreter lock.
+        """
+        count, *shape = self._shape
+        total = -(-count // CHUNK)
+        workers = min(os.cpu_count() or 1, 8)
+        ring = np.empty((min(2 * workers, total), CHUNK, *shape), np.float32)
+
+        def sample(number: int) -> Floats:
+            out = ring[number % len(ring)]
+            return sample_sets(self._seed, number, shape[0], shape[1], out)
+
+        with ThreadPoolExecutor(workers) as pool:
+            # Refill a buffer only after its chunk was consumed.
+            pending = deque(pool.submit(sample, number) for number in range(len(ring)))
+            for number in range(total):
+                yield pending.popleft().result()[: count - number * CHUNK]
+                if number + len(ring) < total:
+                    pending.append(pool.submit(sample, number + len(ring)))
 
 
 def _generator(seed: int, *stream: int) -> np.random.Generator:

@@ -5,48 +5,63 @@
 frames; ``patches`` (Figure 8): the most attended patches.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from marl_pool.evaluation import results
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.run import EvaluatedRun
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
-from marl_pool.studies.attention_neuron.attended import draw_attended
-from marl_pool.studies.attention_neuron.latents import draw_code_map, draw_latents
+from marl_pool.studies.attention_neuron.figures import (
+    draw_attended,
+    draw_code_map,
+    draw_latents,
+)
 from marl_pool.studies.attention_neuron.published import (
+    REGRESSION,
     PublishedRow,
-    print_published,
     published_rows,
 )
-from marl_pool.studies.attention_neuron.regression import report_fits
+from marl_pool.studies.attention_neuron.recording import (
+    is_picture,
+    record,
+    validate_codes,
+)
 from marl_pool.utils.errors import EXTRAS, UnfitTokensError, install_hint
-from marl_pool.utils.tables import write_csv
+from marl_pool.utils.tables import print_table, write_csv
 
-if TYPE_CHECKING:
-    from marl_pool.evaluation.run import EvaluatedRun
-
-FILES: dict[Analysis, str] = {
-    "regression": results.REGRESSION,
-    "latents": results.LATENTS,
-    "codes": results.CODES,
-    "patches": results.PATCHES,
-}
+EPISODES = 64
+"""Largest number of episodes in a fit."""
 
 
-def analyse_run(evaluated: "EvaluatedRun", settings: EvaluateSettings) -> list[Path]:
-    """Compare an evaluation with published numbers, and make its analyses.
-
-    Returns:
-        The files written.
-    """
+def analyse_run(evaluated: EvaluatedRun, settings: EvaluateSettings) -> list[Path]:
+    """Compare with published numbers, make the analyses; return the files written."""
     target, files = evaluated.target, evaluated.files
     paths = []
     rows = published_rows(evaluated.results.results, target.policies, target.env)
     if rows:
-        print_published(rows)
+        results.print_rows(
+            "measured beside published (mean ± std over episodes)",
+            ["perturbation"],
+            ["mean return", "95 %", "measured", "published"],
+            [
+                [
+                    row.label,
+                    f"{row.mean:.3f}",
+                    f"{row.mean_low:.3f} to {row.mean_high:.3f}",
+                    f"{row.mean:g} ± {row.std:g}",
+                    f"{row.published:g} ± {row.published_std:g}",
+                ]
+                for row in rows
+            ],
+        )
         paths.append(files.path(results.PUBLISHED))
         write_csv(paths[0], PublishedRow._fields, (row._asdict() for row in rows))
     with computing(settings.threads, env_timeout=settings.env_timeout):
@@ -62,24 +77,23 @@ def analyse(
     episodes: int,
     files: results.Files,
 ) -> list[Path]:
-    """Make analyses; print the reason for one that does not fit the policy.
+    """Make analyses, and return the files written.
 
-    ``transfers`` and ``episodes`` are those of the evaluation.
-
-    Returns:
-        The files written.
+    The reason for one that does not fit the policy is printed. ``transfers`` and
+    ``episodes`` are those of the evaluation.
     """
-    functions: dict[Analysis, Callable[[Path], None]] = {
-        "regression": partial(report_fits, target, episodes),
-        "latents": partial(draw_latents, target),
-        "codes": partial(draw_code_map, target),
-        "patches": partial(draw_attended, target, transfers),
+    known: dict[Analysis, tuple[str, Callable[[Path], None]]] = {
+        "regression": (results.REGRESSION, partial(report_fits, target, episodes)),
+        "latents": (results.LATENTS, partial(draw_latents, target)),
+        "codes": (results.CODES, partial(draw_code_map, target)),
+        "patches": (results.PATCHES, partial(draw_attended, target, transfers)),
     }
     paths = []
     for name in dict.fromkeys(analyses):
-        path = files.path(FILES[name])
+        file, make = known[name]
+        path = files.path(file)
         try:
-            functions[name](path)
+            make(path)
         except UnfitTokensError as error:
             # An analysis may need other tokens, or a package that is missing.
             print(f"not made: {name}: {error}")
@@ -91,3 +105,96 @@ def analyse(
         else:
             paths.append(path)
     return paths
+
+
+class Fit(NamedTuple):
+    """R² of one number as a linear function of others."""
+
+    explained: str
+    """``"input"``, fitted on all codes, or ``"code"``, fitted on all inputs."""
+    name: str
+    r_squared: float
+    """NaN for a number that never changes."""
+    published: float = math.nan
+
+
+def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
+    """Return R² of least squares with a constant, ``(k,)``.
+
+    Each column of ``explained (n, k)`` is fitted by itself on ``explaining (n, p)``,
+    both float64; R² is NaN for a constant column.
+    """
+    ones = torch.ones_like(explaining[:, :1])
+    # A rank below p is common: channels that never change, codes that are alike.
+    scale = explaining.abs().amax(0).clamp(min=torch.finfo(explaining.dtype).tiny)
+    design = torch.cat([explaining / scale, ones], 1)
+    solution = torch.linalg.lstsq(design, explained, driver="gelsd").solution
+    left = (explained - design @ solution).square().sum(0)
+    total = (explained - explained.mean(0)).square().sum(0)
+    constant = explained.amax(0) == explained.amin(0)
+    return (1 - left / total).masked_fill(constant, torch.nan)
+
+
+def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
+    """Play shuffled episodes and fit inputs on codes, and codes on inputs.
+
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Table 3: R² of each
+    input, in its own order, on the codes. The fits of codes on inputs are not in the
+    paper.
+
+    Raises:
+        UnfitTokensError: no sensory layer, or inputs that are pictures.
+    """
+    validate_codes(target)
+    if is_picture(target):
+        raise UnfitTokensError("expected readings, each of them a number, got bytes")
+    # Shuffle the tokens: codes of an invariant layer do not depend on it.
+    recording = record(target, range(min(episodes, EPISODES)), shuffled=True)
+    codes, inputs = recording.codes.double(), recording.inputs.double()
+    known = REGRESSION if target.env["name"] == "cartpole" else {}
+    of_inputs = zip(_names(target), r_squared(codes, inputs).tolist(), strict=True)
+    of_codes = enumerate(r_squared(inputs, codes).tolist())
+    return [
+        *(Fit("input", name, r2, known.get(name, math.nan)) for name, r2 in of_inputs),
+        *(Fit("code", str(number), r2) for number, r2 in of_codes),
+    ]
+
+
+def report_fits(target: EvaluationTarget, episodes: int, path: Path) -> None:
+    """Print and write the fits of `regress`; unknown values are empty."""
+    fits = regress(target, episodes)
+    # Each input has a row; the codes are many and appear as their mean.
+    rows = [
+        [fit.name, _shown(fit.r_squared), _shown(fit.published)]
+        for fit in fits
+        if fit.explained == "input"
+    ]
+    codes = [fit.r_squared for fit in fits if fit.explained == "code"]
+    mean = float(torch.tensor(codes, dtype=torch.float64).nanmean())
+    rows.append(["mean of the codes, on the inputs", _shown(mean)])
+    columns = ["input, on the codes", "R²", "published"]
+    print_table(columns, rows, title="R² of a linear regression")
+    cells = (
+        {name: "" if value != value else value for name, value in fit._asdict().items()}
+        for fit in fits
+    )
+    write_csv(path, Fit._fields, cells)
+
+
+def _shown(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def _names(target: EvaluationTarget) -> list[str]:
+    """Return the names of the inputs, in the environment's own order."""
+    env: Any = target.make_env(1)
+    (group,) = env.groups.values()
+    spec = group.tokens
+    names = [f"token_{i}" for i in range(spec.num_tokens)]
+    if hasattr(env, "channel_names"):
+        names = list(env.channel_names())
+    if len(set(names)) < len(names):  # duplicated channels
+        names = [f"{name}_{i}" for i, name in enumerate(names)]
+    if spec.num_features == 1:
+        return names
+    return [f"{name}[{f}]" for name in names for f in range(spec.num_features)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from marl_pool.envs import ENVS
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.results import CLEAN, TRAINED, Result, print_rows
+from marl_pool.evaluation.results import CLEAN, TRAINED, Result
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.sensory import FeedForward
@@ -27,19 +27,16 @@ FREE = frozenset({"name", "threads", "lap_complete_percent"})
 
 
 class PublishedTable(NamedTuple):
-    """Published returns of one agent.
-
-    Attributes:
-        env: name of the environment.
-        agent: kind of agent; see `kind_of`.
-        rows: mean and standard deviation by label of the suite's row.
-        options: options of the env that differ from the defaults.
-    """
+    """Published returns of one agent."""
 
     env: str
+    """Name of the environment."""
     agent: str
+    """Kind of agent; see `kind_of`."""
     rows: Mapping[str, MeanStd]
+    """Mean and standard deviation by label of the suite's row."""
     options: Mapping[str, Any] = {}
+    """Options of the env that differ from the defaults."""
 
 
 class PublishedRow(NamedTuple):
@@ -54,9 +51,6 @@ class PublishedRow(NamedTuple):
     std: float
     published: float
     published_std: float
-
-
-MEASURED = PublishedRow._fields[:-2]
 
 
 def _reshuffled(rows: Sequence[MeanStd], scope: str = "") -> dict[str, MeanStd]:
@@ -155,28 +149,9 @@ def published_rows(
         published = published_for(policies[result.group], env)
         plain = result.policy == TRAINED and not (result.stochastic or result.missing)
         if plain and result.label in published and result.severity in (0.0, 1.0):
-            measured = [getattr(result, name) for name in MEASURED]
+            measured = [getattr(result, name) for name in PublishedRow._fields[:-2]]
             rows.append(PublishedRow._make([*measured, *published[result.label]]))
     return rows
-
-
-def print_published(rows: Sequence[PublishedRow]) -> None:
-    """Print measured returns beside published ones."""
-    print_rows(
-        "measured beside published (mean ± std over episodes)",
-        ["perturbation"],
-        ["mean return", "95 %", "measured", "published"],
-        [
-            [
-                row.label,
-                f"{row.mean:.3f}",
-                f"{row.mean_low:.3f} to {row.mean_high:.3f}",
-                f"{row.mean:g} ± {row.std:g}",
-                f"{row.published:g} ± {row.published_std:g}",
-            ]
-            for row in rows
-        ],
-    )
 
 
 def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanStd]:
@@ -186,7 +161,13 @@ def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanSt
     """
     kind = kind_of(policy)
     for table in TABLES:
-        if (table.env, table.agent) == (env["name"], kind) and _same_task(table, env):
+        if (table.env, table.agent) != (env["name"], kind):
+            continue
+        # Compare options, but those of `FREE`, after filling in the defaults.
+        known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
+        defaults = {key: option.default for key, option in known.items()}
+        evaluated, published = {**defaults, **env}, {**defaults, **table.options}
+        if all(evaluated[key] == published[key] for key in defaults.keys() - FREE):
             return table.rows
     return {}
 
@@ -199,11 +180,3 @@ def kind_of(policy: Policy) -> str:
     if isinstance(policy, AttentionAgent):
         return "attention_agent"
     return "feed_forward" if isinstance(policy, FeedForward) else ""
-
-
-def _same_task(table: PublishedTable, env: Mapping[str, Any]) -> bool:
-    """Compare options, but those of `FREE`, after filling in the defaults."""
-    known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
-    defaults = {key: option.default for key, option in known.items()}
-    evaluated, published = {**defaults, **env}, {**defaults, **table.options}
-    return all(evaluated[key] == published[key] for key in defaults if key not in FREE)

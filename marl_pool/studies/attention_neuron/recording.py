@@ -20,17 +20,14 @@ CANDIDATES = 16
 
 
 class Recording(NamedTuple):
-    """Steps of episodes, one after the other.
-
-    Attributes:
-        codes: ``(steps, C)`` float32.
-        inputs: ``(steps, N · F)`` features in the environment's own order.
-        envs: copies of the environment before each step; empty if not kept.
-    """
+    """Steps of episodes, one after the other."""
 
     codes: Tensor
+    """``(steps, C)`` float32."""
     inputs: Tensor
+    """``(steps, N · F)`` features in the environment's own order."""
     envs: list[BatchedEnv]
+    """Copies of the environment before each step; empty if not kept."""
 
 
 def record(
@@ -43,14 +40,10 @@ def record(
 ) -> Recording:
     """Play an episode in each of some evaluation environments.
 
-    Args:
-        target: policies of one group, whose first agent is recorded.
-        numbers: numbers of the environments, increasing by 1.
-        shuffled: permute the tokens at reset.
-        max_steps: steps after which an episode is cut; None: the environment's own.
-        keep_envs: keep copies of a single environment, to draw them.
+    The first agent of the only group is recorded. The numbers of the environments
+    increase by 1. ``shuffled`` permutes the tokens at reset, ``max_steps`` cuts long
+    episodes, and ``keep_envs`` keeps copies of a single environment, to draw them.
     """
-    # Play the only group, in the environments of these numbers.
     env = target.make_env(len(numbers), first=numbers[0])
     rollout = make_rollout(env, target.policies, shuffled, max_steps)
     ((group, policy),) = target.policies.items()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
@@ -21,36 +20,31 @@ from marl_pool.studies.attention_neuron.published import CAR_RACING
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.atomic import new_folder
 from marl_pool.utils.construction import build
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.names import unknown
 from marl_pool.utils.reading import read_npz
 
 ARRAY = "params"
 """Only key of a file."""
-GROUP = "agent"
-"""Group of agents that each policy controls."""
 
 
 class PublishedModel(NamedTuple):
-    """A published model.
-
-    Attributes:
-        env: environment that it acts in: name, and options that are not defaults.
-        spec: spec of that environment's tokens.
-        num_actions: size of an action, whose numbers are in [-1, 1].
-        policy: equivalent policy of this package: name and options.
-        layers: layers of that policy, in the order of the file.
-        by_pixel: pixels and frames by the name of a weight whose first columns are
-            ordered pixel by pixel in the file, with all frames of a pixel side by side;
-            this package orders them frame by frame.
-    """
+    """A published model."""
 
     env: Mapping[str, Any]
+    """Environment that it acts in: name, and options that are not defaults."""
     spec: TokenSpec
+    """Spec of that environment's tokens."""
     num_actions: int
+    """Size of an action, whose numbers are in [-1, 1]."""
     policy: Mapping[str, Any]
+    """Equivalent policy of this package: name and options."""
     layers: tuple[str, ...]
+    """Layers of that policy, in the order of the file."""
     by_pixel: Mapping[str, tuple[int, int]] = {}
+    """Pixels and frames by the name of a weight whose first columns are ordered pixel
+    by pixel in the file, with all frames of a pixel side by side; this package orders
+    them frame by frame."""
 
     @property
     def size(self) -> int:
@@ -159,15 +153,12 @@ def import_weights(file: str | Path, agent: str, out: str | Path) -> Path:
     """
     folder = Path(out)
     policy = load_published(file, agent)
-    try:
+    with explain_os_errors(f"{folder} cannot be written"):
         if folder.exists() or folder.is_symlink():
             raise InputError(f"{folder} exists; choose another --out")
         with new_folder(folder) as new:
-            save_policies(
-                {"policy": policy}, {GROUP: "policy"}, new, env=PUBLISHED[agent].env
-            )
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written: {error.strerror}") from None
+            env = PUBLISHED[agent].env
+            save_policies({"policy": policy}, {"agent": "policy"}, new, env=env)
     return folder
 
 
@@ -201,19 +192,16 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     for layer in published.layers:
         for name, part in policy.get_submodule(layer).named_parameters(layer):
             chunk, numbers = numbers.tensor_split([part.numel()])
+            weights = chunk.view_as(part)
+            # Order the first columns frame by frame.
+            if name in published.by_pixel:
+                pixels, frames = published.by_pixel[name]
+                moved, others = weights.tensor_split([pixels * frames], dim=1)
+                moved = moved.unflatten(1, (pixels, frames)).transpose(1, 2).flatten(1)
+                weights = torch.cat([moved, others], dim=1)
             with torch.no_grad():
-                part.copy_(_arrange(chunk.view_as(part), published.by_pixel.get(name)))
+                part.copy_(weights)
     return policy.eval()
-
-
-def _arrange(tensor: Tensor, by_pixel: tuple[int, int] | None) -> Tensor:
-    """Order columns frame by frame; see `Part.by_pixel`."""
-    if by_pixel is None:
-        return tensor
-    pixels, frames = by_pixel
-    moved, others = tensor.tensor_split([pixels * frames], dim=1)
-    by_frame = moved.unflatten(1, (pixels, frames)).transpose(1, 2).flatten(1)
-    return torch.cat([by_frame, others], dim=1)
 
 
 def _read(file: Path) -> np.ndarray:
@@ -230,7 +218,6 @@ def _read(file: Path) -> np.ndarray:
             f"kind ({type(error).__name__})"
         ) from None
     if [*arrays] != [ARRAY]:
-        # Name the arrays that were found.
         found = ", ".join(map(repr, [*arrays][:3])) or "none"
         more = ", …" if len(arrays) > 3 else ""
         raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_pool.studies.hierarchical.dependence import Dependence
+from marl_pool.studies.hierarchical.choices import Dependence
 from marl_pool.utils.plotting import figure_style, new_figure, save_png
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ def draw_policies(
 
     Source: Nair and Lieck, Figure 4, right.
 
-    Args:
-        images: ``(n, H, W, C)`` in [0, 1].
-        policies: ``(n, T, T)``, policies of the first merge.
-        found: dependence of the policies on the image.
-        side: patches in each direction, √T.
-        path: PNG file to write.
+    ``images (n, H, W, C)`` are in [0, 1], ``policies (n, T, T)`` are those of the first
+    merge, and ``side`` is √T, the patches in each direction.
     """
     # Choose tokens that are spread evenly over the image.
     places = torch.linspace(0, side - 1, min(SIDE, side)).round().long().tolist()

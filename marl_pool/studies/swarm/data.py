@@ -32,23 +32,20 @@ CHUNK = 10
 
 
 class Mixtures(NamedTuple):
-    """Mixtures and points sampled from them.
-
-    Attributes:
-        points: ``(B, N, 2)`` float32, zero under padding.
-        labels: ``(B, N)`` int64, component of each point; zero under padding.
-        padding: ``(B, N)`` bool, True = no point.
-        weights: ``(B, C)`` float32, weights of the components; zero for absent ones.
-        means: ``(B, C, 2)`` float32.
-        factors: ``(B, C, 2, 2)`` float32; a covariance is ``factor @ factorᵀ``.
-    """
+    """Mixtures and points sampled from them."""
 
     points: Tensor
+    """``(B, N, 2)`` float32, zero under padding."""
     labels: Tensor
+    """``(B, N)`` int64, component of each point; zero under padding."""
     padding: Tensor
+    """``(B, N)`` bool, True = no point."""
     weights: Tensor
+    """``(B, C)`` float32, weights of the components; zero for absent ones."""
     means: Tensor
+    """``(B, C, 2)`` float32."""
     factors: Tensor
+    """``(B, C, 2, 2)`` float32; a covariance is ``factor @ factorᵀ``."""
 
     @property
     def num_clusters(self) -> Tensor:
@@ -74,11 +71,8 @@ def wishart_mixtures(
     covariance is ``0.05 (A Aᵀ)⁻¹`` with Bartlett's lower triangular A:
     ``A_11² ~ χ²(4)``, ``A_22² ~ χ²(3)``, ``A_21 ~ N(0, 1)``.
 
-    Args:
-        rows: ``(B,)`` int64, numbers of the mixtures.
-        seed: seed of all mixtures, at least 0.
-        entities: bounds of the number of points.
-        clusters: bounds of the number of components; C is the upper bound.
+    ``rows (B,)`` int64 are numbers of mixtures, ``entities`` and ``clusters`` bounds of
+    the numbers of points and of components; C is the upper bound.
     """
     # Sample all uniform numbers of a row at once: two for the set, seven a cluster.
     most = clusters[1]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.studies.swarm.data import Mixtures
-from marl_pool.studies.swarm.matching import match_clusters
 from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 
 if TYPE_CHECKING:
@@ -26,9 +25,13 @@ AT_ONCE = 20_000
 
 
 @figure_style()
-@torch.no_grad()
 def draw_clustering(
-    network: nn.Module, mixtures: Mixtures, folder: Path, cells: int
+    network: nn.Module,
+    mixtures: Mixtures,
+    log_probs: Tensor,
+    outputs: Tensor,
+    folder: Path,
+    cells: int,
 ) -> list[Path]:
     """Plot one set's clusters, and maps of an additional entity's probabilities.
 
@@ -37,29 +40,23 @@ def draw_clustering(
     Unlike in the paper, matched clusters have the same color. ``probabilities.png``
     (Figure 5): the probability of each output at each position, with the true ellipses.
 
-    Args:
-        network: network in evaluation mode.
-        mixtures: a single row, without padding.
-        folder: folder for the files.
-        cells: cells of the maps in each direction.
+    ``mixtures`` is a single row without padding, ``log_probs (N, K)`` are the network's
+    log-probabilities of its points, and ``outputs (C,)`` those of its clusters, -1 for
+    absent ones. Maps have ``cells`` in each direction.
     """
-    # Assign the points to outputs, and match outputs with true clusters.
-    log_probs = network(mixtures.points, None).log_softmax(-1)
-    matched = match_clusters(
-        log_probs, mixtures.labels, mixtures.padding, mixtures.num_clusters
-    )
-    colors = output_colors(matched.outputs[0], log_probs.shape[-1])
-    extent = _extent(mixtures.points[0])
-    # Compute the probabilities of one more point on a grid.
+    colors = output_colors(outputs, log_probs.shape[-1])
+    # Compute the probabilities of one more point on a square grid around the points.
+    low, high = mixtures.points[0].amin(0), mixtures.points[0].amax(0)
+    half = float((high - low).max()) * (0.5 + MARGIN)
+    x, y = ((low + high) / 2).tolist()
+    extent = [x - half, x + half, y - half, y + half]
     probabilities = extra_entity(network, mixtures.points[0], extent, cells)
-    assigned = colors[log_probs[0].argmax(-1)]
-    figures = {
-        "clustering": _side_by_side(mixtures, assigned, probabilities, extent),
-        "probabilities": _probability_maps(mixtures, probabilities, colors, extent),
-    }
-    files = [folder / f"{name}.png" for name in figures]
-    for file, figure in zip(files, figures.values(), strict=True):
-        save_png(figure, file, DPI)
+    assigned = colors[log_probs.argmax(-1)]
+    files = [folder / "clustering.png", folder / "probabilities.png"]
+    figure = _side_by_side(mixtures, assigned, probabilities, extent)
+    save_png(figure, files[0], DPI)
+    figure = _probability_maps(mixtures, probabilities, colors, extent)
+    save_png(figure, files[1], DPI)
     return files
 
 
@@ -191,14 +188,6 @@ def _ellipse(
     line = line + mixtures.means[0, cluster][:, None]
     # Do not scale the axes, which have the range of the points.
     axes.plot(*line.numpy(), color=color, linewidth=width, scalex=False, scaley=False)
-
-
-def _extent(points: Tensor) -> list[float]:
-    """Return left, right, bottom and top of a square around the points."""
-    low, high = points.amin(0), points.amax(0)
-    middle, half = (low + high) / 2, float((high - low).max()) * (0.5 + MARGIN)
-    x, y = middle.tolist()
-    return [x - half, x + half, y - half, y + half]
 
 
 def _palette(numbers: Tensor) -> list[Any]:

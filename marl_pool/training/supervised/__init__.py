@@ -1,14 +1,14 @@
 """Supervised fits: a `Task`, one trainer, k-fold cross-validation."""
 
 TASKS: dict[str, str] = {
-    "clustering": "marl_pool.studies.swarm.clustering:Clustering",
+    "clustering": "marl_pool.studies.swarm.tasks:Clustering",
     "generation": "marl_pool.studies.swarm.generation:ImageGeneration",
     "images": "marl_pool.studies.adapool.image_classification:ImageClassification",
     "knn_centroid": "marl_pool.studies.adapool.knn_centroid:KnnCentroid",
-    "mixture": "marl_pool.studies.swarm.mixture:MixtureLikelihood",
-    "reconstruction": "marl_pool.studies.hierarchical.reconstruction:Reconstruction",
+    "mixture": "marl_pool.studies.swarm.tasks:MixtureLikelihood",
+    "reconstruction": "marl_pool.studies.hierarchical.tasks:Reconstruction",
     "merged_classification": (
-        "marl_pool.studies.hierarchical.merged_classification:MergedClassification"
+        "marl_pool.studies.hierarchical.tasks:MergedClassification"
     ),
 }
 """Supervised tasks by short name."""

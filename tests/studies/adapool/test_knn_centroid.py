@@ -15,17 +15,16 @@ from scipy import stats
 
 from helpers.tasks import build_task
 from marl_pool.studies.adapool import knn_data as room
-from marl_pool.studies.adapool import knn_storage
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.studies.adapool.knn_data import (
     CHUNK,
+    Sets,
     Target,
     nearest_means,
     sample_choices,
     sample_sets,
     targets,
 )
-from marl_pool.studies.adapool.knn_storage import Sets
 from marl_pool.utils.atomic import locked
 from marl_pool.utils.errors import InputError
 
@@ -215,7 +214,7 @@ def test_a_file_holds_what_memory_would(
     kept = sets_in(tmp_path)
     assert kept.file is None
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    monkeypatch.setattr(room, "IN_MEMORY", 0)
     stored = sets_in(tmp_path)
     assert stored.file is not None
     assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == [
@@ -229,7 +228,7 @@ def test_a_file_holds_what_memory_would(
 
 
 def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    monkeypatch.setattr(room, "IN_MEMORY", 0)
     made = sets_in(tmp_path)[np.arange(5)]
 
     def refuse(*arguments: Any) -> None:
@@ -247,7 +246,7 @@ def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_another_run_is_making_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    monkeypatch.setattr(room, "IN_MEMORY", 0)
     made = sets_in(tmp_path / "other")
     assert made.file is not None
     file = tmp_path / made.file.name
@@ -274,7 +273,7 @@ def test_what_another_run_is_making_is_waited_for(
 def test_a_folder_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    monkeypatch.setattr(room, "IN_MEMORY", 0)
     (tmp_path / "taken").write_text("")
     with pytest.raises(InputError, match="cannot be written: .*taken"):
         sets_in(tmp_path / "taken")
@@ -294,7 +293,7 @@ def test_a_file_that_is_not_what_its_name_says(
     content: np.ndarray | None,
     message: str,
 ) -> None:
-    monkeypatch.setattr(knn_storage, "IN_MEMORY", 0)
+    monkeypatch.setattr(room, "IN_MEMORY", 0)
     file = sets_in(tmp_path).file
     assert file is not None
     if content is None:
@@ -316,7 +315,7 @@ def _peak() -> float:
 
 def _peak_of_many(folder: str) -> float:
     """Megabytes at the peak of making 164 MB of sets and reading all of them."""
-    knn_storage.IN_MEMORY = 0
+    room.IN_MEMORY = 0
     sets = Sets(Path(folder), num_samples=20_000, num_vectors=128, dim=16, seed=0)
     for start in range(0, 20_000, 500):
         sets[np.arange(start, start + 500)]

@@ -36,10 +36,9 @@ from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import Run
 from marl_pool.studies.attention_neuron import published
-from marl_pool.studies.attention_neuron.analyses import analyse
-from marl_pool.studies.attention_neuron.latents import embed
+from marl_pool.studies.attention_neuron.analyses import analyse, r_squared, regress
+from marl_pool.studies.attention_neuron.figures import embed
 from marl_pool.studies.attention_neuron.recording import record
-from marl_pool.studies.attention_neuron.regression import r_squared, regress
 from marl_pool.utils.errors import InputError
 
 ENV: dict[str, Any] = {"name": "cartpole", "max_steps": 40}

@@ -15,19 +15,20 @@ from helpers.tasks import build_task
 from marl_pool.config import compose
 from marl_pool.runs import Run
 from marl_pool.studies import image_task
-from marl_pool.studies.hierarchical.encoder import Chance
-from marl_pool.studies.hierarchical.images import (
+from marl_pool.studies.hierarchical.choices import depth_probabilities
+from marl_pool.studies.hierarchical.layers import Chance
+from marl_pool.studies.hierarchical.networks import (
     ImageLayout,
     Patches,
     PixelQueries,
     fourier_positions,
+    teacher_forced,
 )
-from marl_pool.studies.hierarchical.merged_classification import (
+from marl_pool.studies.hierarchical.tasks import (
     MergedClassification,
+    MergedImages,
+    Reconstruction,
 )
-from marl_pool.studies.hierarchical.pretraining import teacher_forced
-from marl_pool.studies.hierarchical.reconstruction import Reconstruction
-from marl_pool.studies.hierarchical.task import MergedImages
 from marl_pool.training.supervised.images import Images
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
@@ -197,6 +198,14 @@ def test_the_penalty_is_added_to_the_loss() -> None:
     assert outcomes[1] > outcomes[0]
 
 
+def test_rho_grows_with_the_epochs() -> None:
+    task, network = made(rho=0.05, rho_step=0.01)
+    for epoch, rho in ((0, 0.05), (1, 0.06), (200, 1.0)):
+        task.begin_epoch(network, epoch, 1)
+        expected = depth_probabilities(rho, task.num_layers)
+        torch.testing.assert_close(task.depths[0], expected)
+
+
 def test_initial_weights_follow_from_the_seed() -> None:
     task, network = made()
     for seed, same in ((0, True), (1, False)):
@@ -265,8 +274,11 @@ def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
 
     network.encoder.layer.merge = _Function(remember)
     network.decoder.unmerge = _Function(undo)
-    network.decoder.entrance = _Function(lambda x, *_: (x, torch.zeros(len(x))))
-    network.encoder.entrance = _Plain(encodings)
+    network.decoder.entrance = lambda x, *_: (x, torch.zeros(len(x)))
+    network.encoder.entrance = lambda x, depth, _: (
+        x + encodings[depth - 1].to(x),
+        torch.zeros(len(x)),
+    )
     pictures = task.batch("train", torch.arange(5))["images"].double() / 255
     found = teacher_forced(network, pictures, [4, 2], Chance(generator(), explore=True))
     direct = network.pixels(network.patches(pictures)) - pictures
@@ -285,17 +297,6 @@ class _Function(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args)
-
-
-class _Plain(nn.Module):
-    """An entrance that adds the encoding and nothing else."""
-
-    def __init__(self, encodings: list[Tensor]) -> None:
-        super().__init__()
-        self.encodings = encodings
-
-    def forward(self, x: Tensor, depth: int, _: Any) -> tuple[Tensor, Tensor]:
-        return x + self.encodings[depth - 1].to(x), torch.zeros(len(x))
 
 
 def test_unmerging_learns_which_tokens_were_merged() -> None:

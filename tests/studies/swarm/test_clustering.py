@@ -17,7 +17,6 @@ from torch import Tensor
 
 from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.config import compose
-from marl_pool.studies.swarm.clustering import Clustering
 from marl_pool.studies.swarm.data import (
     Mixtures,
     by_length,
@@ -26,19 +25,18 @@ from marl_pool.studies.swarm.data import (
     log_densities,
     wishart_mixtures,
 )
-from marl_pool.studies.swarm.matching import (
+from marl_pool.studies.swarm.plots import output_colors
+from marl_pool.studies.swarm.point_task import PointNetwork, is_equivariant
+from marl_pool.studies.swarm.tasks import (
+    Clustering,
+    MixtureLikelihood,
+    Parameters,
     accuracy,
     cluster_scores,
     match_clusters,
-)
-from marl_pool.studies.swarm.mixture import (
-    MixtureLikelihood,
-    Parameters,
     mean_log_likelihood,
     to_parameters,
 )
-from marl_pool.studies.swarm.plots import output_colors
-from marl_pool.studies.swarm.points import PointNetwork, is_equivariant
 from marl_pool.training.supervised.learner import must_go_back
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
@@ -452,7 +450,7 @@ def test_a_mixture_needs_a_head() -> None:
 
 def test_points_in_another_order_get_the_same_results_in_that_order() -> None:
     network = PointNetwork(
-        2, 5, 9, encoder={"name": "set_transformer"}, pooling=None, seed=1
+        5, 9, encoder={"name": "set_transformer"}, pooling=None, seed=1
     )
     x, order = torch.randn(2, 9, 2), torch.randperm(9)
     torch.testing.assert_close(network(x[:, order]), network(x)[:, order])
@@ -473,7 +471,7 @@ def test_presets_that_bear_the_papers_name(
     encoder = compose("fit", ["task=clustering", "scale=paper", f"encoder={preset}"])[
         "encoder"
     ]
-    network = PointNetwork(2, 10, 1000, encoder=encoder, pooling=None)
+    network = PointNetwork(10, 1000, encoder=encoder, pooling=None)
     assert is_equivariant(network) is not causal
     if parameters is not None:
         assert sum(part.numel() for part in network.parameters()) == parameters

@@ -14,8 +14,8 @@ from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.studies import image_task
-from marl_pool.studies.swarm.generation import ImageGeneration
-from marl_pool.studies.swarm.transformer import (
+from marl_pool.studies.swarm.generation import (
+    ImageGeneration,
     SwarmTransformer,
     sinusoids,
 )

@@ -1,29 +1,37 @@
-"""Base of the hierarchical tasks: images, merging schedules, training."""
+"""The hierarchical tasks: reconstruct or classify images whose patches merge."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
-from marl_pool.studies.hierarchical.dependence import dependence, divergences
-from marl_pool.studies.hierarchical.encoder import Chance, NetworkOutput
-from marl_pool.studies.hierarchical.estimator import Credit, surrogate
-from marl_pool.studies.hierarchical.images import ImageLayout
-from marl_pool.studies.hierarchical.networks import MergingNetwork
-from marl_pool.studies.hierarchical.schedule import (
+from marl_pool.studies.hierarchical.choices import (
+    Credit,
+    dependence,
     depth_probabilities,
+    divergences,
     merging_schedule,
-    rho_at,
     sample_depth,
+    surrogate,
     validate_schedule,
 )
-from marl_pool.studies.hierarchical.settings import Hierarchy
-from marl_pool.studies.image_task import ImageTask
+from marl_pool.studies.hierarchical.layers import Chance, Hierarchy, NetworkOutput
+from marl_pool.studies.hierarchical.networks import (
+    ImageAutoencoder,
+    ImageLayout,
+    MergedClassifier,
+    MergingNetwork,
+    teacher_forced,
+)
+from marl_pool.studies.hierarchical.plots import draw_policies, draw_reconstructions
+from marl_pool.studies.image_task import ImageTask, error_of
 from marl_pool.training.supervised.images import check_patch
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
 from marl_pool.utils.errors import InputError
@@ -36,18 +44,17 @@ from marl_pool.utils.types import (
 
 POLICY_IMAGES = 256
 """Test images for the comparison of merging policies after training."""
+SHOWN = 8
+"""Test images in the plot of reconstructions."""
 
 
 class Level(NamedTuple):
-    """Degree of compression.
-
-    Attributes:
-        schedule: merges of each layer.
-        tokens: number of tokens left.
-    """
+    """Degree of compression."""
 
     schedule: list[int]
+    """Merges of each layer."""
     tokens: int
+    """Number of tokens left."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,13 +63,9 @@ class MergedImages(Hierarchy, ImageTask):
 
     Training samples one of ``proportions`` for each batch, and a depth by the
     stochastic merging schedule; validation and test use the full depth and greedy
-    choices. The loss is `surrogate` plus `penalty`.
+    choices. The loss is `surrogate` plus the penalty of the tokens' norm.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
-
-    Attributes:
-        trained: levels of ``proportions``.
-        measured: levels of ``levels``.
 
     Raises:
         InputError: incompatible sizes, or a schedule with more merges than pairs.
@@ -96,7 +99,7 @@ class MergedImages(Hierarchy, ImageTask):
     baseline: bool = False
     """Subtract the mean loss of the other samples."""
     token_penalty: NonNegativeFloat = 0.0
-    """λ, weight of the tokens' squared norm."""
+    """λ, weight of the tokens' squared norm in the loss (equation 6)."""
     pretrain_epochs: NonNegativeInt = 0
     """Epochs of teacher forcing at the start (3.2.2), at the full depth of a sampled
     proportion. Each layer's choices are weighted by the layer's own error; ρ and the
@@ -144,8 +147,8 @@ class MergedImages(Hierarchy, ImageTask):
     @property
     def hierarchy(self) -> Hierarchy:
         """Settings of the network, without those of the task."""
-        names = [each.name for each in fields(Hierarchy)]
-        return Hierarchy(**{name: getattr(self, name) for name in names})
+        own = {each.name: getattr(self, each.name) for each in fields(Hierarchy)}
+        return Hierarchy(**own)
 
     @abstractmethod
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -155,7 +158,8 @@ class MergedImages(Hierarchy, ImageTask):
     def begin_epoch(self, network: nn.Module, epoch: int, epochs: int) -> None:
         self.epoch = epoch
         # ρ does not grow in the epochs of teacher forcing.
-        rho = rho_at(max(epoch - self.pretrain_epochs, 0), self.rho, self.rho_step)
+        grown = self.rho_step * max(epoch - self.pretrain_epochs, 0)
+        rho = min(self.rho + grown, 1.0)
         self.depths = [
             depth_probabilities(
                 rho, len(level.schedule), proportional=self.proportional
@@ -187,19 +191,14 @@ class MergedImages(Hierarchy, ImageTask):
             losses, answer.log_prob, credit=self.credit, baseline=self.baseline
         )
         return LossAndMetrics(
-            loss + self.penalty(answer.norm),
+            loss + self.token_penalty * answer.norm.mean(),
             {name: each.detach() for name, each in numbers.items()},
         )
-
-    def penalty(self, norm: Tensor) -> Tensor:
-        """Compute the mean of ``λ ‖x'‖²``, equation 6."""
-        return self.token_penalty * norm.mean()
 
     def _measure(
         self, network: nn.Module, images: Tensor, batch: Batch, chance: Chance
     ) -> LossAndMetrics:
         metrics: dict[str, Tensor] = {}
-        # Measure each level, and the mean over levels.
         for level in self.measured:
             answer: NetworkOutput = network(images, level.schedule, chance)
             for name, each in self.losses(answer.output.float(), batch).items():
@@ -207,14 +206,9 @@ class MergedImages(Hierarchy, ImageTask):
                 metrics[name] = metrics.get(name, 0) + each / len(self.measured)
         if self.num_tokens > 1 and self.policy != "random":
             # Information about the image, within this batch.
-            policies = self.policies(network, images, chance)
+            policies = cast(MergingNetwork, network).first_policy(images, chance)
             metrics["policy_information"] = divergences(policies)
         return LossAndMetrics(metrics[self.metric].mean(), metrics)
-
-    def policies(self, network: nn.Module, images: Tensor, chance: Chance) -> Tensor:
-        """Compute the pair probabilities of the first merge, ``(B, T, T)``."""
-        merging = cast(MergingNetwork, network)
-        return merging.encoder.first_policy(merging.patches(images), chance)
 
     @override
     def finish(
@@ -223,15 +217,109 @@ class MergedImages(Hierarchy, ImageTask):
         # A single token has no pair to merge.
         if self.num_tokens == 1:
             return []
-        from marl_pool.studies.hierarchical.plots import draw_policies
-
         network.eval()
         images = scaled(self.images["test"][:POLICY_IMAGES])
-        policies = self.policies(network, images, Chance(generator, explore=False))
+        chance = Chance(generator, explore=False)
+        policies = cast(MergingNetwork, network).first_policy(images, chance)
         found = dependence(policies)
         path = folder / "policies.png"
         draw_policies(images[:2], policies[:2], found, self.size // self.patch, path)
         return [path]
+
+
+class Reconstruction(MergedImages):
+    """Reconstruct images after merging their patches: Nair and Lieck, section 4.2.
+
+    The loss is the squared error, the mean over pixels and channels in [0, 1];
+    ``mse_27`` is that of reconstructions from 27 tokens, ``mse`` the mean over
+    ``levels``. ``policy_information`` is the mutual information of image and first
+    merge within a batch, in nats; see `divergences`.
+    """
+
+    name, metric = "reconstruction", "mse"
+    has_decoder = True
+
+    @override
+    def make_network(self, seed: int) -> ImageAutoencoder:
+        return ImageAutoencoder(self.layout, self.hierarchy, seed)
+
+    @override
+    def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {"mse": squared_error(output, scaled(batch["images"]))}
+
+    @override
+    def evaluate(
+        self, network: nn.Module, batch: Batch, generator: torch.Generator
+    ) -> LossAndMetrics:
+        if not network.training or self.epoch >= self.pretrain_epochs:
+            return super().evaluate(network, batch, generator)
+        images = scaled(batch["images"])
+        chance = Chance(near(generator, images.device), explore=True)
+        level = self.trained[self.sample_level(generator)]
+        autoencoder = cast(ImageAutoencoder, network)
+        forced = teacher_forced(autoencoder, images, level.schedule, chance)
+        # As in `surrogate`, the score contributes a gradient but no value.
+        score = forced.score - forced.score.detach()
+        loss = (forced.losses + score + forced.unmerging).mean()
+        return LossAndMetrics(
+            loss + self.token_penalty * forced.norm.mean(),
+            {"mse": forced.losses.detach()},
+        )
+
+    @override
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        mean = self.mean_image.to(batch["images"].device)
+        return {"mean_image": squared_error(scaled(batch["images"]), mean)}
+
+    @cached_property
+    def mean_image(self) -> Tensor:
+        """Mean image of the training set, ``(H, W, C)`` in [0, 1]."""
+        return scaled(self.images["train"]).mean(0)
+
+    @override
+    @torch.no_grad()
+    def finish(
+        self, network: nn.Module, folder: Path, generator: torch.Generator
+    ) -> list[Path]:
+        files = super().finish(network, folder, generator)
+        images = scaled(self.images["test"][:SHOWN])
+        chance = Chance(generator, explore=False)
+        rows = {f"{self.num_tokens} tokens, originals": images}
+        for level in self.measured:
+            output = network(images, level.schedule, chance).output
+            error = float((output - images).square().mean())
+            tokens = f"{level.tokens} token{'s' if level.tokens > 1 else ''}"
+            rows[f"{tokens}, MSE of these {error:.4f}"] = output.clamp(0, 1)
+        draw_reconstructions(rows, folder / "reconstructions.png")
+        return [*files, folder / "reconstructions.png"]
+
+
+class MergedClassification(MergedImages):
+    """Classify images by the encoder alone: Nair and Lieck, section 4.1.
+
+    The loss is the cross-entropy. ``error_1`` is the fraction of wrong answers from one
+    token, ``error`` the mean over ``levels``.
+    """
+
+    name, metric = "merged_classification", "error"
+    has_decoder = False
+
+    @override
+    def make_network(self, seed: int) -> MergedClassifier:
+        return MergedClassifier(self.layout, self.hierarchy, seed, self.num_classes)
+
+    @override
+    def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        labels = batch["labels"]
+        return {
+            "cross_entropy": cross_entropy(output, labels, reduction="none"),
+            "error": error_of(output, labels),
+        }
+
+    @override
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        common = self.labels["train"].bincount().argmax().to(batch["labels"])
+        return {"most_common_class": (batch["labels"] != common).float()}
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -245,3 +333,8 @@ def near(generator: torch.Generator, device: torch.device) -> torch.Generator:
         return generator
     seed = int(torch.randint(1 << 62, (1,), generator=generator))
     return torch.Generator(device).manual_seed(seed)
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Compute the mean squared error over pixels and channels, ``(B,)``."""
+    return (output - target).square().mean((1, 2, 3))

@@ -1,5 +1,6 @@
-"""Plots of a sensory layer's codes: under a shuffle, and as a map."""
+"""Figures of an evaluation: a sensory layer's codes, and the most attended patches."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,16 @@ import numpy as np
 import torch
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.drawing.canvas import opencv
+from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.video.render import episode_frames
+from marl_pool.policies.base import Policy
 from marl_pool.studies.attention_neuron.recording import (
     Recording,
+    blank_tokens,
     longest,
+    make_rollout,
     record,
     validate_codes,
 )
@@ -22,11 +29,18 @@ STEPS = 1000
 MOST_CODES = 256
 """Rows of a heat map; of more codes, evenly spread ones are shown."""
 GROUPS, SAMPLES = 6, 3
+"""Groups of codes on a map, and frames that show each."""
 FEWEST = 30
 """Least number of steps for a map."""
 COMPONENTS = 50
 """Principal components of the codes that t-SNE maps."""
 COLORS = ("#0b5fa5", "#e07b00", "#2e8b57", "#b03a2e", "#7d3c98", "#8a6d3b")
+SHEET_STEPS, SHEET_FRAMES = 240, 6
+"""Steps after which an episode on a sheet is cut, and frames of it."""
+TOP = 10
+"""Patches outlined, as in the paper's figure."""
+SIZE, MARGIN = 240, 8
+"""Pixels of a frame's side, and between frames."""
 
 
 def draw_latents(target: EvaluationTarget, path: Path) -> None:
@@ -63,7 +77,13 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
     some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
     panels[0].set_ylabel(f"code{some}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
-    figure.suptitle(_difference(plain, shuffled), color=INK, fontsize=10)
+    if plain.codes.shape == shuffled.codes.shape:
+        largest = float((plain.codes - shuffled.codes).abs().max())
+        difference = f"largest difference of a code: {largest:.1e}"
+    else:
+        steps = f"{len(plain.codes)} and {len(shuffled.codes)}"
+        difference = f"the episodes differ: they have {steps} steps"
+    figure.suptitle(difference, color=INK, fontsize=10)
     save_png(figure, path)
 
 
@@ -158,9 +178,56 @@ def _frames(env: BatchedEnv) -> list[np.ndarray]:
     return [np.broadcast_to(frame, (*frame.shape[:2], 3)) for frame in frames]
 
 
-def _difference(plain: Recording, shuffled: Recording) -> str:
-    if plain.codes.shape != shuffled.codes.shape:
-        steps = f"{len(plain.codes)} and {len(shuffled.codes)}"
-        return f"the episodes differ: they have {steps} steps"
-    largest = float((plain.codes - shuffled.codes).abs().max())
-    return f"largest difference of a code: {largest:.1e}"
+def draw_attended(
+    target: EvaluationTarget, transfers: Sequence[TransferEnv], path: Path
+) -> None:
+    """Draw the most attended patches at evenly spread steps of an episode.
+
+    Rows are the unperturbed episode, the same one shuffled, and the transfer
+    environments of the evaluation. Patches are drawn at their original places, so that
+    the first two rows are equal if the order does not matter.
+
+    Source: Tang and Ha (2021, https://arxiv.org/abs/2109.02869), Figure 8.
+
+    Raises:
+        UnfitTokensError: tokens that are not patches, or a policy without attention.
+    """
+    # Only patches can be drawn on a picture.
+    if target.make_env(1).patch_grid is None:
+        name = target.env["name"]
+        raise UnfitTokensError(f"expected patches of a picture, which {name} has not")
+    group, policy = next(iter(target.policies.items()))
+    with torch.no_grad():
+        if policy.attention_weights(blank_tokens(target, group)) is None:
+            kind = type(policy).__name__
+            raise UnfitTokensError(f"expected attention, which {kind} has not")
+    rows = [
+        _row(target.make_env(1), target.policies, "clean"),
+        _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
+        *(
+            _row(target.make_env(1, **each.env), each.policies, each.label)
+            for each in transfers
+            if not each.missing
+        ),
+    ]
+    sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
+    opencv().imwrite(str(path), sheet[..., ::-1])
+
+
+def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
+    """Join images of one size along an axis, with margins between them."""
+    margins = [(0, 0)] * 3
+    margins[axis] = (0, MARGIN)
+    apart = [np.pad(image, margins, constant_values=255) for image in images]
+    return np.concatenate(apart, axis)
+
+
+def _row(
+    env: BatchedEnv, policies: Mapping[str, Policy], about: str, shuffled: bool = False
+) -> list[np.ndarray]:
+    """Return captioned frames at evenly spread steps."""
+    rollout = make_rollout(env, policies, shuffled, SHEET_STEPS)
+    frames = list(episode_frames(rollout, about=about, size=SIZE, top=TOP))
+    # The last frame shows the end of the episode, without attention.
+    steps = np.linspace(0, len(frames) - 2, SHEET_FRAMES).round().astype(int)
+    return [frames[step] for step in steps]
