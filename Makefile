@@ -4,18 +4,16 @@ PYTHON ?= python3.11
 VENV ?= .venv
 TORCH_INDEX ?=
 RUN ?= runs/demo
-# COVERAGE=1 measures branch coverage while the tests run; `make coverage` reports it.
+# COVERAGE=1 measures branch coverage while a share of the tests runs (tests/conftest.py);
+# `make coverage` reports it.
 COVERAGE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PLAIN := $(BIN)/python -m pytest
 PYTEST := $(BIN)/python -m $(if $(COVERAGE),coverage run -m )pytest
 PAIR := -n 2 --dist worksteal
 # A file's slow tests share a run, and a worker's files a cluster.
 FILES := -n 2 --dist loadfile
-# Where the slow tests reach what the quick ones do not: ray's workers and faults.
-TRAININGS := tests/training tests/api
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
 .PHONY: help demo test test-all fast lint types imports quick slow coverage docs bench clean
@@ -71,13 +69,8 @@ imports: $(BIN)/.dev  ## Which room may know which
 quick: $(BIN)/.dev  ## pytest, without the slow tests
 	$(PYTEST) $(PAIR) -m "not slow"
 
-# The tracer of coverage costs half as much again as the tests, and other slow tests and
-# more examples of a property reach the same lines: only the trainings are measured,
-# after the quick tests. Each start of pytest imports and collects for 20 seconds.
-slow: export HYPOTHESIS_PROFILE = thorough
 slow: $(BIN)/.dev  ## pytest: the slow tests, and each property with many examples
-	$(PYTEST) $(FILES) -m "slow or hypothesis" $(TRAININGS)
-	$(PLAIN) $(FILES) -m "slow or hypothesis" $(TRAININGS:%=--ignore=%)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(FILES) -m "slow or hypothesis"
 
 coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the total, at least 92 %
 	$(BIN)/coverage combine --quiet

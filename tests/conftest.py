@@ -5,7 +5,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import zlib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # Threads that spin while they wait take the core from those they wait for. It is read
@@ -25,7 +27,8 @@ common = {"deadline": None, "print_blob": True}
 settings.register_profile("quick", max_examples=15, derandomize=True, **common)
 settings.register_profile("thorough", max_examples=40, derandomize=True, **common)
 settings.register_profile("explore", max_examples=200, derandomize=False, **common)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+settings.load_profile(PROFILE)
 
 # Processes that tests start import this package, and the environments of `helpers`.
 inherited = os.environ.get("PYTHONPATH")
@@ -54,6 +57,37 @@ def pytest_collection_finish() -> None:
     """Exempt what lives until the end, modules and tests, from garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+COVERAGE = "COVERAGE_PROCESS_CONFIG"
+"""Environment variable by which coverage measures processes that tests start."""
+TRACED = 4
+"""With coverage, one in this many of the tests that repeat others is traced."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Trace a share of the tests that repeat others, and all others.
+
+    Tracing takes as long again as the tests. Slow tests, cases of a parametrised test
+    and more examples run mostly lines that others run too, and the choice depends on
+    all of the name: each case is traced in some test. The coverage is a lower bound.
+    """
+    is_case, is_slow = hasattr(item, "callspec"), item.get_closest_marker("slow")
+    repeats = is_case or is_slow or PROFILE != "quick"
+    traced = not repeats or zlib.crc32(item.nodeid.encode()) % TRACED == 0
+    if traced or COVERAGE not in os.environ:
+        return (yield)
+    config = os.environ.pop(COVERAGE)
+    trace, trace_of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        threading.settrace(trace_of_threads)
+        sys.settrace(trace)
+        os.environ[COVERAGE] = config
 
 
 def start_afresh() -> None:
