@@ -122,10 +122,12 @@ def new_run(
     from marl_pool.callbacks import callback_classes
     from marl_pool.runs import Run, default_path
     from marl_pool.storage.runs import validate_new
+    from marl_pool.training.jobs import JOBS
 
-    callback_classes(config["callbacks"])
+    settings = JOBS[verb].config.from_plain(config)
+    callback_classes(settings.callbacks)
     folder = Path(path or default_path(config))
-    validate_new(folder, config["storage"])
+    validate_new(folder, settings.storage)
     run = Run.create(folder, config, verb)
     try:
         yield run
@@ -149,9 +151,11 @@ def perform(
 
     stop = on_iteration and _after_each_row(run, on_iteration)
     options = {"should_stop": stop} if stop else {}
+    job = JOBS[run.verb]
+    storage = job.config.from_plain(config).storage
     try:
-        with run.lock(), mirrored(run, config["storage"]) as mirror:
-            JOBS[run.verb].load()(run, config, **options)
+        with run.lock(), mirrored(run, storage) as mirror:
+            job.load()(run, config, **options)
     finally:
         run.close()
     return mirror.problem if mirror else ""

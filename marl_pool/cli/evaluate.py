@@ -34,18 +34,28 @@ class Reader:
     """Reads runs and standalone policies for one verb.
 
     Args:
-        verb: the verb whose keys ``config`` has.
+        verb: the verb that composed and checked the sections and settings.
         arguments: parsed flags.
-        config: composed and checked.
+        env: the section ``env``; None without a change.
+        perturbation: the section ``perturbation``, of verbs that have one.
+        **settings: the verb's other keys.
     """
 
     def __init__(
-        self, verb: str, arguments: Namespace, config: Mapping[str, Any]
+        self,
+        verb: str,
+        arguments: Namespace,
+        env: Mapping[str, Any] | None,
+        perturbation: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         from marl_pool.config import VERBS
 
-        self.verb, self.arguments, self.change = verb, arguments, config["env"]
-        self.settings = VERBS[verb].settings.from_config(config)
+        self.verb, self.arguments, self.change = verb, arguments, env
+        self.perturbation, self.settings = (
+            perturbation,
+            VERBS[verb].settings(**settings),
+        )
 
     @contextmanager
     def opened(
@@ -130,7 +140,7 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(arguments, overrides)
     if config is None:
         return 0
-    reader = Reader("evaluate", arguments, config)
+    reader = Reader("evaluate", arguments, **config)
     if len(arguments.run) < 2:
         return reader.only(_evaluate_run, "render", "report")
     if arguments.out is not None:
@@ -153,7 +163,7 @@ def diagnose(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(arguments, overrides)
     if config is None:
         return 0
-    reader = Reader("diagnose", arguments, config)
+    reader = Reader("diagnose", arguments, **config)
     if len(arguments.run) < 2:
         return reader.only(_diagnose_run)
     runs = reader.open_all()
@@ -176,7 +186,8 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(arguments, overrides)
     if config is None:
         return 0
-    reader, perturbation = Reader("render", arguments, config), config["perturbation"]
+    reader = Reader("render", arguments, **config)
+    perturbation = reader.perturbation
 
     def render_one(run: "Run", settings: Any, **options: Any) -> list[Path]:
         from marl_pool.evaluation.video.render import render_run
@@ -212,7 +223,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     config = composed(arguments, overrides)
     if config is None:
         return 0
-    reader = Reader("play", arguments, config)
+    reader = Reader("play", arguments, **config)
     settings = reader.settings
     # A device would only add its latency to single environments.
     if settings.device != "cpu":
@@ -347,7 +358,7 @@ def _evaluate_missing(
                 f"evaluated, got {how[key]}"
             )
     for run in lacking:
-        reader = Reader("evaluate", arguments, how)
+        reader = Reader("evaluate", arguments, **how)
         print_paths(reader.one(_evaluate_run, str(run.path)))
 
 

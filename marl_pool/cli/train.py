@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
     from marl_pool.sweeps import Sweep, Trial
     from marl_pool.training.jobs import Job
+    from marl_pool.training.settings import RunConfig
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
@@ -60,7 +61,7 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     if path is None:
         raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
     # On an empty disk the run comes from its mirror.
-    restore(Path(path), config["storage"])
+    restore(Path(path), _settings(verb, config).storage)
     if not Path(path, CONFIG).is_file():
         return None
     run = Run.open(path)
@@ -97,7 +98,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         from marl_pool.storage.runs import restore_sweep
 
         # On an empty disk the sweep comes from its mirror.
-        restore_sweep(Path(path), first["storage"])
+        restore_sweep(Path(path), _settings(verb, first).storage)
     if arguments.or_resume and Sweep.is_at(path):
         begun = _same_sweep(Sweep.open(path), plan, verb)
         return _run_sweep(begun, plan, arguments.dry_run, again=True)
@@ -111,7 +112,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
-        validate_new(new.path, first["storage"])
+        validate_new(new.path, _settings(verb, first).storage)
     return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
 
 
@@ -150,7 +151,7 @@ def _run_sweep(
     from marl_pool.sweeps import TRIALS, proposal_name
 
     own: dict[str, Any] = {}
-    storage = plan.examples[0].config["storage"]
+    storage = _settings(sweep.verb, plan.examples[0].config).storage
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
@@ -271,11 +272,12 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
         print(f"{run.path}: {told} are done; nothing to do")
         # Send what its mirror lacks.
-        if config["storage"] is None:
+        storage = _settings(run.verb, config).storage
+        if storage is None:
             return 0
         from marl_pool.storage.runs import mirrored
 
-        with run.lock(), mirrored(run, config["storage"]) as mirror:
+        with run.lock(), mirrored(run, storage) as mirror:
             pass
         return _mirror_status(mirror.problem if mirror else "")
     validate_ray_for(run.verb, config)
@@ -286,6 +288,11 @@ def _job(verb: str) -> "Job":
     from marl_pool.training.jobs import JOBS
 
     return JOBS[verb]
+
+
+def _settings(verb: str, config: Mapping[str, Any]) -> "RunConfig":
+    settings: RunConfig = _job(verb).config.from_plain(config)
+    return settings
 
 
 def _mirror_status(problem: str) -> int:
@@ -362,7 +369,8 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
             raise  # there is nothing to resume
         return common.stopped(error, run.path, config)
     # A time limit ends a run early, and a resume continues it.
-    if config["time_limit"] is not None and not _is_finished(run, config):
+    limit = _settings(run.verb, config).time_limit
+    if limit is not None and not _is_finished(run, config):
         way = common.resume_command(run.path, config)
         print(f"marl-pool: time_limit is over; resume with: {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.

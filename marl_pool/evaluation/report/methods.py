@@ -84,7 +84,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     for one in runs:
         config = with_short_folders(one.run.config, short)
         kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
-        configs.append({**kept, "env": expand_counts(config["env"])})
+        configs.append({**kept, "env": expand_counts(kept["env"])})
     flat = list(map(_flat, configs))
     for key in configs[0]:
         sections = [isinstance(own[key], Mapping) for own in configs if key in own]

@@ -213,7 +213,8 @@ class Proposer(Searcher):
         self.stop = stop
         self.search, self.unfinished = search, list(unfinished)
         self.proposed = dict[str, Trial]()
-        self.seed: int = search.plan.probes[0].config["seed"]
+        usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
+        self.seed: int = usual.seed
         # Scores of the trials that have ended, in this session or an earlier one.
         self.scores = {
             trial.name: score
