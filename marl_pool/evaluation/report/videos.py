@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,8 +110,10 @@ def _side_by_side(
     Raises:
         InputError: an environment that cannot be drawn, or no OpenCV that writes WebM.
     """
-    options: dict[str, Any] = {"size": SIZE, "group": group, "steps": False}
-    options["legend_rows"] = 0 if perturbation is None else LEGEND_ROWS
+    rows = 0 if perturbation is None else LEGEND_ROWS
+    frames = partial(
+        episode_frames, size=SIZE, group=group, steps=False, legend_rows=rows
+    )
     columns = [(CLEAN, None), (about, perturbation)]
     # All columns play the same environment, step by step.
     tiles = []
@@ -119,7 +122,7 @@ def _side_by_side(
         env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
         change = None if given is None else perturb(given, env)
         rollout = Rollout(env, subject.policies, perturbation=change)
-        tiles.append(episode_frames(rollout, about=words, **options))
+        tiles.append(frames(rollout, about=words))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
         images = with_steps(grid_frames([tiles]))
