@@ -67,22 +67,23 @@ class CallablePolicy(Policy):
     ) -> Decision:
         flat = tokens.flatten_batch()._asdict()
         observation = {name: part.cpu().numpy() for name, part in flat.items()}
-        try:
-            with self._lock:
-                actions = self._act(observation)
-        except Exception as error:
-            # A function made for N tokens may fail on another number of them.
-            expected = self.group.tokens.num_tokens
-            if tokens.num_tokens == expected:
-                raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UnfitTokensError(
-                f"the policy takes {expected} tokens and fails on "
-                f"{tokens.num_tokens}: {reason:.200}"
-            ) from error
-        # A function has neither log-probabilities nor values.
         shape, device = tokens.batch_shape, tokens.types.device
-        found = self._checked(actions, shape.numel())
+        with self._lock:
+            try:
+                actions = self._act(observation)
+            except Exception as error:
+                # A function made for N tokens may fail on another number of them.
+                expected = self.group.tokens.num_tokens
+                if tokens.num_tokens == expected:
+                    raise
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise UnfitTokensError(
+                    f"the policy takes {expected} tokens and fails on "
+                    f"{tokens.num_tokens}: {reason:.200}"
+                ) from error
+            # Copy before the next call: the function may fill the same array again.
+            found = self._checked(actions, shape.numel())
+        # A function has neither log-probabilities nor values.
         action = torch.as_tensor(found, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
         return Decision(action, zeros, zeros, zeros[..., None], state)

@@ -159,10 +159,10 @@ class EvaluationTarget:
                 f"got {sorted(given)}"
             )
         policies = {
-            name: own
-            if isinstance(own := given[name], Policy)
-            else CallablePolicy(own, group)
-            for name, group in groups.items()
+            key: CallablePolicy(given[key], group)
+            if not isinstance(given[key], Policy)
+            else given[key]
+            for key, group in groups.items()
         }
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)

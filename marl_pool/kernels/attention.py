@@ -56,7 +56,8 @@ class MultiHeadAttention(nn.Module):
             that a feature of the result is; in [0, 1).
 
     Raises:
-        InputError: ``num_heads`` does not divide ``dim``.
+        InputError: ``num_heads`` does not divide ``dim``, an unknown scale, or a
+            dropout out of range.
     """
 
     def __init__(
@@ -70,6 +71,14 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         validate_heads("num_heads", num_heads, dim)
+        if scale not in ("model", "head"):
+            raise InputError(
+                f"attention_scale: expected 'model' or 'head', got {scale!r}"
+            )
+        if not 0 <= dropout < 1:
+            raise InputError(
+                f"attention_dropout: expected a number in [0, 1), got {dropout}"
+            )
         self.num_heads, self.dropout = num_heads, dropout
         # Narrow heads have a kernel of their own.
         self._narrow = dim // num_heads <= WIDEST

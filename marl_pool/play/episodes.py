@@ -184,7 +184,8 @@ class LivePerturbation(Perturbation):
 class LiveEpisode:
     """One episode of one policy, stepped on request.
 
-    ``env`` is one environment, reset here. A twin has no perturbation.
+    ``env`` is one environment, reset here. A twin has no perturbation. ``explore``
+    samples actions.
     """
 
     def __init__(

@@ -48,7 +48,8 @@ class LiveServer:
     """Serve one page to clients with the token, and a session to each page.
 
     ``make_session`` is called for each page that connects; port 0 is any that is free.
-    The server ends once ``failure`` is set.
+    ``token`` is the secret part of the address. A session that fails sets ``failure``,
+    which ends the server.
     """
 
     def __init__(self, make_session: Callable[[], Session], port: int = 0) -> None:

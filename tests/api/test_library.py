@@ -1,6 +1,7 @@
 """Policies from anywhere: functions of observations, measured like those of ours."""
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import marl_pool
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.evaluation.callable_policy import CallablePolicy
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -257,6 +259,31 @@ def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
 
     one, two = (means(evaluate(act, threads=threads)) for threads in (1, 2))
     assert one == two
+
+
+def test_actions_are_copied_before_another_thread_asks() -> None:
+    env = centroid()
+    tokens, asked, others = env.observe()["agent"], [], []
+
+    class Late:
+        """Actions of a foreign library, which become numbers when they are read."""
+
+        def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+            if not others:
+                others.append(threading.Thread(target=policy.act, args=(tokens,)))
+                others[0].start()
+                others[0].join(0.2)
+                assert len(asked) == 1
+            return np.zeros((EPISODES, 5), np.float32)
+
+    def act(observation: Observation) -> Any:
+        asked.append(observation)
+        return Late()
+
+    policy = CallablePolicy(act, env.groups["agent"])
+    policy.act(tokens)
+    others[0].join()
+    assert len(asked) == 2
 
 
 def test_another_env_is_no_drop() -> None:

@@ -238,3 +238,9 @@ def test_heads_must_divide_the_width(num_heads: int) -> None:
     message = f"num_heads: expected a divisor of dim = 8, got {num_heads}"
     with pytest.raises(InputError, match=message):
         MultiHeadAttention(DIM, num_heads)
+
+
+def test_an_unknown_scale_lists_the_choices() -> None:
+    scale: Any = "width"
+    with pytest.raises(InputError, match="expected 'model' or 'head', got 'width'"):
+        MultiHeadAttention(DIM, scale=scale)

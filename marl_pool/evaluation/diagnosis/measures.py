@@ -1,6 +1,6 @@
-"""Observations of trained policies, and measures of a pooling head on each of them.
+"""Observations of trained policies, and measures of a pooling head on them.
 
-They are signal loss, relation scores and weight bounds.
+The measures are signal loss, relation scores and weight bounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

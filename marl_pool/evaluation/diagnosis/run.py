@@ -95,8 +95,8 @@ def diagnose(
 ) -> list[Diagnosis]:
     """Diagnose the pooling head of one policy on observations of its group.
 
-    It is in eval mode, and in float64 for exact relation scores. ``seed`` is that of
-    the bootstrap.
+    The policy is in eval mode, and in float64 for exact relation scores. ``seed`` is
+    that of the bootstrap.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy

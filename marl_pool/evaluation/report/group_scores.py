@@ -113,7 +113,7 @@ class MethodScores:
 
 
 class GroupScores:
-    """The scores of one group of agents that learned, from `_results_table`.
+    """The scores of one group of agents that learned, over all evaluations.
 
     Attributes:
         rows: rows of the table about the group, in runs in which it learned.

@@ -12,9 +12,19 @@ from marl_pool.evaluation.report.runs import (
 )
 from marl_pool.utils.errors import InputError
 
-IRRELEVANT = (
-    *("seed", "threads", "kernels", "device", "time_limit", "env_timeout"),
-    *("checkpoint", "storage", "resources", "cluster"),
+IRRELEVANT = frozenset(
+    (
+        "seed",
+        "threads",
+        "kernels",
+        "device",
+        "time_limit",
+        "env_timeout",
+        "checkpoint",
+        "storage",
+        "resources",
+        "cluster",
+    )
 )
 """Top-level keys that do not change how a policy is trained."""
 Config = Mapping[str, Any]
@@ -88,7 +98,7 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
     flat = list(map(_flat, configs))
     for key in configs[0]:
         sections = [isinstance(own[key], Mapping) for own in configs if key in own]
-        # One that only some runs have, such as ``perturbation``, is told by its name.
+        # An optional section, such as ``perturbation``, is compared by its name.
         if len(set(sections)) > 1:
             for options, config in zip(flat, configs, strict=True):
                 options[key] = _section_name(config.get(key))

@@ -133,7 +133,7 @@ def severity_aucs(
 def mean_over(levels: Sequence[np.ndarray], severities: Sequence[float]) -> np.ndarray:
     """Average ``(episodes,)`` returns over severity by the trapezoidal rule.
 
-    The severities increase, and are two or more.
+    There are two or more severities, increasing.
     """
     area: np.ndarray = np.trapezoid(np.stack(levels), severities, axis=0)
     return area / (severities[-1] - severities[0])

@@ -214,7 +214,7 @@ def render_run(
     target = load_target(run, settings, env=env, plugins=plugins)
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
     # A run that was made to hold a policy has the policy's name.
-    source = str(run.config.get("policy_from", "")).removeprefix("pretrained=")
+    source = str(run.config.get("policy_from") or "").removeprefix("pretrained=")
     name = Path(source).name or run.path.name
     write_video(path, {name: target}, settings, perturbation)
     return path

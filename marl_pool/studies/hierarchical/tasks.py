@@ -67,6 +67,10 @@ class MergedImages(Hierarchy, ImageTask):
 
     Source: Nair and Lieck, *Hierarchical Transformers*, sections 3 and 4, Table 3.
 
+    Attributes:
+        trained: levels of ``proportions``.
+        measured: levels of ``levels``.
+
     Raises:
         InputError: incompatible sizes, or a schedule with more merges than pairs.
     """

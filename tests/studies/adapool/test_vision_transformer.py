@@ -386,6 +386,11 @@ def test_narrow_and_wide_attention_drop(dim):
     assert not attention(x, x).equal(attention(x, x))
 
 
+def test_dropout_out_of_range_is_refused():
+    with pytest.raises(InputError, match=r"attention_dropout: .* got 1.0"):
+        MultiHeadAttention(8, dropout=1.0)
+
+
 @pytest.mark.parametrize("pooling", pooling_names())
 def test_every_head_learns_with_the_papers_options(pooling):
     torch.manual_seed(0)
