@@ -212,7 +212,7 @@ class SetNetwork(nn.Module):
     def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the compiled kernel computes the network for these tokens.
 
-        With ``encoder``, it need not compute more than the encoder.
+        With ``encoder``, the kernel may compute the encoder alone.
         """
         plans = [self._native, *([self._native_encoder] if encoder else [])]
         return any(self._fitting(plan, tokens) is not None for plan in plans)

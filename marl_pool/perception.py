@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.tokens import Tokens
+from marl_pool.tokens import Tokens, take_features
 
 
 class Mark(Enum):
@@ -80,9 +80,8 @@ class Perception:
         """
         known, source = self.known, self.origin.clamp(min=0)
         # Compare with the true token behind each one: features, type and slot.
-        features = self.true.features
-        index = source[..., None].expand(*source.shape, features.shape[-1])
-        altered = (features.gather(-2, index) != self.seen.features).any(-1)
+        features = take_features(self.true.features, source)
+        altered = (features != self.seen.features).any(-1)
         retyped = self.true.types.gather(-1, source) != self.seen.types
         slots = torch.arange(self.origin.shape[-1], device=self.origin.device)
         moved = (self.origin != slots) & (slots < self.true.num_tokens)

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
-from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
-from marl_pool.utils.devices import may_read, without_reads
+from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
 
@@ -208,7 +208,7 @@ class Rollout:
         }
         # The states of policies and perturbations, and the current observations.
         self.states: dict[str, State] = {}
-        self.perturbation_states: dict[str, dict[str, Tensor]] = {}
+        self.perturbation_states: dict[str, PerturbationState] = {}
         self.tokens: dict[str, Tokens] = {}
         # Lengths and returns of the running episodes, and the finished ones.
         self._lengths = torch.zeros_like(env.steps)
@@ -324,7 +324,7 @@ class Rollout:
         for t in range(count):
             # Act on the current observations, and step all environments.
             active = self.env.active
-            transition = self._step()
+            transition = self._step(reads=not self.sync_free)
             fragment.append(self._record(transition, active))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
@@ -348,7 +348,7 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
-                step = self._step().step
+                step = self._step(reads=not self.sync_free).step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
@@ -402,7 +402,7 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            transition = self._step()
+            transition = self._step(reads=True)
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
@@ -454,8 +454,12 @@ class Rollout:
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self) -> Transition:
-        """Act and step once; the caller then observes and ends episodes."""
+    def _step(self, *, reads: bool) -> Transition:
+        """Act and step once; the caller then observes and ends episodes.
+
+        Args:
+            reads: values may be read.
+        """
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -486,7 +490,7 @@ class Rollout:
         # Carry the policies' states over, except to agents that were just born.
         self.states = {name: decision.state for name, decision in decisions.items()}
         if active:
-            self._reset_states_of_newborn(active)
+            self._reset_states_of_newborn(active, reads=reads)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             # Another shape would broadcast.
@@ -510,7 +514,7 @@ class Rollout:
 
     @contextmanager
     def _many_steps(self, *, reads: bool) -> Iterator[None]:
-        """Let policies prepare once for many steps, which may read values or not."""
+        """Let policies prepare once for many steps, which read values if ``reads``."""
         with ExitStack() as stack:
             if not reads:
                 stack.enter_context(without_reads())
@@ -567,11 +571,13 @@ class Rollout:
             start = self._initial_state(name)
             self.states[name] = _choose(where, start, self.states.get(name))
 
-    def _reset_states_of_newborn(self, was_active: Mapping[str, Tensor]) -> None:
+    def _reset_states_of_newborn(
+        self, was_active: Mapping[str, Tensor], *, reads: bool
+    ) -> None:
         """Give agents that were born in mid-episode an initial state."""
         for name, active in self.env.active.items():
             newborn = active & ~was_active[name]
-            if self.states[name] and (not may_read(newborn) or newborn.any()):
+            if self.states[name] and not (reads and not newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
 

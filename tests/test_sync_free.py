@@ -14,6 +14,7 @@ from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.policies import make_agent, make_policy
+from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.pooling import pooling_names
@@ -298,6 +299,23 @@ def test_policies_act_alike(label: str, head: str) -> None:
     assert_equal(*(fields(rollout.steps(9)) for rollout in rollouts))
     assert_equal(*(rollout.advance(6) for rollout in rollouts))
     assert_equal(*map(state_of, rollouts))
+
+
+def test_a_populations_episodes_end_one_by_one_as_on_a_gpu() -> None:
+    """Members keep their environments when others have ended and are dropped."""
+    envs = [make_batched_env("cartpole", 6, seed=3, max_steps=40) for _ in range(2)]
+    group = envs[0].groups["agent"]
+    agent = make_agent(
+        group.tokens, group.action_space, "feed_forward", seed=0, hidden=[3]
+    )
+    vectors = torch.randn(3, len(to_vector(agent)), generator=torch.manual_seed(0))
+    population = Population(agent, vectors)
+    expected = Rollout(envs[0], {"agent": population}).episodes()
+    assert len(expected.lengths.unique()) > 1
+    with without_reads():
+        found = Rollout(envs[1], {"agent": population}).episodes()
+    assert_equal(found.lengths, expected.lengths)
+    assert_equal(found.returns, expected.returns)
 
 
 @pytest.mark.parametrize("label", ENVS)

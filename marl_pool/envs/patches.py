@@ -58,7 +58,7 @@ def patch_tokens(screens: Tensor, grid: PatchGrid) -> Tokens:
 
 
 def patch_spec(grid: PatchGrid, num_frames: int, colors: int) -> TokenSpec:
-    """Describe `patch_tokens` of screens with so many numbers a pixel."""
+    """Describe `patch_tokens`; ``colors``: channels of a pixel."""
     return TokenSpec(
         grid.side**2,
         num_frames * grid.patch**2 * colors,

@@ -158,12 +158,12 @@ class EvaluationTarget:
                 f"policy: expected one for each group {sorted(groups)}, "
                 f"got {sorted(given)}"
             )
-        policies = {
-            key: CallablePolicy(given[key], group)
-            if not isinstance(given[key], Policy)
-            else given[key]
-            for key, group in groups.items()
-        }
+        policies = dict[str, Policy]()
+        for key, group in groups.items():
+            own = given[key]
+            policies[key] = (
+                own if isinstance(own, Policy) else CallablePolicy(own, group)
+            )
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
         target.validate_fit("policy")

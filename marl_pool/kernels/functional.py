@@ -1,4 +1,4 @@
-"""Functions of layers: softmax with padding, attention, and linear layers.
+"""Functions that layers share: activations, masked softmax, attention, linear layers.
 
 The linear layers are those of one set of weights, or batched over a population's:
 weights may have a leading dimension P; then their input and result have it, too.
@@ -94,6 +94,8 @@ def plain_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key and value, which are differentiable again.
 
+    None for an input that does not require it.
+
     They are the gradients of a fast path in a backward pass with ``create_graph=True``.
     The arguments are those of `plain_attention`, and the gradient by its result.
     """
@@ -146,7 +148,7 @@ def strip_prefix(prefix: str, parameters: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def layers_of(parameters: Mapping[str, Tensor]) -> list[Layer]:
-    """Return layers from their parameters, weight and bias in turn, of a Sequential."""
+    """Return a Sequential's linear layers from its parameters, weights and biases."""
     pairs = iter(parameters.values())
     return [(weight.mT, bias) for weight, bias in zip(pairs, pairs, strict=True)]
 

@@ -237,7 +237,7 @@ class SampledPerturbation(Perturbation):
     def sample(self, tokens: Tokens, keys: Tensor, turn: Tensor) -> PerturbationState:
         """Sample what holds until the next resampling, independent of the severity.
 
-        By default nothing is random but the severity.
+        By default nothing is sampled here but the severity.
 
         Args:
             tokens: of batch ``(num_envs, agents)``.

@@ -1,4 +1,4 @@
-"""Another set: tokens that are missing, repeated or added."""
+"""Perturbations of the set: tokens removed, repeated or added."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Another order: tokens that change places, and features shown by other tokens."""
+"""Perturbations of the order: tokens change places, or show other ones' features."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Wrong readings: noisy, stuck or late features, and wrong types."""
+"""Perturbations of features and types: noise, stuck or late ones, wrong types."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -195,7 +195,7 @@ class TokenPolicy(SpecifiedPolicy):
     def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the compiled kernel pools tokens of batch ``(B,)``.
 
-        With ``encoder``, it need not compute more than the encoders.
+        With ``encoder``, the kernel may compute the encoders alone.
         """
         return all(
             network.is_native(tokens, encoder=encoder) for network in self._networks

@@ -1,4 +1,4 @@
-"""Heads whose weights follow from learned queries or from each vector alone."""
+"""Learned queries (PMA, Hopfield), gated attention, and the class token."""
 
 import torch
 from torch import Tensor, nn

@@ -96,7 +96,7 @@ class AntBulletSimulator(Simulator[SimulatorStep]):
         self._alive_bonus = alive_bonus
         with gym_shim(), silenced():
             from pybullet_envs.gym_locomotion_envs import AntBulletEnv
-
+        with silenced():
             self._env = AntBulletEnv()
             # The first episode after construction differs in the last digits from later
             # episodes of the same seed, so discard it.

@@ -1,6 +1,6 @@
 """A game of Pong whose console memory can be read, and what follows from that.
 
-Where the ball will arrive, and the privileged targets of an auxiliary head.
+Also where the ball will arrive, and the privileged targets of an auxiliary head.
 """
 
 import math

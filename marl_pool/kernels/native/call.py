@@ -296,7 +296,7 @@ class KernelCall:
 
 def entry(name: str, dtype: torch.dtype) -> Any:
     """Return a function of the library, for float32 or float64."""
-    number = "double" if dtype == torch.float64 else "float"
+    number = {torch.float32: "float", torch.float64: "double"}[dtype]
     return getattr(library(), f"marl_pool_{name}_{number}")
 
 

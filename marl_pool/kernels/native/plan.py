@@ -23,7 +23,10 @@ _CHILDREN_AND_HOOKS = operator.itemgetter(
 
 
 def may_run(device: str = "cpu") -> bool:
-    """Return True if neither a choice nor torch's mode rules out a device's kernel."""
+    """Return True if neither a choice nor torch's mode rules out the kernel.
+
+    ``device`` is a type, cpu or cuda.
+    """
     # A compiler must not meet the rest.
     if is_transformed() or chosen_kernels() == "torch":
         return False
