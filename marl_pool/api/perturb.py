@@ -127,7 +127,7 @@ class Perturber:
     """A perturbation applied to the observations and actions of one env.
 
     Args:
-        env: the env; of a view of a `BatchedEnv` the tokens' specs are known.
+        env: the env; a view of a `BatchedEnv` gives the tokens' specs.
         perturbation: see `perturb_env`.
         groups: names of the agents in each group.
         seen: observation space of each agent.
@@ -188,7 +188,11 @@ class Perturber:
             }
 
     def act(self, actions: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Perturb the actions of the present agents in one step, after a reset."""
+        """Perturb the actions of the present agents in one step.
+
+        Raises:
+            InputError: before the first reset.
+        """
         if not self.states:
             raise InputError("Cannot call env.step() before calling env.reset()")
         executed = dict(actions)

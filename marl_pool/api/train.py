@@ -152,8 +152,8 @@ def perform(
     stop = on_iteration and _after_each_row(run, on_iteration)
     options = {"should_stop": stop} if stop else {}
     job = JOBS[run.verb]
-    storage = job.config.from_plain(config).storage
     try:
+        storage = job.config.from_plain(config).storage
         with run.lock(), mirrored(run, storage) as mirror:
             job.load()(run, config, **options)
     finally:

@@ -52,10 +52,8 @@ class Reader:
         from marl_pool.config import VERBS
 
         self.verb, self.arguments, self.change = verb, arguments, env
-        self.perturbation, self.settings = (
-            perturbation,
-            VERBS[verb].settings(**settings),
-        )
+        self.perturbation = perturbation
+        self.settings = VERBS[verb].settings(**settings)
 
     @contextmanager
     def opened(

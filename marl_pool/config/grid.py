@@ -110,6 +110,7 @@ def plan_sweep(
                 f"{call[1]}: expected values, such as a,b, got {call[2]}({call[3]}); "
                 "a range needs --search"
             )
+    for text in overrides:
         if (key := text.partition("=")[0]) in SEARCH_ONLY:
             raise InputError(f"{key}: expected --search, got a grid")
     fixed, swept = _split(overrides)
@@ -163,6 +164,7 @@ def plan_search(
         InputError: bad syntax, no range, or an end or choice that no trial can have.
     """
     fixed, space = _split_space(overrides)
+    _validate_space(space)
     for text in fixed:
         if (key := parse(text).key_or_group) in space:
             raise InputError(f"{key}: expected a range or one value, got both: {text}")

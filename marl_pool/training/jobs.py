@@ -24,7 +24,8 @@ class Job:
 
     function: str
     """``module:function``, called with the run, its configuration as plain data and, by
-    keyword, ``should_stop``."""
+    keyword, ``should_stop``, called before each iteration: True saves the run and ends
+    it."""
     config: type[Any]
     """Class of the typed configuration, a `RunConfig`."""
     unit: str
@@ -36,7 +37,7 @@ class Job:
     controls: tuple[str, ...]
     """Keys, and sections of keys, that ``resume`` may change."""
     result: str = ""
-    """File that marks a run as finished, whatever the count; empty if that decides."""
+    """File that marks a run as finished; empty if the count decides."""
 
     def load(self) -> Callable[..., None]:
         """Import the function, which may load torch and ray."""
@@ -148,7 +149,7 @@ def differences(
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make folders of frozen policies and teachers absolute, for any later session."""
+    """Make folders of frozen policies and teachers absolute, to resume anywhere."""
     found = dict(config)
     if fixed := config.get("fixed"):
         from marl_pool.envs.scripted import is_scripted  # loads torch

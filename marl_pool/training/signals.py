@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and SIGTERM after which an iteration ends, and limits on waiting."""
+"""Signals that stop a run after its iteration, and a limit on blocking calls."""
 
 import atexit
 import gc

@@ -33,7 +33,8 @@ def build(
 
     Raises:
         InputError: an unknown name, an unknown option, a missing one, a value that
-            does not fit its annotation, or a size above `marl_pool.utils.types`.
+            does not fit its annotation, or a size above its bound in
+            `marl_pool.utils.types.LIMITS`.
     """
     # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)

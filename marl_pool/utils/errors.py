@@ -1,4 +1,4 @@
-"""The exceptions for input that a user can mend, and for extras to be installed.
+"""Errors that a user can mend, and the extras that install missing modules.
 
 It imports no torch, so that the command line can catch them at once.
 """

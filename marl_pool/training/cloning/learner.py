@@ -250,6 +250,7 @@ class Learner:
         # Compare actions and, with a head, predictions of the privileged targets.
         each = losses(outputs, batch, self.settings)
         right = auxiliary_error = each.new_zeros(())
+        # Accuracy is defined for discrete actions alone.
         if batch.label.dim() == 2:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:

@@ -149,8 +149,8 @@ def build_roles(
     the other groups' policies, in a checkpoint.
 
     Raises:
-        InputError: no such policy, or one that does not fit its group; not all groups
-            but one in ``fixed``.
+        InputError: no such policy, or one that does not fit its group; ``fixed``
+            leaves no group or several to clone.
     """
     # The one group that is not fixed is cloned.
     fixed, env_name = config.fixed or {}, config.env.name

@@ -17,7 +17,7 @@ from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.runs import Run
-from marl_pool.training.errors import one_line
+from marl_pool.training.errors import described
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.signals import patience
@@ -200,7 +200,7 @@ class Workers:
             num_cpus=1, num_gpus=gpus, max_restarts=1, max_task_retries=1
         )(Worker)
         self.actors = [actor.remote(config) for _ in range(count)]
-        # The others may follow later.
+        # Wait for the first worker; the others may follow later.
         try:
             with patience("starting workers", min(limit, config.time_limit or limit)):
                 ray.wait([actor.__ray_ready__.remote() for actor in self.actors])
@@ -247,8 +247,7 @@ class Workers:
         except RayTaskError as error:
             file, cause = self.run.write_error(str(error)), error.cause
             raise StoppedError(
-                f"a worker failed: {type(cause).__name__}: {one_line(cause)}; "
-                f"traceback in {file}"
+                f"a worker failed: {described(cause)}; traceback in {file}"
             ) from error
         except RayActorError as error:
             file = self.run.write_error(str(error))

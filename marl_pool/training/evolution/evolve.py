@@ -183,6 +183,7 @@ class EvolutionMethod(TrainingMethod):
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
         """Validate the favourite and the fittest member; save a new best."""
+        # Training never sees these environments.
         env_ids = torch.arange(self.config.validation.episodes) + VALIDATION_ENVS
         vectors = torch.stack((self.strategy.favourite, best_sample))
         played = self.runner.play(

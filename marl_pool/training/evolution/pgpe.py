@@ -74,6 +74,7 @@ class PGPE(Strategy):
         self.std_lr, self.std_decay, self.std_floor = std_lr, std_decay, std_floor
         self.mean = start.detach().double().clone()
         self.std = torch.full_like(self.mean, std)
+        # Moments of Adam.
         self.slope = torch.zeros_like(self.mean)
         self.squares = torch.zeros_like(self.mean)
         self.count = 0

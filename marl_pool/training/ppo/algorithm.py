@@ -78,7 +78,7 @@ class BatchedPPO(PPO):
         super().setup(config)
         if self.config.num_learners:
             # RLlib has no hook for the division of a batch, and no limit on an update,
-            # in which learners may be stuck.
+            # in which learners may be stuck: after `UPDATE_SECONDS` a TimeoutError.
             update, limit = self.learner_group.update, UPDATE_SECONDS
 
             def update_in_time(*, episodes: Any, **options: Any) -> Any:
@@ -239,7 +239,11 @@ def load_algorithm(algo: BatchedPPO, folder: Path) -> None:
 def save_modules(
     algo: BatchedPPO, modules: Mapping[str, str], fixed: Fixed, folder: Path
 ) -> None:
-    """Write the policies of all groups except scripted ones; see `save_policies`."""
+    """Write the policies of all groups except scripted ones; see `save_policies`.
+
+    ``modules`` maps each group that learns to its module; ``fixed`` has the other
+    groups' policies.
+    """
     policies: dict[str, SpecifiedPolicy] = {}
     for name, weights in algo.learner_group.get_weights().items():
         spec = algo.config.rl_module_spec.rl_module_specs[name]

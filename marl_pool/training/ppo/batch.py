@@ -89,7 +89,8 @@ def prepare_rows(rows: Rows, settings: PPOSettings) -> Rows:
         rows: all steps of one module on this learner.
         settings: ``normalize_value_loss`` and ``max_seq_len`` are used. A normalized
             loss is at most 1 before the first step, and tends to the fraction of
-            unexplained variance.
+            unexplained variance. Policies whose only memory is the previous action
+            have sequences of one step.
     """
     rows = dict(rows)
     begins = rows.pop(BEGINS)
@@ -149,10 +150,11 @@ def minibatches(
         is_short = in_step and count < number
         if not is_random and not is_short:
             return rows
-        order = torch.arange(count, device="cpu")
         # Sample on the CPU on all machines, so that a seed always gives one order.
         if is_random:
             order = torch.randperm(count, generator=generator, device="cpu")
+        else:
+            order = torch.arange(count, device="cpu")
         # Repeat rows until there is one for each minibatch.
         if is_short:
             order = order.repeat(-(-number // count))[:number]

@@ -1,4 +1,4 @@
-"""Supervised fits: folds, epochs, measurements, results."""
+"""Supervised fits: folds, epochs, measurements, results, and the estimated cost."""
 
 import json
 import math

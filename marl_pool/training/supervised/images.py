@@ -1,4 +1,4 @@
-"""Labelled image data sets, random crops and flips, and patches."""
+"""Labelled image data sets, random crops and flips, patches and their embedding."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -277,7 +277,10 @@ def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Te
 def random_flips(
     images: Tensor, probability: float, generator: torch.Generator
 ) -> Tensor:
-    """Mirror each image, left to right, with a probability in [0, 1]."""
+    """Mirror each image of ``(B, H, W, C)``, left to right, with a probability.
+
+    The probability is in [0, 1], the generator on the CPU.
+    """
     flipped = torch.rand(len(images), generator=generator) < probability
     where = flipped.to(images.device)[:, None, None, None]
     return torch.where(where, images.flip(2), images)

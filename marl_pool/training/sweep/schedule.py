@@ -66,7 +66,9 @@ def run_trials(
 ) -> None:
     """Start or resume unfinished trials, until each has finished or failed.
 
-    A search proposes more trials; ``on_end`` is called after the end of each trial.
+    As many trials as ``concurrency`` run at the same time, each with the CPUs and GPUs
+    of ``settings``. A search proposes more trials; ``on_end`` is called after the end
+    of each trial.
 
     Raises:
         InputError: the runs lack the metric of the search.

@@ -73,15 +73,6 @@ class TrialSearch:
     trials: list[Trial]
 
     def __post_init__(self) -> None:
-        storage = self.plan.probes[0].config.get("storage")
-        address = cluster_address(self.settings.address)
-        # Early stopping needs a file that reaches the trials.
-        if self.settings.asha and storage and address != LOCAL:
-            raise InputError(
-                "sweep.asha: expected false on a cluster with --storage, whose "
-                "machines share no disk on which a trial could be told to stop, got "
-                f"true at {address}; with a shared disk, leave out --storage"
-            )
         self.proposals = self.sweep.proposals()
         self.metric = self.settings.metric or "return_mean"
         if not self.settings.metric and self.sweep.verb == "fit":
@@ -90,6 +81,15 @@ class TrialSearch:
         # Runs of earlier sessions tell whether there is such a metric.
         for trial in self.trials:
             self.score(trial)
+        # Early stopping needs a file that reaches the trials.
+        storage = self.plan.probes[0].config.get("storage")
+        address = cluster_address(self.settings.address)
+        if self.settings.asha and storage and address != LOCAL:
+            raise InputError(
+                "sweep.asha: expected false on a cluster with --storage, whose "
+                "machines share no disk on which a trial could be told to stop, got "
+                f"true at {address}; with a shared disk, leave out --storage"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its searcher to restore experiments, a feature not used here.
