@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for tables and plots")
     arguments = parser.parse_args()
 
-    ray.init(num_cpus=1, include_dashboard=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
     plain = gymnasium.make("marl_pool/simple_centroid-v0", counts=COUNTS)
     register_env("centroid", lambda _: FlattenObservation(plain))
     config = PPOConfig().environment("centroid").env_runners(num_env_runners=0)
