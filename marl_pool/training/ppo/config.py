@@ -180,7 +180,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     # An agent's id is that of its group, an underscore and a number.
     result.multi_agent(
-        policies=set(modules.values()),
+        policies=sorted(set(modules.values())),
         policy_mapping_fn=lambda agent, *args, **kwargs: modules[
             agent.rpartition("_")[0]
         ],
