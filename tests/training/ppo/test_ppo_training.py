@@ -265,6 +265,9 @@ def test_groups_share_a_module_or_have_their_own(build):
 
 def test_two_modules_train_and_are_saved_together(tmp_path):
     run = trained(tmp_path / "run", base=TOY)
+    # The order of a set of names would follow Python's hash seed.
+    about = json.loads((run.policy_dir / "config.json").read_text())
+    assert list(about["modules"]) == ["fox", "hen"]
     policies = load_policies(run.policy_dir)
     assert set(policies) == {"fox", "hen"}
     assert policies["fox"].actions.low
