@@ -123,9 +123,12 @@ def cluster() -> None:
 
 
 @pytest.fixture(scope="module")
-def no_cluster() -> None:
-    """No ray, as where a command starts; what another module left is shut down."""
-    pytest.importorskip("ray").shutdown()
+def no_cluster() -> Iterator[None]:
+    """No ray, as where a command starts, nor one that another module would find."""
+    ray = pytest.importorskip("ray")
+    ray.shutdown()
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def test_the_learner_is_on_the_device_of_the_environments(overrides, device, gpu
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_cluster")
 def test_a_local_run_is_that_of_rllibs_own_group_bit_for_bit(tmp_path, monkeypatch):
     config = compose("train", [*SMALL, f"total_steps={2 * BATCH}"])
     run_of(tmp_path / "run", config)
