@@ -70,8 +70,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Trace a share of the tests that repeat others, and all others.
 
     Tracing takes as long again as the tests. Slow tests, cases of a parametrised test
-    and more examples run mostly lines that others run too, and the choice depends on
-    all of the name: each case is traced in some test. The coverage is a lower bound.
+    and more examples mostly run lines that others run too. The choice follows from the
+    whole name, so tests with the same parameters trace different cases. The coverage
+    is a lower bound.
     """
     is_case, is_slow = hasattr(item, "callspec"), item.get_closest_marker("slow")
     repeats = is_case or is_slow or PROFILE != "quick"
