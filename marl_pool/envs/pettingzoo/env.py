@@ -70,8 +70,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     Args:
         module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
-            ``package.module:callable``, or an id of PettingZoo's registry, which
-            contains a slash. It is imported.
+            ``package.module:callable``, an id of PettingZoo's registry, which
+            contains a slash, or ``package:id`` of Gymnasium's. It is imported.
         options: keyword arguments of the environment.
         tokenizer: a name of ``marl-pool list tokenizers`` or
             ``package.module:Class``; None selects the tokenizer registered for the

@@ -2,8 +2,10 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pettingzoo
 from pettingzoo import ParallelEnv
@@ -11,6 +13,7 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
+from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
 from marl_pool.envs.simulation import (
     ActionLog,
     LoggedSimulator,
@@ -46,10 +49,14 @@ def find_factory(module: str) -> Factory:
             f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
         ) from error
     factory: Factory | None = getattr(found, attribute, None)
+    # Importing a package may have registered environments with Gymnasium.
+    if factory is None and attribute in gymnasium.registry:
+        factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
         raise InputError(
             f"env.module: expected a module with parallel_env, or "
-            f"package.module:callable; {path!r} has no {attribute!r}"
+            f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
+            f"{attribute!r}"
         )
     return factory
 
@@ -72,10 +79,12 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise InputError(
             f"env.options: {module} rejects {dict(options)}: {reason(error)}"
         ) from error
+    if isinstance(env, gymnasium.Env):
+        return GymnasiumAgents(env)
     if not isinstance(env, ParallelEnv):
         raise InputError(
-            f"env.module: expected {module} to return a PettingZoo ParallelEnv, "
-            f"got {type(env).__name__}"
+            f"env.module: expected {module} to return a PettingZoo ParallelEnv or a "
+            f"Gymnasium Env, got {type(env).__name__}"
         )
     return env
 
