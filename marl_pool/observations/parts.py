@@ -62,11 +62,7 @@ class Part:
                 low, high = 0, 1
         declared = np.dtype(space.dtype)
         is_float = declared.kind == "f"
-        # Bounds are compared in floats, with room for rounding.
         low, high = (np.asarray(bound, np.float64) for bound in (low, high))
-        if is_float:
-            low = low - ROUNDING * np.maximum(1, np.abs(low))
-            high = high + ROUNDING * np.maximum(1, np.abs(high))
         stored = declared if declared in COMPACT else np.dtype(np.int64)
         return cls(
             label(name),
@@ -106,7 +102,8 @@ class Part:
 
         NaN is not; the rollout refuses it.
         """
-        return (array < self.low) | (array > self.high)
+        lowest, highest = self._limits
+        return (array < lowest) | (array > highest)
 
     def explain(self, index: tuple[int, ...], number: Any) -> str:
         """Return the error for a number ``index`` of an element, out of bounds."""
@@ -114,13 +111,21 @@ class Part:
             float(np.broadcast_to(bound, self.shape)[index])
             for bound in (self.low, self.high)
         )
-        if self.dtype.kind == "f":  # undo the room for rounding
-            low, high = float(f"{low:.3g}"), float(f"{high:.3g}")
         where = f" at {list(index)}" if index else ""
         return (
             f"{self.label}expected numbers in [{low:g}, {high:g}], as in its space, "
             f"got {number.item():g}{where}"
         )
+
+    @cached_property
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds, with room for the rounding of floats."""
+        if self.dtype.kind != "f":
+            return self.low, self.high
+        low, high = (
+            ROUNDING * np.maximum(1, np.abs(bound)) for bound in (self.low, self.high)
+        )
+        return self.low - low, self.high + high
 
     def _array(self, value: Any) -> np.ndarray:
         try:
