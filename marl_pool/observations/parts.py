@@ -62,7 +62,12 @@ class Part:
                 low, high = 0, 1
         declared = np.dtype(space.dtype)
         is_float = declared.kind == "f"
-        low, high = (np.asarray(bound, np.float64) for bound in (low, high))
+        low, high = (
+            np.asarray(bound, np.float64)
+            if is_float
+            else np.clip(bound, *_limits(np.dtype(np.int64))).astype(np.int64)
+            for bound in (low, high)
+        )
         stored = declared if declared in COMPACT else np.dtype(np.int64)
         return cls(
             label(name),
@@ -105,6 +110,13 @@ class Part:
         lowest, highest = self._limits
         return (array < lowest) | (array > highest)
 
+    def fits(self, array: np.ndarray) -> bool:
+        """Return True if no number of stored elements is out of bounds; it is fast."""
+        lowest, highest = self._limits
+        if lowest.shape or highest.shape or not array.size:
+            return not self.misfits(array).any()
+        return not (array.min() < lowest or array.max() > highest)
+
     def explain(self, index: tuple[int, ...], number: Any) -> str:
         """Return the error for a number ``index`` of an element, out of bounds."""
         low, high = (
@@ -119,13 +131,16 @@ class Part:
 
     @cached_property
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds, with room for the rounding of floats."""
-        if self.dtype.kind != "f":
-            return self.low, self.high
-        low, high = (
-            ROUNDING * np.maximum(1, np.abs(bound)) for bound in (self.low, self.high)
-        )
-        return self.low - low, self.high + high
+        """The bounds in the stored dtype, with room for the rounding of floats."""
+        limits = []
+        for bound, sign in ((self.low, -1), (self.high, 1)):
+            if self.dtype.kind == "f":
+                bound = bound + sign * ROUNDING * np.maximum(1, np.abs(bound))
+            elif self.dtype.kind != "b":
+                bound = bound.clip(*_limits(self.dtype))
+            same = bound.size and (bound == bound.flat[0]).all()
+            limits.append((bound.flat[0] if same else bound).astype(self.dtype))
+        return limits[0], limits[1]
 
     def _array(self, value: Any) -> np.ndarray:
         try:

@@ -113,11 +113,9 @@ class TokenView(ABC):
             present: ``(*B)`` bool, observations that were written.
         """
         for name, part in self.parts.items():
-            if not part.bounded:
+            if not part.bounded or part.fits(arrays[name]):
                 continue
             wrong = part.misfits(arrays[name])
-            if not wrong.any():
-                continue
             padded = self.arbitrary(name, arrays)
             where = present.reshape(*present.shape, *[1] * len(part.shape))
             wrong = wrong & where if padded is None else wrong & where & ~padded
@@ -237,7 +235,7 @@ def read_entries(
         InputError: a missing or an unknown entry.
     """
     entries = observation
-    if not isinstance(entries, Mapping):
+    if type(entries) is not dict and not isinstance(entries, Mapping):
         if not isinstance(entries, tuple | list) or not isinstance(keys[0], int):
             wanted = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
             raise InputError(

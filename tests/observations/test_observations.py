@@ -327,7 +327,12 @@ def test_what_lies_under_padding_may_be_anything():
     assert convert(renamed, tokens_value(**wild)).types[0, :3].tolist() == [0, 1, 2]
 
 
+WIDE = np.array([3, np.iinfo(np.int64).max])
+
 WRONG: list[tuple[spaces.Space, Any, str]] = [
+    (BOX(-WIDE, WIDE, dtype=np.int64), [-3, -(1 << 62)], ""),
+    (BOX(-WIDE, WIDE, dtype=np.int64), [4, 1 << 62], r"\[-3, 3\].*got 4 at \[0\]"),
+    (BOX(0, np.array([3, 2**64 - 1], np.uint64), dtype=np.uint64), [3, 1 << 62], ""),
     (box(2), np.ones(3), r"^expected .*shape \(2,\), as in its space, got \(3,\)"),
     (box(2), 1.0, r"shape \(2,\).*got \(\)"),
     (box(2), None, r"shape \(2,\).*got \(\)"),
