@@ -224,7 +224,9 @@ class EntryView(TokenView):
 def read_entries(
     observation: Any, keys: Sequence[Any], name: str = ""
 ) -> Mapping[Any, Any]:
-    """Return the entries of a Dict's or a Tuple's observation, and no others.
+    """Return the entries of a Dict's or a Tuple's observation.
+
+    A dict may have other entries, which are not observed.
 
     Args:
         observation: a mapping, or a sequence if the keys are its indices.
@@ -232,7 +234,7 @@ def read_entries(
         name: path of the observation, for errors.
 
     Raises:
-        InputError: a missing or an unknown entry.
+        InputError: a missing entry, or too many of a Tuple.
     """
     entries = observation
     if type(entries) is not dict and not isinstance(entries, Mapping):
@@ -242,16 +244,15 @@ def read_entries(
                 f"{label(name)}expected {wanted}, as in its space, got "
                 f"{type(observation).__name__}"
             )
+        if len(entries) > len(keys):
+            raise InputError(
+                f"{label(name)}expected {len(keys)} entries, as in its space, got "
+                f"{len(entries)}"
+            )
         entries = dict(enumerate(entries))
     for key in keys:
         if key not in entries:
             raise _missing(f"{name}/{key}" if name else str(key), listed(keys))
-    if len(entries) > len(keys):
-        unknown = next(key for key in entries if key not in keys)
-        raise InputError(
-            f"{label(name)}expected no part but {listed(keys)}, as in its space, got "
-            f"{unknown!r}"
-        )
     return entries
 
 
