@@ -24,6 +24,10 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
+EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
+    ("chess", "lbforaging", "magent2", "pymunk", "rlcard", "rware", "shimmy"), "zoo"
+)
+"""By module of a third party: the extra that installs it."""
 
 
 def find_factory(module: str) -> Factory:
@@ -43,8 +47,9 @@ def find_factory(module: str) -> Factory:
     try:
         found = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
-        hint = '; pip install "marl-pool[mpe]"' if missing else ""
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        extra = EXTRA_OF.get((missing or "").partition(".")[0])
+        hint = f'; pip install "marl-pool[{extra}]"' if extra else ""
         raise InputError(
             f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
         ) from error
