@@ -52,10 +52,15 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     by group: ``env.presence={car: 0}``.
 
     *Agents* may leave and join during an episode. An absent agent has reward 0,
-    observes padding only, and its action is ignored. An agent that terminates leaves.
-    So does one that is truncated while others stay: its value is not bootstrapped. When
-    the last agents leave in the same step, the truncated ones stay active and the
-    episode is truncated; if all of them terminate, the episode is terminated.
+    observes padding only, and its action is ignored. An agent leaves when a step flags
+    it as terminated or truncated, even if ``env.agents`` still lists it; it must then
+    stay flagged and earn nothing. The value of an agent that is truncated while others
+    stay is not bootstrapped. When the last agents leave in the same step, those that
+    are truncated and not terminated stay active and the episode is truncated; if all of
+    them terminate, the episode is terminated. An environment that breaks a rule of
+    PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
+    without a flag or goes on after one; a missing observation, reward or flag; a reward
+    that is not one number; a flag of another name such as ``__all__``.
 
     *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
 from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
+from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
 from marl_pool.envs.simulation import (
     ActionLog,
     LoggedSimulator,
@@ -100,16 +101,16 @@ def reason(error: BaseException) -> str:
 
 
 class ParallelStep(NamedTuple):
-    """Results of ``ParallelEnv.step`` or ``reset``, by agent."""
+    """Results of ``ParallelEnv.step`` or ``reset`` that count; see `Lives`."""
 
-    observations: Mapping[Any, Any]
+    observations: Mapping[Any, Any] = {}
+    """Of agents that act in the next step, or whose truncation ended the episode."""
     rewards: Mapping[Any, float] = {}
-    terminations: Mapping[Any, bool] = {}
-    truncations: Mapping[Any, bool] = {}
-    acted: tuple[Any, ...] = ()
-    """Agents that acted in this step."""
-    agents: tuple[Any, ...] = ()
-    """Agents that act in the next step."""
+    """Of agents that acted."""
+    terminated: bool = False
+    truncated: bool = False
+    where: str = ""
+    """Begin of errors about this step."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -118,6 +119,9 @@ class ParallelSimulator(Simulator[ParallelStep]):
     Args:
         env: the environment.
         decode: converts a flat array to the action of each agent.
+
+    Raises:
+        InputError: in `reset` and `step`, the environment breaks a rule of `Lives`.
     """
 
     def __init__(
@@ -126,22 +130,36 @@ class ParallelSimulator(Simulator[ParallelStep]):
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
+        self.lives = Lives(env.possible_agents)
 
     @override
     def reset(self, seed: int) -> ParallelStep:
-        observations, _ = self.env.reset(seed=seed)
-        return ParallelStep(observations, agents=tuple(self.env.agents))
+        result = self.env.reset(seed=seed)
+        where = "env.module: reset"
+        observations, _ = split(result, RESET_PARTS, where)
+        self.lives.begin(self._agents())
+        return ParallelStep(self.lives.seen(observations), where=where)
 
     @override
     def step(self, action: np.ndarray) -> ParallelStep:
-        acted = tuple(self.env.agents)
-        if not acted:  # the episode is over
-            return ParallelStep({})
+        lives = self.lives
+        if not lives.alive:  # the episode is over
+            return ParallelStep(terminated=True)
         by_agent = self.decode(action)
-        step = self.env.step({agent: by_agent[agent] for agent in acted})
-        observations, rewards, ended, late, _ = step
-        agents = tuple(self.env.agents)
-        return ParallelStep(observations, rewards, ended, late, acted, agents)
+        result = self.env.step({agent: by_agent[agent] for agent in lives.listed})
+        where = f"env.module: step {lives.number + 1}"
+        observations, rewards, ended, late, _ = split(result, STEP_PARTS, where)
+        lives.advance(self._agents(), ended, late)
+        return ParallelStep(
+            lives.seen(observations),
+            lives.earned(rewards),
+            terminated=not (lives.alive or lives.timed_out),
+            truncated=bool(lives.timed_out),
+            where=where,
+        )
+
+    def _agents(self) -> Any:
+        return getattr(self.env, "agents", None)
 
 
 class FrameRenderer:

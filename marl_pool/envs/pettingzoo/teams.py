@@ -161,27 +161,19 @@ class StepArrays:
 
     def write(self, row: int, step: ParallelStep) -> None:
         """Write the step of one environment."""
-        # Agents that remain, unless they ended in this step.
-        ended, late = step.terminations, step.truncations
-        active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
-        # When the last agents leave, those that are truncated stay active, so that
-        # their values are bootstrapped.
-        timed_out = [a for a in step.acted if late.get(a) and not ended.get(a)]
-        self.terminated[row] = not active and not timed_out
-        self.truncated[row] = not active and bool(timed_out)
-        # Write observations of the living, then rewards of all that acted.
-        for agent in active or timed_out:
-            name, column = self._column(agent)
-            if agent not in step.observations:
-                raise InputError(
-                    f"env.module: expected an observation of agent {agent!r}, got none"
-                )
-            arrays, observation = self.parts[name], step.observations[agent]
+        self.terminated[row], self.truncated[row] = step.terminated, step.truncated
+        for agent, observation in step.observations.items():
+            name, column = self._columns[agent]
+            arrays = self.parts[name]
             arrays["active"][row, column] = True
-            self.views[name].write(arrays, (row, column), observation)
-        for agent in step.acted:
-            name, column = self._column(agent)
-            self.rewards[name][row, column] = step.rewards.get(agent, 0.0)
+            try:
+                self.views[name].write(arrays, (row, column), observation)
+            except (InputError, LookupError, TypeError, ValueError) as error:
+                problem = str(error).removeprefix("env.module: ")
+                raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error
+        for agent, reward in step.rewards.items():
+            name, column = self._columns[agent]
+            self.rewards[name][row, column] = reward
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return active agents and observations, by ``group/part``.
@@ -204,10 +196,3 @@ class StepArrays:
             if misfit is not None:
                 agent = self.teams[name].agents[misfit.place[1]]
                 raise InputError(f"env.module: agent {agent!r}: {misfit.message}")
-
-    def _column(self, agent: Any) -> tuple[str, int]:
-        if agent not in self._columns:
-            raise InputError(
-                f"env.module: expected one of possible_agents, got agent {agent!r}"
-            )
-        return self._columns[agent]

@@ -675,7 +675,7 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "env.module: expected an observation of .*, got none"),
+        ({}, "env.module: reset: agent .*: observation: expected one, got none"),
         ({"stranger": True}, "expected one of possible_agents, got agent 'ghost_0'"),
         ({"brief": True}, r"expected an observation of shape .*, got \(1,\)"),
     ],
