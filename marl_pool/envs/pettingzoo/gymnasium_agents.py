@@ -1,5 +1,6 @@
 """Gymnasium environments as PettingZoo's: of one agent, or of several in Tuples."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,9 @@ from typing_extensions import override
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[str, Any]
+RESET_PARTS = ("observation", "info")
+FLAGS = ("terminated", "truncated")
+STEP_PARTS = ("observation", "reward", *FLAGS, "info")
 
 
 class GymnasiumAgents(ParallelEnv[str, Any, Any]):
@@ -25,8 +29,8 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         env: the environment.
 
     Raises:
-        InputError: in `step`, another number of rewards than agents, or flags that
-            differ between agents.
+        InputError: in `reset` and `step`, results that are not Gymnasium's, another
+            number of observations or rewards than agents, or flags that differ.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -59,39 +63,28 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
-        observation, _ = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(seed=seed, options=options)
+        observation, _ = self._unpack("reset", result, RESET_PARTS)
         self.agents = [*self.possible_agents]
-        return self._by_agent(observation), {agent: {} for agent in self.agents}
+        observations = self._by_agent("reset", observation)
+        return observations, {agent: {} for agent in self.agents}
 
     @override
     def step(
         self, actions: ByAgent
     ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
         ordered = tuple(actions[agent] for agent in self.possible_agents)
-        observation, reward, terminated, truncated, _ = self.env.step(
-            ordered[0] if self.single else ordered
-        )
-        agents, count = self.possible_agents, len(self.possible_agents)
-        rewards = np.asarray(reward, np.float64).reshape(-1)
-        if len(rewards) not in (1, count):
-            raise InputError(
-                f"env.module: expected a reward or one for each of {count} agents, "
-                f"got {len(rewards)}"
-            )
-        flags = [np.asarray(flag).reshape(-1) for flag in (terminated, truncated)]
-        if any(len(set(flag.tolist())) != 1 for flag in flags):
-            raise InputError(
-                "env.module: expected flags that end all agents together, got "
-                f"terminated {terminated} and truncated {truncated}"
-            )
-        terminations, truncations = (bool(flag[0]) for flag in flags)
-        if terminations or truncations:
+        result = self.env.step(ordered[0] if self.single else ordered)
+        observation, reward, *flags, _ = self._unpack("step", result, STEP_PARTS)
+        terminated, truncated = map(self._flag, FLAGS, flags)
+        if terminated or truncated:
             self.agents = []
+        agents = self.possible_agents
         return (
-            self._by_agent(observation),
-            dict(zip(agents, np.broadcast_to(rewards, count).tolist(), strict=True)),
-            dict.fromkeys(agents, terminations),
-            dict.fromkeys(agents, truncations),
+            self._by_agent("step", observation),
+            dict(zip(agents, self._rewards(reward), strict=True)),
+            dict.fromkeys(agents, terminated),
+            dict.fromkeys(agents, truncated),
             {agent: {} for agent in agents},
         )
 
@@ -103,6 +96,45 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def close(self) -> None:
         self.env.close()
 
-    def _by_agent(self, observation: Any) -> ByAgent:
+    def _unpack(self, call: str, result: Any, parts: tuple[str, ...]) -> Any:
+        got = type(result).__name__
+        if isinstance(result, tuple):
+            got = f"a tuple of {len(result)}"
+            if len(result) == len(parts):
+                if isinstance(result[-1], Mapping):
+                    return result
+                got = f"{type(result[-1]).__name__} as info"
+        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {got}")
+
+    def _by_agent(self, call: str, observation: Any) -> ByAgent:
+        agents = self.possible_agents
         observations = (observation,) if self.single else observation
-        return dict(zip(self.possible_agents, observations, strict=True))
+        counted = isinstance(observations, tuple | list | np.ndarray)
+        if not counted or len(observations) != len(agents):
+            got = len(observations) if counted else type(observations).__name__
+            expected = f"expected observations of {len(agents)} agents"
+            raise self._error(call, f"{expected}, got {got}")
+        return dict(zip(agents, observations, strict=True))
+
+    def _rewards(self, reward: Any) -> list[float]:
+        count, rewards = len(self.possible_agents), np.asarray(reward)
+        if rewards.dtype.kind not in "biuf" or rewards.size not in (1, count):
+            raise self._error(
+                "step",
+                f"expected a reward or one for each of {count} agents, got {reward}",
+            )
+        return [float(number) for number in np.broadcast_to(rewards.reshape(-1), count)]
+
+    def _flag(self, name: str, flag: Any) -> bool:
+        flags = np.asarray(flag).reshape(-1)
+        if flags.dtype != np.bool_ or len(set(flags.tolist())) != 1:
+            raise self._error(
+                "step",
+                f"{name}: expected a flag, or flags that end all agents together, got "
+                f"{flag}",
+            )
+        return bool(flags[0])
+
+    def _error(self, call: str, problem: str) -> InputError:
+        name = type(self.env.unwrapped).__name__
+        return InputError(f"env.module: {call} of {name}: {problem}")

@@ -150,6 +150,7 @@ class StepArrays:
         self.parts: dict[str, Arrays] = {}
         """By group: active agents, and the parts of their observations."""
         self._columns: dict[Any, tuple[str, int]] = {}
+        self._where = [""] * num_envs
         for name, team in teams.items():
             count = (num_envs, len(team.agents))
             self.rewards[name] = np.zeros(count, dtype)
@@ -161,6 +162,7 @@ class StepArrays:
 
     def write(self, row: int, step: ParallelStep) -> None:
         """Write the step of one environment."""
+        self._where[row] = step.where
         self.terminated[row], self.truncated[row] = step.terminated, step.truncated
         for agent, observation in step.observations.items():
             name, column = self._columns[agent]
@@ -194,5 +196,8 @@ class StepArrays:
         for name, arrays in self.parts.items():
             misfit = self.views[name].misfit(arrays, arrays["active"])
             if misfit is not None:
-                agent = self.teams[name].agents[misfit.place[1]]
-                raise InputError(f"env.module: agent {agent!r}: {misfit.message}")
+                row, column = misfit.place
+                agent = self.teams[name].agents[column]
+                raise InputError(
+                    f"{self._where[row]}: agent {agent!r}: {misfit.message}"
+                )

@@ -139,15 +139,22 @@ class Wrong(Rows):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("range", r"agent 'hen_1': expected numbers in \[0, 9\].*got 10 at \[0, 0\]"),
-        ("shape", r"expected an observation of shape \(4, 4\).*got \(4, 1\)"),
+        (
+            "range",
+            r"^env.module: step 2: agent 'hen_1': expected numbers in \[0, 9\].*got 10 at \[0, 0\]",
+        ),
+        (
+            "shape",
+            r"^env.module: step 2: agent 'hen_1': expected an observation of shape \(4, 4\).*got \(4, 1\)",
+        ),
     ],
 )
 def test_a_wrong_observation_in_mid_episode_is_refused(fault, message):
     env = batched(f"{__name__}:Wrong", options={"fault": fault})
     actions = {"hen": torch.zeros(2, 2, dtype=torch.int64)}
     env.step(actions)
-    with pytest.raises(InputError, match=message):
+    where = "^env.module: step 2: agent 'hen_1': "
+    with pytest.raises(InputError, match=where + message):
         env.step(actions)
 
 
@@ -157,8 +164,8 @@ def test_a_wrong_observation_in_mid_episode_is_refused(fault, message):
 class Robots(gymnasium.Env):
     """Two robots in Tuples, as in level-based foraging."""
 
-    def __init__(self, rewards=2, apart=False, render_mode=None):
-        self.rewards, self.apart, self.render_mode = rewards, apart, render_mode
+    def __init__(self, rewards=2, render_mode=None):
+        self.rewards, self.render_mode = rewards, render_mode
         seen = spaces.Box(0, 9, (2,), np.float32)
         self.observation_space = spaces.Tuple([seen, seen])
         self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
@@ -170,10 +177,8 @@ class Robots(gymnasium.Env):
 
     def step(self, actions):
         self.time += 1
-        rewards = [*map(float, actions), 0.0][: self.rewards]
-        over = self.time == 3
-        truncated = [over, over and not self.apart]
-        return self._seen(actions), rewards, False, truncated, {}
+        rewards, over = [*map(float, actions)][: self.rewards], self.time == 3
+        return self._seen(actions), rewards, False, [over, over], {}
 
     def _seen(self, actions):
         return tuple(np.array([self.time, a], np.float32) for a in actions)
@@ -194,19 +199,51 @@ def test_a_gymnasium_env_of_tuples_has_several_agents():
     assert step.rewards["agent"].tolist() == [[0, 0], [1, 1]]
 
 
-def test_too_many_rewards_are_refused():
-    env = batched(ROBOTS, options={"rewards": 3})
-    with pytest.raises(InputError, match="one for each of 2 agents, got 3"):
-        env.step({"agent": torch.zeros(2, 2, dtype=torch.int64)})
+class Broken(Robots):
+    """Results that are not Gymnasium's."""
+
+    FAULTS: ClassVar[dict[str, Any]] = {
+        "old api": lambda seen, *_: (seen, [0.0, 0.0], False, {}),
+        "no tuple": lambda seen, *_: seen[0],
+        "short": lambda seen, *rest: (seen[:1], *rest),
+        "single": lambda seen, *rest: (seen[0][0], *rest),
+        "no reward": lambda seen, _, *rest: (seen, None, *rest),
+        "many rewards": lambda seen, _, *rest: (seen, [0.0] * 3, *rest),
+        "apart": lambda seen, reward, *_: (seen, reward, [True, False], False, {}),
+        "no flag": lambda seen, reward, *_: (seen, reward, None, False, {}),
+    }
+
+    def __init__(self, fault, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        return result[0] if self.fault == "old reset" else result
+
+    def step(self, actions):
+        return self.FAULTS[self.fault](*super().step(actions))
 
 
-def test_agents_that_end_apart_are_refused():
-    env = batched(ROBOTS, options={"apart": True})
-    actions = {"agent": torch.zeros(2, 2, dtype=torch.int64)}
-    for _ in range(2):
-        env.step(actions)
-    with pytest.raises(InputError, match="end all agents together"):
-        env.step(actions)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("old reset", "reset of Broken: expected a tuple .* info, got ndarray as info"),
+        ("old api", "step of Broken: expected a tuple of obs.* info, got a tuple of 4"),
+        ("no tuple", "step of Broken: expected a tuple .*, got ndarray"),
+        ("short", "step of Broken: expected observations of 2 agents, got 1"),
+        ("single", "step of Broken: expected observations of 2 agents, got float32"),
+        ("no reward", "step of Broken: expected a reward or one .* 2 agents, got None"),
+        ("many rewards", r"expected a reward or one .* 2 agents, got \[0.0, 0.0, 0.0"),
+        ("apart", r"step of Broken: terminated: .* end all .* got \[True, False\]"),
+        ("no flag", "step of Broken: terminated: expected a flag.*, got None"),
+    ],
+)
+def test_results_that_are_not_gymnasiums_are_refused_in_one_line(fault, message):
+    actions = {"agent": torch.zeros(1, 2, dtype=torch.int64)}
+    with pytest.raises(InputError, match=message) as caught:
+        batched(f"{__name__}:Broken", 1, options={"fault": fault}).step(actions)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
