@@ -1,5 +1,6 @@
 """Third-party PettingZoo environments: built, stepped, replayed and rendered."""
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -59,10 +60,13 @@ def find_factory(module: str) -> Factory:
     if factory is None and attribute in gymnasium.registry:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
+        names = [*vars(found), *gymnasium.registry]
+        near = difflib.get_close_matches(attribute, names, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
             f"env.module: expected a module with parallel_env, or "
             f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
-            f"{attribute!r}"
+            f"{attribute!r}{hint}"
         )
     return factory
 

@@ -1,5 +1,6 @@
 """PettingZoo and Gymnasium envs that observe any space, and the options about it."""
 
+import sys
 from typing import Any, ClassVar
 
 import gymnasium
@@ -259,5 +260,18 @@ def test_an_id_of_gymnasium_is_an_env_of_one_agent(module, tokens, features):
 
 
 def test_an_unknown_id_of_gymnasium_is_refused():
-    with pytest.raises(InputError, match="or package:id of Gymnasium; .*'No-v0'"):
-        make_batched_env("pettingzoo", 1, module="gymnasium.envs:No-v0")
+    message = r"or package:id of Gymnasium; .*'Taxi-v9'. Did you mean 'Taxi-v\d'\?"
+    with pytest.raises(InputError, match=message):
+        make_batched_env("pettingzoo", 1, module="gymnasium.envs:Taxi-v9")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("magent2.environments.battle_v4", "zoo"), ("rware:x", "zoo")]
+)
+def test_a_missing_collection_names_its_extra(monkeypatch, module, extra):
+    package = module.partition(":")[0].partition(".")[0]
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf'pip install "marl-pool\[{extra}\]"'):
+        make_batched_env("pettingzoo", 1, module=module)
