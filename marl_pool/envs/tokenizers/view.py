@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -35,7 +36,7 @@ class TokenizedView(TokenView):
     ) -> None:
         super().__init__(tokenizer.spec, {NUMBERS: Part.of(space, "", number)})
         self.tokenizer = tokenizer
-        self.dtype = torch.zeros(0).numpy().astype(number).dtype
+        self.dtype = torch.from_numpy(np.zeros(0, number)).dtype
         self._validate(name)
 
     @override
@@ -44,7 +45,7 @@ class TokenizedView(TokenView):
 
     @override
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
-        numbers = parts[NUMBERS]
+        numbers = parts[NUMBERS].to(self.dtype)
         tokens = self.tokenizer(numbers.flatten(0, -2))
         return tokens.map(lambda part: part.unflatten(0, numbers.shape[:-1]))
 

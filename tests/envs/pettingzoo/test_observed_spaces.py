@@ -94,6 +94,61 @@ def test_named_types_and_positions_make_distractors_and_signal_possible():
     assert drop(tokens, state)[0].padding[..., 3].all()
 
 
+class Observed(Crowd):
+    """Hens that observe a sample of a space."""
+
+    SPACES: ClassVar = {
+        "bits": spaces.MultiBinary(3),
+        "integers": spaces.Box(0, 9, (3,), np.int64),
+        "bytes": spaces.Box(0, 255, (3,), np.uint8),
+        "image": spaces.Box(0, 9, (4, 4, 3), np.float64),
+        "counts": spaces.Box(0, 9, (4, 4, 3), np.int16),
+        "choice": spaces.Discrete(4, start=2),
+        "tuple": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]),
+        "tokens": spaces.Dict(
+            features=spaces.MultiBinary([2, 3]),
+            types=spaces.MultiDiscrete([2, 2]),
+            padding=spaces.MultiBinary(2),
+        ),
+    }
+
+    def __init__(self, kind):
+        super().__init__(wolves=0, hens=2, death=0.1)
+        self.space = self.SPACES[kind]
+
+    def observation_space(self, agent):
+        return self.space
+
+    def _observe(self, agents):
+        self.space.seed(self.time)
+        return {agent: self.space.sample() for agent in agents}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", Observed.SPACES)
+def test_any_space_becomes_numbers_of_the_dtype_asked_for(kind, dtype):
+    env = batched(f"{__name__}:Observed", options={"kind": kind}, dtype=dtype)
+    for step in range(4):
+        tokens = env.observe()["hen"]
+        assert tokens.features.dtype == dtype
+        assert tokens.features.isfinite().all()
+        # One that is absent observes padding only.
+        assert tokens.padding[~env.active["hen"]].all()
+        env.step({"hen": torch.full((2, 2), step % 3)})
+    state = env.state_dict()
+    again = make_batched_env(
+        "pettingzoo",
+        2,
+        module=f"{__name__}:Observed",
+        options={"kind": kind},
+        dtype=dtype,
+    )
+    again.reset()
+    again.load_state_dict(state)
+    for part, other in zip(env.observe()["hen"], again.observe()["hen"], strict=True):
+        assert part.equal(other)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"presence": 4}, r"env.presence: .*below 4, got \[4\] \(group"),
     ({"presence": -1}, "env.presence: expected an integer >= 0"),
