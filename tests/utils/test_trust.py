@@ -440,7 +440,7 @@ def test_a_suite_imports_and_resolves_nothing(
 ) -> None:
     folder = tmp_path / "yaml" / "suite"
     folder.mkdir(parents=True)
-    text = "# @package _global_\n" + yaml.safe_dump(SUITES[place])
+    text = yaml.safe_dump(SUITES[place])
     (folder / "sent.yaml").write_text(text)
     monkeypatch.setenv("HOME", "/home/hunter2")
     words = ["evaluate", str(run.path), "suite=sent", *QUICK]
