@@ -160,9 +160,7 @@ def _call(key: str, function: str, arguments: str) -> list[Any]:
     values = _Values(key, arguments).read()
     if function == "choice":
         return values
-    finite = [
-        type(value) in (int, float) and math.isfinite(value) for value in values
-    ]
+    finite = [type(value) in (int, float) and math.isfinite(value) for value in values]
     if not 1 <= len(values) <= 3 or not all(finite) or values[2:] == [0]:
         raise InputError(
             f"{key}: expected range(stop), range(start,stop) or "

@@ -34,7 +34,7 @@ def run_folder(tmp_path):
         ("ppo.lr='abc", "ppo.lr: expected a closing ', got \"'abc\""),
         ("ppo.lr=1)", "ppo.lr: expected a number > 0, got '1)'"),
         ("ppo.lr=1]", "ppo.lr: expected a number, a word, [list], {key: value} or"),
-        ("seed=a'b", "got \"a'b\"; quote special characters: \"seed='…'\""),
+        ("seed=a'b", 'got "a\'b"; quote special characters: "seed=\'…\'"'),
         ("seed=int(3)", "seed: expected an integer in [0, 2**63), got 'int(3)'"),
         ("seed=${nothing}", "seed: expected a value, got ${nothing}, which is no key"),
         ("seed=${seed}", "seed: expected a value, got an interpolation of itself"),
