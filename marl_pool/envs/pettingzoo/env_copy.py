@@ -60,7 +60,7 @@ def find_factory(module: str) -> Factory:
     if factory is None and attribute in gymnasium.registry:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
-        names = [*vars(found), *gymnasium.registry]
+        names = [*vars(found), *gymnasium.registry] if ":" in module else []
         near = difflib.get_close_matches(attribute, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
