@@ -18,7 +18,7 @@ from marl_pool.envs.simulation import (
     ReplayCursor,
     Simulator,
 )
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
@@ -44,7 +44,7 @@ def find_factory(module: str) -> Factory:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
         hint = '; pip install "marl-pool[mpe]"' if missing else ""
         raise InputError(
-            f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
+            f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
     factory: Factory | None = getattr(found, attribute, None)
     if not callable(factory):
@@ -68,10 +68,10 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     except InputError:
         raise
     except PettingZooRegistryError as error:
-        raise InputError(f"env.module: {reason(error)}") from error
+        raise InputError(f"env.module: {described(error)}") from error
     except Exception as error:  # third-party code may raise any exception
         raise InputError(
-            f"env.options: {module} rejects {dict(options)}: {reason(error)}"
+            f"env.options: {module} rejects {dict(options)}: {described(error)}"
         ) from error
     if not isinstance(env, ParallelEnv):
         raise InputError(
@@ -79,11 +79,6 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
             f"got {type(env).__name__}"
         )
     return env
-
-
-def reason(error: BaseException) -> str:
-    """Summarise an exception in one line of bounded length."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 class ParallelStep(NamedTuple):
@@ -178,7 +173,7 @@ class FrameRenderer:
             image: Any = self._env.render()
         except Exception as error:  # third-party code may raise any exception
             raise InputError(
-                f"env.module: {self.module} cannot be drawn: {reason(error)}"
+                f"env.module: {self.module} cannot be drawn: {described(error)}"
             ) from error
         if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
             raise InputError(
