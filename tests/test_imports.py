@@ -34,7 +34,7 @@ UNNAMED = (
 )
 # Rooms that a policy needs for nothing.
 BEYOND_POLICIES = (
-    *(*HEAVY[1:], "hydra", "mpe2", "pydantic.v1"),
+    *(*HEAVY[1:], "omegaconf", "mpe2", "pydantic.v1"),
     *("marl_pool.envs", "marl_pool.perturbations", "marl_pool.training"),
     *("marl_pool.evaluation", "marl_pool.rollout"),
 )
@@ -46,7 +46,7 @@ def tell(step, banned):
     sys.stdout.flush()
 
 import marl_pool
-tell("package", {(*HEAVY, "hydra", "pydantic")!r})
+tell("package", {(*HEAVY, "omegaconf", "pydantic")!r})
 
 # The command line, in a process that stays without torch.
 if os.fork() == 0:
@@ -100,7 +100,7 @@ pickle.load, pickle.loads, pickle.Unpickler, torch.load = kept
 tell("policy", {BEYOND_POLICIES!r})
 for name in marl_pool.__all__:
     getattr(marl_pool, name)
-tell("api", {(*HEAVY[1:], "hydra")!r})
+tell("api", {(*HEAVY[1:], "omegaconf")!r})
 import gymnasium
 gymnasium.make("marl_pool.envs:{ID}")
 tell("env", ["ray"])

@@ -1,6 +1,5 @@
 """Train a new run by PPO from Python, as ``marl-pool train`` does."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +11,13 @@ from marl_pool.utils.errors import (
     explain_missing_modules,
     validate_ray_for,
 )
-from marl_pool.utils.text import literal
 
 if TYPE_CHECKING:
     from marl_pool.runs import Run
+    from marl_pool.utils.overrides import Override
 
 OnIteration = Callable[["Run", dict[str, float]], Any]
 """Takes the run and the last row of its metrics; true to stop."""
-KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
-"""Dotted keys that Hydra's grammar takes."""
 
 
 def train(
@@ -74,8 +71,10 @@ def train(
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("on_iteration", on_iteration, Callable[..., Any] | None)
     with explain_missing_modules():
-        texts = [*overrides, *as_overrides(options)]
-        config = compose_run("train", texts, config_dir)
+        from marl_pool.utils.overrides import overrides_of
+
+        typed: list[str | Override] = [*overrides, *overrides_of(options)]
+        config = compose_run("train", typed, config_dir)
         with new_run("train", config, run_dir) as run:
             from marl_pool.evaluation.loading import computing
 
@@ -89,7 +88,7 @@ def train(
 
 
 def compose_run(
-    verb: str, overrides: Sequence[str], config_dir: str | Path | None
+    verb: str, overrides: "Sequence[str | Override]", config_dir: str | Path | None
 ) -> dict[str, Any]:
     """Compose and check one configuration.
 
@@ -177,23 +176,3 @@ def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]
         return bool(on_iteration(run, dict(row)))
 
     return should_stop
-
-
-def as_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Write keyword options in Hydra's syntax, one override a key.
-
-    ``{"pooling": {"name": "ada", "query": "mean"}}`` becomes ``pooling='ada'`` and
-    ``pooling.query='mean'``.
-    """
-    return [text for key, value in options.items() for text in _overrides(key, value)]
-
-
-def _overrides(key: str, value: Any) -> list[str]:
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise InputError(f"expected a key such as ppo.lr, got {key!r:.80}")
-    if not isinstance(value, Mapping) or not value:
-        return [f"{key}={literal(key, value)}"]
-    rest, texts = dict(value), []
-    if "." not in key and "name" in rest:  # the option of a group comes first
-        texts = _overrides(key, rest.pop("name"))
-    return texts + as_overrides({f"{key}.{inner}": rest[inner] for inner in rest})

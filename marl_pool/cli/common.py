@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import as_overrides, compose_run
+from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
 from marl_pool.training.signals import exit_status
 from marl_pool.utils import names
@@ -50,8 +50,8 @@ def reading(
 
     # Names that the user typed are allowed, wherever they stand in an override.
     parsed = [parse(text) for text in overrides]
-    typed = names.texts_in([each.value() for each in parsed])
-    modules = any(each.key_or_group == "env.module" for each in parsed)
+    typed = names.texts_in([each.value for each in parsed])
+    modules = any(each.key == "env.module" for each in parsed)
     if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
     # What the user trusts everywhere is installed: it needs no working directory.
@@ -116,17 +116,17 @@ def naming_file(file: Path) -> Iterator[None]:
 
 def flags_as_keys(arguments: Namespace) -> list[str]:
     """Return the overrides that the given flags stand for."""
-    given = {key: getattr(arguments, key) for key in KEY_FLAGS.get(arguments.verb, ())}
-    return [as_key(key, value) for key, value in given.items() if value is not None]
+    keys = KEY_FLAGS.get(arguments.verb, ())
+    values = {key: getattr(arguments, key) for key in keys}
+    return [as_key(key, value) for key, value in values.items() if value is not None]
 
 
 def as_key(key: str, value: str) -> str:
-    """Return an override in Hydra's syntax: numbers bare, texts quoted."""
-    try:
-        float(value)
-    except ValueError:
-        return as_overrides({key: value})[0]
-    return f"{key}={value}"
+    """Return an override: a number, or text as it is."""
+    from marl_pool.utils.overrides import scalar, written
+
+    number = type(scalar(value)) in (int, float)
+    return f"{key}={value if number else written(value)}"
 
 
 def stopped(error: KeyboardInterrupt, path: Path, *configs: Mapping[str, Any]) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import as_overrides
 from marl_pool.cli.common import (
     composed,
     naming_file,
@@ -290,7 +289,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
 
     # Other keys are those of `evaluate`, which runs with evaluate=true.
     keys = [each.name for each in fields(ReportSettings)]
-    own = [text for text in overrides if parse(text).key_or_group in keys]
+    own = [text for text in overrides if parse(text).key in keys]
     others = [text for text in overrides if text not in own]
     # Compose the settings of the page.
     config = composed(arguments, own)
@@ -299,7 +298,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     settings = ReportSettings(**config)
     if others and not settings.evaluate:
         raise InputError(
-            f"{parse(others[0]).key_or_group}: expected one of {', '.join(keys)}, or "
+            f"{parse(others[0]).key}: expected one of {', '.join(keys)}, or "
             "evaluate=true and a key of `marl-pool evaluate`"
         )
     runs = [open_run("report", path) for path in arguments.run or [None]]
@@ -336,18 +335,19 @@ def _evaluate_missing(
     """
     from marl_pool.config import compose, parse
     from marl_pool.evaluation.report.runs import read_runs, usual_settings
+    from marl_pool.utils.overrides import Override, overrides_of
 
     found = read_runs(runs)
     usual = usual_settings(found)
     # What is typed decides which rows there are.
-    if any(parse(text).key_or_group == "suite" for text in overrides):
+    if any(parse(text).key == "suite" for text in overrides):
         for key in ("stochastic", "worst_of", "perturbations", "transfer"):
             usual.pop(key, None)
     limit = page.env_timeout
     own = {"threads": page.threads, "env_timeout": limit}
-    texts = [*as_overrides(usual), *overrides, *as_overrides(own)]
+    typed: list[str | Override] = [*overrides_of(usual), *overrides, *overrides_of(own)]
     # Compose the settings of the evaluations before any of them starts.
-    how = compose("evaluate", texts, arguments.config_dir)
+    how = compose("evaluate", typed, arguments.config_dir)
     lacking = [one.run for one in found if one.evaluation is None]
     for key in ("episodes", "seed", "checkpoint") if lacking else ():
         if key in usual and how[key] != usual[key]:

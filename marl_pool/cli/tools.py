@@ -103,7 +103,7 @@ def _options(kind: str, name: str) -> str:
 def _first_sentence(file: Path) -> str:
     """Return the first sentence of the comment at the top of a YAML file."""
     lines = takewhile(
-        lambda line: line.startswith("# "), file.read_text("utf-8").splitlines()[1:]
+        lambda line: line.startswith("# "), file.read_text("utf-8").splitlines()
     )
     text = " ".join(line.removeprefix("# ") for line in lines)
     return text.partition(". ")[0].partition(": ")[0].removesuffix(".") + "."

@@ -327,7 +327,7 @@ def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
 
     _validate_keys((*_job(sweep.verb).controls, "sweep"), overrides)
     swept = {*sweep.grid, *(sweep.space or ())}
-    for key in {parse(text).key_or_group for text in overrides} & swept:
+    for key in {parse(text).key for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
     rest = sweep.overrides, sweep.config_dir, sweep.verb
@@ -342,7 +342,7 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
     from marl_pool.config import parse
 
     for text in overrides:
-        key = parse(text).key_or_group
+        key = parse(text).key
         if key.split(".")[0] not in allowed:
             raise InputError(
                 f"{key}: a resumed run takes only {', '.join(allowed)}; "

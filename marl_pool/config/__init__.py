@@ -1,11 +1,10 @@
-"""Configurations: composed by Hydra, checked against constructors' signatures."""
+"""Configurations: composed, and checked against the constructors' signatures."""
 
 from marl_pool.config.checks import check as check
 from marl_pool.config.compose import assign as assign
 from marl_pool.config.compose import check_composed as check_composed
 from marl_pool.config.compose import compose as compose
 from marl_pool.config.compose import compose_only as compose_only
-from marl_pool.config.compose import parse as parse
 from marl_pool.config.describe import commented as commented
 from marl_pool.config.grid import STUDIES as STUDIES
 from marl_pool.config.grid import plan_grid as plan_grid
@@ -15,3 +14,4 @@ from marl_pool.config.grid import plan_sweep as plan_sweep
 from marl_pool.config.sections import VERBS as VERBS
 from marl_pool.config.sections import files_of as files_of
 from marl_pool.config.sections import registry as registry
+from marl_pool.utils.overrides import parse as parse

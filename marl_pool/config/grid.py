@@ -4,23 +4,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-
 from marl_pool.config.checks import check, check_settings, show
-from marl_pool.config.compose import (
-    compose_only,
-    compose_unresolved,
-    parse,
-    parse_any,
-    resolve,
-)
-from marl_pool.config.sections import VERBS
+from marl_pool.config.compose import compose_only
 from marl_pool.envs.options import expand_counts
 from marl_pool.sweeps import (
     CHOICE,
@@ -39,6 +28,7 @@ from marl_pool.sweeps import (
 from marl_pool.training.jobs import validate_same, with_absolute_folders
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.overrides import MOST_VALUES, Override, parse, parse_any
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""
@@ -48,7 +38,6 @@ SET_BY = {"threads": "--cpus-per-trial", "resources.address": "--address"}
 """Keys of a trial that a sweep sets, and the flags that it sets them from."""
 SEARCH_ONLY = ("sweep.trials", "sweep.metric", "sweep.asha")
 """Keys of a sweep that only a search has."""
-MOST_TRIALS = 10_000
 CALL = re.compile(r"([^=]+)=(\w+)\((.*)\)", re.DOTALL)
 """An override whose value is the call of a function."""
 RANGES = (UNIFORM, LOG_UNIFORM, INT_UNIFORM)
@@ -56,8 +45,6 @@ EXPECTED = (
     f"{CHOICE}(a,b), {UNIFORM}(low,high), {LOG_UNIFORM}(low,high) or "
     f"{INT_UNIFORM}(low,high)"
 )
-CASTS = {"bool", "float", "int", "json_str", "str"}
-"""Functions of Hydra that give one value."""
 
 
 class Plan(NamedTuple):
@@ -92,9 +79,9 @@ def plan_sweep(
     """Compose and check every trial of a sweep.
 
     Args:
-        overrides: ``key=value`` for all trials, ``key=value,value`` for the grid, in
-            Hydra's syntax. A preset may have a grid; an override of one of its keys
-            replaces the values of that key.
+        overrides: ``key=value`` for all trials, ``key=value,value`` for the grid. A
+            preset may have a grid; an override of one of its keys replaces the values
+            of that key.
         config_dir: folder of the user's YAML files.
         verb: a key of `STUDIES`, the command that makes each run.
 
@@ -117,7 +104,7 @@ def plan_sweep(
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
     _validate_own(fixed, grid)
-    fixed = [text for text in fixed if parse(text).key_or_group not in grid]
+    fixed = [text for text in fixed if parse(text).key not in grid]
     return plan_grid(grid, fixed, config_dir, verb)
 
 
@@ -166,7 +153,7 @@ def plan_search(
     fixed, space = _split_space(overrides)
     _validate_space(space)
     for text in fixed:
-        if (key := parse(text).key_or_group) in space:
+        if (key := parse(text).key) in space:
             raise InputError(f"{key}: expected a range or one value, got both: {text}")
     _validate_own(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
@@ -203,30 +190,14 @@ def _composer(
 ) -> tuple[dict[str, Any], MakeTrial]:
     """Return the settings of a sweep, and a function that composes its trials."""
     study = STUDIES[verb]
-
-    # Hydra takes a tenth of a second, and a grid of a hundred trials has few choices.
-    @cache
-    def composition(*choices: str) -> DictConfig:
-        return compose_unresolved(study, [*fixed, *choices], config_dir)
-
     # Settings of the sweep itself apply to all trials.
-    settings = check_settings(
-        SweepSettings, resolve(study, composition())["sweep"], "sweep"
-    )
+    composed = compose_only(study, fixed, config_dir)
+    settings = check_settings(SweepSettings, composed["sweep"], "sweep")
 
     def make(name: str, values: Mapping[str, Any]) -> Trial:
-        groups = [key for key in values if key in VERBS[verb].config_groups]
-        # Groups have to be composed, plain keys can be set.
-        keys = {key: values[key] for key in values if key not in groups}
+        overrides = [Override(key, [value]) for key, value in values.items()]
         with naming(name):
-            for key in groups:
-                if not isinstance(values[key], str):
-                    got = show(values[key])
-                    raise InputError(
-                        f"{key}: expected the name of an option, got {got}"
-                    )
-            chosen = composition(*(f"{key}={values[key]}" for key in groups))
-            config = resolve(study, chosen, keys)
+            config = compose_only(study, [*fixed, *overrides], config_dir)
             # Remove the keys of the sweep from the trial's configuration.
             for key in OWN:
                 config.pop(key, None)
@@ -238,7 +209,7 @@ def _composer(
 
 def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
     """Reject keys that the sweep itself sets."""
-    for key in (*swept, *(parse(text).key_or_group for text in fixed)):
+    for key in (*swept, *(parse(text).key for text in fixed)):
         if key in SET_BY:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
 
@@ -257,25 +228,15 @@ def validate_runs(sweep: Sweep, plan: Plan) -> None:
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
     """Split overrides into those with one value and a grid of the others."""
-    fixed, swept = [], {}
+    fixed: list[str] = []
+    swept: Grid = {}
     for text in overrides:
-        # Only sweep overrides, such as key=a,b, belong to the grid.
         override = parse_any(text)
-        if not override.is_sweep_override():
+        if override.swept:
+            _validate_number(override.key, len(override.values))
+            swept[override.key] = override.values
+        else:
             fixed.append(text)
-            continue
-        key = override.key_or_group
-        if override.package or getattr(override.value(), "shuffle", False):
-            raise InputError(f"{text!r}: expected key=value,value in a fixed order")
-        # Hydra splits the values; each is parsed on its own.
-        try:
-            texts = list(islice(override.sweep_string_iterator(), MOST_TRIALS + 1))
-        except HydraException as error:
-            raise InputError(
-                f"{key}: expected values, such as a,b or range(0,3), got {text!r}"
-            ) from error
-        _validate_number(key, len(texts))
-        swept[key] = [parse(f"{key}={each}").value() for each in texts]
     return fixed, swept
 
 
@@ -289,16 +250,14 @@ def _split_space(overrides: Iterable[str]) -> tuple[list[str], Space]:
         call = CALL.fullmatch(text)
         if call and call[2] in RANGES:
             key, kind, arguments = call.groups()
-            values = parse(f"{key}=[{arguments}]").value()
+            values = parse(f"{key}=[{arguments}]").value
             space[key] = [kind, *(values if isinstance(values, list) else [values])]
-        elif call and call[2] not in {CHOICE, *CASTS}:
+        elif call and call[2] not in (CHOICE, "range"):
             raise InputError(
                 f"{call[1]}: expected {EXPECTED}, got {call[2]}({call[3]})"
             )
-        elif (override := parse_any(text)).is_sweep_override():
-            key = override.key_or_group
-            each = override.sweep_string_iterator()
-            space[key] = [CHOICE, *(parse(f"{key}={one}").value() for one in each)]
+        elif (override := parse_any(text)).swept:
+            space[override.key] = [CHOICE, *override.values]
         else:
             fixed.append(text)
     return fixed, space
@@ -330,9 +289,9 @@ def _validate_space(space: Space) -> None:
 
 
 def _validate_number(where: str, trials: int) -> None:
-    if trials > MOST_TRIALS:
+    if trials > MOST_VALUES:
         got = f"{trials:,}" if where == "grid" else "more"
-        raise InputError(f"{where}: expected at most {MOST_TRIALS:,} trials, got {got}")
+        raise InputError(f"{where}: expected at most {MOST_VALUES:,} trials, got {got}")
 
 
 def _whole_grid(
@@ -343,7 +302,7 @@ def _whole_grid(
     if not isinstance(grid, Mapping):
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
     # An override with one value replaces the preset's list.
-    single: Grid = {parse(text).key_or_group: [parse(text).value()] for text in fixed}
+    single: Grid = {parse(text).key: [parse(text).value] for text in fixed}
     chosen: Grid = {key: single[key] for key in grid if key in single}
     whole: Grid = {**grid, **chosen, **swept}
     # Reject what is no list of distinct values.

@@ -26,8 +26,11 @@ from marl_pool.utils.reading import read_yaml
 from marl_pool.utils.signatures import show
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
-"""The YAML files inside the package: one for each verb, a folder for each group."""
+"""The YAML files inside the package, a folder for each group."""
 NONE = "none"
+DEFAULTS_KEY = "defaults"
+"""Key of a YAML file that lists what it builds on: ``- OPTION`` of the same group,
+whose keys come first, and ``- GROUP: OPTION`` for other groups."""
 
 
 @dataclass(frozen=True)
@@ -157,23 +160,24 @@ class Verb:
     """The composition of one verb.
 
     Attributes:
-        sections: its keys of `SECTIONS`.
+        sections: keys of `SECTIONS`, each with the option that is chosen by default.
         settings: its other top-level keys.
-        presets: config groups that leave no section behind.
+        presets: config groups that leave no section behind, with default options. A
+            later one has the last word.
         own: sections that mean something else to this verb than in `SECTIONS`.
         changes: sections that may be absent, or hold some keys only: they change the
             configuration of a run.
     """
 
-    sections: tuple[str, ...]
+    sections: Mapping[str, str]
     settings: type[Any]
-    presets: tuple[str, ...] = ()
+    presets: Mapping[str, str | None] = field(default_factory=dict)
     own: Mapping[str, AnySection] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
     @property
     def config_groups(self) -> tuple[str, ...]:
-        """Keys whose value is the name of a YAML file."""
+        """Keys whose value is the name of an option."""
         return (*self.sections, *self.presets, *self.changes)
 
     @property
@@ -187,33 +191,61 @@ class Verb:
 
 
 PPO = Verb(
-    ("env", "encoder", "pooling", "policy", "ppo", "perturbation"),
+    {
+        "env": "simple_centroid",
+        "encoder": "transformer",
+        "pooling": "ada",
+        "policy": "token",
+        "ppo": "fast",
+        "perturbation": NONE,
+    },
     TrainSettings,
-    ("experiment",),
+    {"experiment": None},
     {"policy": POLICY},
 )
 FIT = Verb(
-    ("task", "encoder", "pooling", "fit"),
+    {
+        "task": "knn_centroid",
+        "encoder": "transformer",
+        "pooling": "avg",
+        "fit": "adam",
+    },
     FitRunSettings,
-    ("scale", SIZES, "experiment"),
+    # Sizes follow from task and scale.
+    {"scale": "cpu", SIZES: None, "experiment": None},
     DISPENSABLE,
+)
+EVOLVE = Verb(
+    {
+        "env": "cartpole",
+        "policy": "sensory",
+        "evolution": "cma",
+        "perturbation": NONE,
+    },
+    EvolveSettings,
+    {"experiment": None},
 )
 VERBS = {
     "train": PPO,
     "sweep": replace(PPO, settings=StudySettings),
-    "evolve": Verb(
-        ("env", "policy", "evolution", "perturbation"), EvolveSettings, ("experiment",)
-    ),
+    "evolve": EVOLVE,
     "clone": Verb(
-        ("env", "policy", "clone", "perturbation"), CloneRunSettings, ("experiment",)
+        {
+            "env": "cartpole",
+            "policy": "sensory",
+            "clone": "sequences",
+            "perturbation": NONE,
+        },
+        CloneRunSettings,
+        {"experiment": None},
     ),
     "fit": FIT,
     "sweep_fit": replace(FIT, settings=FitStudySettings),
-    "evaluate": Verb((), EvaluateSettings, ("suite",), changes=("env",)),
-    "diagnose": Verb((), DiagnoseSettings, changes=("env",)),
-    "render": Verb(("perturbation",), RenderSettings, changes=("env",)),
-    "play": Verb((), PlaySettings, changes=("env",)),
-    "report": Verb((), ReportSettings),
+    "evaluate": Verb({}, EvaluateSettings, {"suite": "standard"}, changes=("env",)),
+    "diagnose": Verb({}, DiagnoseSettings, changes=("env",)),
+    "render": Verb({"perturbation": NONE}, RenderSettings, changes=("env",)),
+    "play": Verb({}, PlaySettings, changes=("env",)),
+    "report": Verb({}, ReportSettings),
 }
 
 
@@ -316,13 +348,7 @@ def _preset_misfit(
     foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
     # Collect the choices that the preset makes for other groups.
     contents = list(_with_bases(option, files))
-    choices = [
-        (str(key).removeprefix("override ").lstrip("/"), str(value))
-        for content in contents
-        for default in content.get("defaults", ())
-        if isinstance(default, Mapping)
-        for key, value in default.items()
-    ]
+    choices = [choice for content in contents for choice in choices_in(content).items()]
     # The preset suits if the verb has all its keys and choices.
     for key in sorted({key for content in contents for key in content} & foreign):
         return f"expected keys of {typed(verb)}, got {key!r}, a key of other verbs"
@@ -348,7 +374,7 @@ def _option_suits(
     # An option names a class by itself or by what it builds on.
     registered = GROUPS[group].names().keys() if group in GROUPS else set()
     named = option in registered or any(
-        "name" in content or {*map(str, content.get("defaults", ()))} & registered
+        "name" in content or {*bases_in(content)} & registered
         for content in _with_bases(option, files)
     )
     return named == isinstance(section, Group)
@@ -359,8 +385,21 @@ def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, An
     if option in files:
         content = content_of(files[option])
         yield content
-        for base in content.get("defaults", ()):
-            yield from _with_bases(str(base), files)
+        for base in bases_in(content):
+            yield from _with_bases(base, files)
+
+
+def bases_in(content: Mapping[str, Any]) -> list[str]:
+    """List the options of the same group that a file builds on."""
+    return [entry for entry in content.get(DEFAULTS_KEY, ()) if isinstance(entry, str)]
+
+
+def choices_in(content: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the options of groups that a file chooses."""
+    choices: dict[str, str | None] = {}
+    for entry in content.get(DEFAULTS_KEY, ()):
+        choices |= entry if isinstance(entry, Mapping) else {}
+    return choices
 
 
 def content_of(file: Path) -> dict[str, Any]:
@@ -375,8 +414,14 @@ def _read(file: Path) -> dict[str, Any]:
     content = read_yaml(file) or {}  # checks its size too
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected a mapping of keys, got {show(content):.80}")
-    if not isinstance(content.get("defaults", []), list):
-        raise InputError(
-            f"{file}: defaults: expected a list, got {show(content['defaults']):.80}"
-        )
+    entries = content.get(DEFAULTS_KEY, [])
+    if not isinstance(entries, list):
+        raise InputError(f"{file}: defaults: expected a list, got {show(entries):.80}")
+    for entry in entries:
+        options = entry.values() if isinstance(entry, dict) else [entry]
+        if not all(option is None or isinstance(option, str) for option in options):
+            raise InputError(
+                f"{file}: defaults: expected OPTION or GROUP: OPTION, "
+                f"got {show(entry):.80}"
+            )
     return content

@@ -159,7 +159,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "suite"
     folder.mkdir()
     entry = "perturbations:\n  - {name: occlude, severities: [0.25, 0.5]}\n"
-    (folder / "mine.yaml").write_text("# @package _global_\n" + entry)
+    (folder / "mine.yaml").write_text(entry)
     measured = evaluate(still, suite="mine", config_dir=tmp_path)
     occluded = [r.severity for r in measured.results if r.label == "occlude"]
     assert occluded == [0.25, 0.5]

@@ -32,15 +32,17 @@ def run_folder(tmp_path):
     [
         ("pooling=[max", "pooling: expected a closing ], got '[max'"),
         ("ppo.lr='abc", "ppo.lr: expected a closing ', got \"'abc\""),
-        ("ppo.lr=1)", "ppo.lr: expected a number, a word, [list], {key: value} or"),
-        ("seed=int(a)", "got 'int(a)'; quote special characters: seed='…'"),
+        ("ppo.lr=1)", "ppo.lr: expected a number > 0, got '1)'"),
+        ("ppo.lr=1]", "ppo.lr: expected a number, a word, [list], {key: value} or"),
+        ("seed=a'b", 'got "a\'b"; quote special characters: "seed=\'…\'"'),
+        ("seed=int(3)", "seed: expected an integer in [0, 2**63), got 'int(3)'"),
         ("seed=${nothing}", "seed: expected a value, got ${nothing}, which is no key"),
         ("seed=${seed}", "seed: expected a value, got an interpolation of itself"),
         ("seed=${no:1}", "seed: expected a value, got the unknown function no in"),
         ("seed=???", "seed: expected a value, got none"),
-        ("seed='${'", "seed: expected a number, a word, [list]"),
+        ("seed='${'", "seed: expected a value, got no viable alternative at input"),
         ("seed=${oc.env:NONE_SUCH}", "Environment variable 'NONE_SUCH' not found"),
-        ("env@here=simple_tag", "env: expected env=…, got 'env@here=simple_tag'"),
+        ("env@here=simple_tag", "'env@here=simple_tag': expected key=value"),
     ],
 )
 def test_values_are_refused_in_words_of_the_package(refused, given, message):

@@ -17,7 +17,7 @@ PRESETS = [
     name
     for name, file in sorted(files_of("experiment").items())
     if "--verb fit" in file.read_text(encoding="utf-8")
-    or "override /task" in file.read_text(encoding="utf-8")
+    or "- task:" in file.read_text(encoding="utf-8")
 ]
 
 

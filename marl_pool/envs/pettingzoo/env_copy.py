@@ -1,9 +1,12 @@
 """Third-party PettingZoo environments: built, stepped, replayed and rendered."""
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pettingzoo
 from pettingzoo import ParallelEnv
@@ -11,6 +14,7 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
+from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
 from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
 from marl_pool.envs.simulation import (
     ActionLog,
@@ -22,6 +26,10 @@ from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
+EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
+    ("chess", "lbforaging", "magent2", "pymunk", "rlcard", "rware", "shimmy"), "zoo"
+)
+"""By module of a third party: the extra that installs it."""
 
 
 def find_factory(module: str) -> Factory:
@@ -41,16 +49,24 @@ def find_factory(module: str) -> Factory:
     try:
         found = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
-        hint = '; pip install "marl-pool[mpe]"' if missing else ""
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        extra = EXTRA_OF.get((missing or "").partition(".")[0])
+        hint = f'; pip install "marl-pool[{extra}]"' if extra else ""
         raise InputError(
             f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
     factory: Factory | None = getattr(found, attribute, None)
+    # Importing a package may have registered environments with Gymnasium.
+    if factory is None and attribute in gymnasium.registry:
+        factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
+        names = [*vars(found), *gymnasium.registry]
+        near = difflib.get_close_matches(attribute, names, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
             f"env.module: expected a module with parallel_env, or "
-            f"package.module:callable; {path!r} has no {attribute!r}"
+            f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
+            f"{attribute!r}{hint}"
         )
     return factory
 
@@ -73,10 +89,12 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise InputError(
             f"env.options: {module} rejects {dict(options)}: {described(error)}"
         ) from error
+    if isinstance(env, gymnasium.Env):
+        return GymnasiumAgents(env)
     if not isinstance(env, ParallelEnv):
         raise InputError(
-            f"env.module: expected {module} to return a PettingZoo ParallelEnv, "
-            f"got {type(env).__name__}"
+            f"env.module: expected {module} to return a PettingZoo ParallelEnv or a "
+            f"Gymnasium Env, got {type(env).__name__}"
         )
     return env
 

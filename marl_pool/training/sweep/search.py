@@ -1,7 +1,6 @@
 """Hyperparameter search: trials proposed by Optuna, stopped early by ASHA."""
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +41,9 @@ from marl_pool.training.sweep.trial import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.tables import print_table
-from marl_pool.utils.text import literal
 
 DIGITS = 4
 """Significant digits of a proposed number, so that commands are short."""
-NOT_TEXT = {"true", "false", "null", "nan", "inf"}
-"""Words, in any case, that Hydra reads as other values unless they are quoted."""
 GRACE, REDUCTION, WHOLE = 10, 3, 100
 """A trial may be stopped after 10, 30 and 90 percent of its training, unless it is in
 the best third of the trials that came as far."""
@@ -182,9 +178,11 @@ class TrialSearch:
 
     def command(self, trial: Trial) -> list[str]:
         """Return the words of the command that trains a trial anew."""
+        from marl_pool.utils.overrides import written
+
         folder = self.sweep.config_dir
         own = [each for each in self.sweep.overrides if not each.startswith("sweep.")]
-        values = (f"{key}={as_text(value)}" for key, value in trial.values.items())
+        values = (f"{key}={written(value)}" for key, value in trial.values.items())
         flags = ["--config-dir", str(folder)] if folder else []
         return ["marl-pool", self.sweep.verb, *own, *values, *flags]
 
@@ -362,13 +360,6 @@ def rounded(value: Any, range_: Sequence[Any]) -> Any:
     if kind in (CHOICE, INT_UNIFORM):
         return value
     return min(max(float(f"{value:.{DIGITS}g}"), values[0]), values[1])
-
-
-def as_text(value: Any) -> str:
-    """Write a value in Hydra's syntax."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./:-]*", value):
-        return value if value.lower() not in NOT_TEXT else f"'{value}'"
-    return literal("sweep", value)
 
 
 def _or_worst(score: float | None) -> float:

@@ -449,7 +449,7 @@ def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, m
     folder = tmp_path / "experiment"
     folder.mkdir()
     if preset:
-        (folder / "mine.yaml").write_text(f"# @package _global_\n{preset}\n")
+        (folder / "mine.yaml").write_text(f"{preset}\n")
     given = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
     assert message in refusal(capsys, *given)
 
@@ -650,8 +650,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
     (folder / "sizes").mkdir()
     (folder / "task" / "my_line.yaml").write_text("name: helpers.line:Line\n")
     (folder / "sizes" / "my_line_tiny.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /pooling: none\n"
-        "task:\n  num_samples: 12\nfit:\n  epochs: 7\n"
+        "defaults:\n  - pooling: none\ntask:\n  num_samples: 12\nfit:\n  epochs: 7\n"
     )
     base = ["task=my_line", "encoder=none"]
     tiny = compose("fit", [*base, "scale=tiny"], folder)

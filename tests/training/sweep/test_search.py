@@ -13,6 +13,7 @@ from marl_pool.runs import Run
 from marl_pool.sweeps import Proposal, Sweep, read_table
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.overrides import written
 
 SPACE = ["ppo.lr=log_uniform(1e-4,1e-2)", "pooling=choice(ada,max)"]
 
@@ -383,11 +384,7 @@ def test_a_late_report_enters_no_early_comparison(make_search):
     ],
 )
 def test_the_best_command_has_the_value_itself(value):
-    pytest.importorskip("ray")
-    pytest.importorskip("optuna")
-    from marl_pool.training.sweep.search import as_text
-
-    read = parse(f"key={as_text(value)}").value()
+    read = parse(f"key={written(value)}").value
     assert (read, type(read)) == (value, type(value))
 
 

@@ -1,0 +1,134 @@
+"""Overrides: what is typed, what Python gives, and what is written."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.overrides import overrides_of, parse, parse_any, written
+
+TYPED = {
+    "1": 1,
+    "+3": 3,
+    "-1": -1,
+    "1_000": 1000,
+    "1.5": 1.5,
+    ".5": 0.5,
+    "5.": 5.0,
+    "1e-3": 1e-3,
+    "1E5": 1e5,
+    "inf": math.inf,
+    "010": "010",
+    "1__0": "1__0",
+    "0x10": "0x10",
+    "1-31-0": "1-31-0",
+    "1:30": "1:30",
+    "2020-01-01": "2020-01-01",
+    "true": True,
+    "False": False,
+    "NULL": None,
+    "on": "on",
+    "no": "no",
+    "~": "~",
+    "": "",
+    " a b ": "a b",
+    "'3'": "3",
+    '"a,b"': "a,b",
+    r"'it\'s'": "it's",
+    r"a\,b": "a,b",
+    r"C:\dir": r"C:\dir",
+    "s3://bucket/x=1": "s3://bucket/x=1",
+    "/data/#1": "/data/#1",
+    "~/data (old)/é": "~/data (old)/é",
+    "${env.max_steps}": "${env.max_steps}",
+    "${oc.select:encoder.num_heads,1}": "${oc.select:encoder.num_heads,1}",
+    "[]": [],
+    "{}": {},
+    "[ 1 , a b, 'c,d']": [1, "a b", "c,d"],
+    "[1, [2], {a: b}]": [1, [2], {"a": "b"}],
+    "{a:1, b : [x:y]}": {"a": 1, "b": ["x:y"]},
+}
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_a_typed_value_is_read(text):
+    value = parse(f"key={text}").value
+    assert (value, type(value)) == (TYPED[text], type(TYPED[text]))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2", [1, 2]),
+        ("[0],self", [[0], "self"]),
+        ("'a,b',c", ["a,b", "c"]),
+        ("range(3)", [0, 1, 2]),
+        ("range(1,3)", [1, 2]),
+        ("range(9,0,-4)", [9, 5, 1]),
+        ("range(0,1,0.25)", [0, 0.25, 0.5, 0.75]),
+        ("range(3,3)", []),
+        ("choice(a)", ["a"]),
+    ],
+)
+def test_several_values_are_those_of_a_sweep(text, values):
+    override = parse_any(f"key={text}")
+    assert override.swept
+    assert override.values == values
+    with pytest.raises(InputError, match="key: expected one value, got several"):
+        parse(f"key={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key", "'key': expected key=value"),
+        ("=3", "'=3': expected key=value"),
+        ("~key=3", "'~key=3': expected key=value"),
+        ("a b=3", "'a b=3': expected key=value"),
+        ("key@b=3", "'key@b=3': expected key=value"),
+        ("key=[1", r"key: expected a closing ], got '[1'"),
+        ("key={a: 1", "key: expected a closing }, got '{a: 1'"),
+        ("key='a", "key: expected a closing ', got \"'a\""),
+        ("key={a}", "key: expected a number, a word, [list], {key: value} or 'text'"),
+        ("key=[1,]", "key: expected a number, a word, [list]"),
+        ("key=1,", "got '1,'; quote special characters: \"key='…'\""),
+        ("key=range()", "key: expected range(stop), range(start,stop) or"),
+        ("key=range(a)", "range(start,stop,step), got range(a)"),
+        ("key=range(1,2,0)", "range(start,stop,step), got range(1,2,0)"),
+        ("key=range(0,inf)", "range(start,stop,step), got range(0,inf)"),
+        ("key=range(99999)", "key: expected at most 10,000 trials, got 99,999"),
+        ("key=shuffle(1,2)", "key: expected values, such as a,b or range(0,3), got"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(text, message):
+    with pytest.raises(InputError) as refused:
+        parse_any(text)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+TEXT = st.text(max_size=8)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.from_regex(r"k[a-z_]*", fullmatch=True), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(PLAIN)
+def test_what_is_written_is_read_again(value):
+    assert parse(f"key={written(value)}").value == value
+
+
+def test_options_of_python_keep_their_values():
+    options = {"pooling": {"query": "1,2", "name": "ada"}, "ppo.lr": (1, "null")}
+    assert [(part.key, part.value) for part in overrides_of(options)] == [
+        ("pooling", "ada"),
+        ("pooling.query", "1,2"),
+        ("ppo.lr", [1, "null"]),
+    ]
