@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.envs.drawing.frames import fit_square, to_rgb
 from marl_pool.envs.drawing.marks import (
     Glyphs,
     draw_perceived,
@@ -394,9 +395,9 @@ class BatchedEnv(ABC):
             true_numbers = perceived.by_origin(numbers) if perceived else numbers
             weights, by_origin = numbers.numpy(), true_numbers.numpy()
         if perceived is None or perceived.marks().keys() <= {Mark.REORDERED}:
-            return self.draw(index, size, by_origin, group, agent)
+            return self._picture(index, size, by_origin, group, agent)
         if self.patch_grid is not None:
-            image = self.draw(index, size, by_origin, group, agent)
+            image = self._picture(index, size, by_origin, group, agent)
             draw_perceived_patches(image, perceived, self.patch_grid, spec.num_frames)
             return image
         true, seen = (
@@ -405,10 +406,20 @@ class BatchedEnv(ABC):
         )
         # Lines to where tokens are perceived replace those to the true places.
         lines = seen is not None and seen.observer is not None
-        image = self.draw(index, size, None if lines else by_origin, group, agent)
+        image = self._picture(index, size, None if lines else by_origin, group, agent)
         if true is not None and seen is not None:
             draw_perceived(image, perceived, true, seen, weights)
         return image
+
+    def _picture(self, index: int, size: int, *details: Any) -> np.ndarray:
+        """Return what `draw` draws, ``(size, size, 3)`` uint8."""
+        image = self.draw(index, size, *details)
+        try:
+            return fit_square(to_rgb(image), size)
+        except InputError as error:
+            raise InputError(
+                f"{type(self).__name__} cannot be drawn: {error}"
+            ) from error
 
     def glyphs(
         self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
@@ -430,5 +441,8 @@ class BatchedEnv(ABC):
     def draw(
         self, index: int, size: int, weights: np.ndarray | None, group: str, agent: int
     ) -> np.ndarray:
-        """Render one environment; the arguments of `frame` are complete and checked."""
+        """Render one environment; the arguments of `frame` are complete and checked.
+
+        A picture of another size, or of what `to_rgb` converts, is made to fit.
+        """
         raise InputError(f"{type(self).__name__} cannot be rendered")

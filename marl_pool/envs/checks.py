@@ -10,6 +10,7 @@ from torch import Tensor
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
+from marl_pool.utils.errors import described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
 
@@ -55,8 +56,7 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         except BrokenContractError as broken:
             findings[rule] = str(broken)
         except Exception as error:  # whatever a user's environment raises
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            findings[rule] = f"expected no error, got {message:.200}"
+            findings[rule] = f"expected no error, got {described(error)}"
     return findings
 
 

@@ -13,7 +13,7 @@ from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
 from marl_pool.envs.scripted import is_scripted, scripted_policy
-from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
@@ -23,7 +23,7 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs import iteration_of
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.utils.signatures import options_of
@@ -353,7 +353,7 @@ def computing(
 
     Raises:
         InputError: there is no such kernel.
-        StoppedError: a call exceeded the limit.
+        StoppedError: a call of an environment exceeded the limit, or raised.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(threads or previous)
@@ -362,6 +362,13 @@ def computing(
             yield
     except EnvTimeoutError as error:
         raise StoppedError(str(error)) from error
+    except InputError:
+        raise
+    except Exception as error:
+        # An environment is the user's; whatever else fails is our own bug.
+        if not (call := raised_by(error)):
+            raise
+        raise StoppedError(f"{described(error)}, raised by {call}") from error
     finally:
         torch.set_num_threads(previous)
 

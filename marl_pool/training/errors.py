@@ -98,8 +98,3 @@ def reading(run: Run, checkpoint: Path) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def described(error: BaseException) -> str:
-    """Return an error's type and message as one line."""
-    return f"{type(error).__name__}: {one_line(error)}"

@@ -17,7 +17,7 @@ from marl_pool.runs import PARTS, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.progress import Progress
 
 
@@ -178,13 +178,13 @@ class TrainingLoop:
                 cause = error.__cause__ or error
                 if isinstance(cause, InputError) and not self.has_stepped:
                     raise cause from None
-                reason = f"a callback failed: {errors.described(cause)}"
+                reason = f"a callback failed: {described(cause)}"
                 raise self._with_traceback(reason) from error
             except Exception as error:
                 # An environment is the user's; whatever else fails is our own bug.
                 if not (call := raised_by(error)):
                     raise
-                reason = f"{errors.described(error)}, raised by {call}"
+                reason = f"{described(error)}, raised by {call}"
                 raise self._with_traceback(reason) from error
 
     def _with_traceback(self, reason: str) -> StoppedError:

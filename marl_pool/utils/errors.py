@@ -4,9 +4,17 @@ It imports no torch, so that the command line can catch them at once.
 """
 
 import importlib.util
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+PACKAGE = Path(__file__).parents[1]
+STDLIB = Path(sysconfig.get_path("stdlib"))
+NUMERICS = ("numpy", "torch", "ray")
+"""Packages whose errors are rather those of the code that calls them."""
 
 
 class InputError(ValueError):
@@ -26,6 +34,37 @@ class UnfitTokensError(InputError):
 
 class StoppedError(InputError):
     """A run that cannot continue. The message is one line; the run can be resumed."""
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type, message and `place` in one line of bounded length."""
+    message = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {message}".removesuffix(": ") + place(error)
+
+
+def place(error: BaseException) -> str:
+    """Return the line of foreign code that raised an error, such as `` (file.py:12)``.
+
+    It is the innermost line of a user's file that this package called, or else of an
+    installed package other than `NUMERICS`; empty if there is neither.
+    """
+    places: dict[bool, str] = {}  # by whether the file is of an installed package
+    is_called = False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        *_, installed = str(file).rpartition("-packages/")
+        is_installed = installed != str(file)
+        if file.is_relative_to(PACKAGE):
+            is_called = True
+        elif is_installed:
+            is_foreign = installed.partition("/")[0] not in NUMERICS
+            if is_called and is_foreign:
+                places[True] = f" ({installed}:{line})"
+        elif is_called and file.is_file() and not file.is_relative_to(STDLIB):
+            is_near = file.is_relative_to(Path.cwd())
+            shown = file.relative_to(Path.cwd()) if is_near else file
+            places[False] = f" ({shown}:{line})"
+    return places.get(False) or places.get(True, "")
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from marl_pool.envs.pettingzoo.env_copy import (
     ParallelSimulator,
     ParallelStep,
     build_env,
-    fit_square,
 )
 from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
 from marl_pool.envs.pettingzoo.views import (
@@ -203,7 +202,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         cursor = self._cursors[index]
         if cursor is None:
             raise InputError("an environment can be drawn once it has been reset")
-        return fit_square(self._renderer.render(cursor), size)
+        return self._renderer.render(cursor)
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:

@@ -13,7 +13,7 @@ from pettingzoo import ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
-from marl_pool.envs.drawing.canvas import PAPER, opencv
+from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
 from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
 from marl_pool.envs.simulation import (
@@ -22,7 +22,7 @@ from marl_pool.envs.simulation import (
     ReplayCursor,
     Simulator,
 )
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
@@ -53,7 +53,7 @@ def find_factory(module: str) -> Factory:
         extra = EXTRA_OF.get((missing or "").partition(".")[0])
         hint = f'; pip install "marl-pool[{extra}]"' if extra else ""
         raise InputError(
-            f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
+            f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
     factory: Factory | None = getattr(found, attribute, None)
     # Importing a package may have registered environments with Gymnasium.
@@ -84,10 +84,10 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     except InputError:
         raise
     except PettingZooRegistryError as error:
-        raise InputError(f"env.module: {reason(error)}") from error
+        raise InputError(f"env.module: {described(error)}") from error
     except Exception as error:  # third-party code may raise any exception
         raise InputError(
-            f"env.options: {module} rejects {dict(options)}: {reason(error)}"
+            f"env.options: {module} rejects {dict(options)}: {described(error)}"
         ) from error
     if isinstance(env, gymnasium.Env):
         return GymnasiumAgents(env)
@@ -97,11 +97,6 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
             f"Gymnasium Env, got {type(env).__name__}"
         )
     return env
-
-
-def reason(error: BaseException) -> str:
-    """Summarise an exception in one line of bounded length."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 class ParallelStep(NamedTuple):
@@ -194,26 +189,9 @@ class FrameRenderer:
             for actions in cursor.log.actions[len(own) : cursor.length]:
                 copy.step(actions)
             image: Any = self._env.render()
+            return to_rgb(image)
         except Exception as error:  # third-party code may raise any exception
+            problem = str(error) if isinstance(error, InputError) else described(error)
             raise InputError(
-                f"env.module: {self.module} cannot be drawn: {reason(error)}"
+                f"env.module: {self.module} cannot be drawn: {problem}"
             ) from error
-        if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
-            raise InputError(
-                f"env.module: {self.module} cannot be drawn: expected an image of "
-                f"shape (height, width, 3), got {getattr(image, 'shape', image)}"
-            )
-        return image.astype(np.uint8, copy=False)
-
-
-def fit_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Scale an image into ``(size, size, 3)``, keeping its proportions."""
-    cv2 = opencv()
-    scale = size / max(image.shape[:2])
-    height, width = (max(1, round(scale * length)) for length in image.shape[:2])
-    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    small = cv2.resize(np.ascontiguousarray(image), (width, height), None, 0, 0, method)
-    canvas = np.full((size, size, 3), PAPER, np.uint8)
-    top, left = (size - height) // 2, (size - width) // 2
-    canvas[top : top + height, left : left + width] = small
-    return canvas

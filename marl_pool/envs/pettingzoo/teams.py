@@ -1,7 +1,9 @@
 """Teams of the agents of PettingZoo environments, and what they observe as tokens."""
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.observations.make import validate_space
 from marl_pool.observations.view import TokenView
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
@@ -60,19 +62,28 @@ def make_teams(
         InputError: agents that are unknown, missing, in two groups or of different
             spaces, or unsupported spaces.
     """
-    agents = list(getattr(env, "possible_agents", ()))
+    agents = list(getattr(env, "possible_agents", None) or ())
     if not agents:
         raise InputError("env.module: expected an env with possible_agents, got none")
+    if len({*map(str, agents)}) < len(agents):
+        raise InputError(
+            f"env.module: expected possible_agents of different names, got {agents}"
+        )
     members = by_name(env, agents) if groups is None else _listed(agents, groups)
     return {name: _make_team(env, name, names) for name, names in members.items()}
 
 
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
-    """Group agents of equal spaces whose names differ in a trailing number only."""
+    """Group agents of equal spaces whose names differ in a trailing number only.
+
+    A group is called by what its agents' names share, or "agent" if that is nothing;
+    characters that a file's name cannot have become "_". Where agents of one name have
+    several spaces, or a name is taken, groups are called NAME_a, NAME_b, ….
+    """
     by_prefix: dict[str, list[list[Any]]] = {}
     # Find the group of the same prefix whose members have the same spaces.
     for agent in agents:
-        prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"
+        prefix = re.sub(r"_?\d+$", "", str(agent))
         groups = by_prefix.setdefault(prefix, [])
         for members in groups:
             if _spaces(env, members[0]) == _spaces(env, agent):
@@ -80,12 +91,26 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
                 break
         else:
             groups.append([agent])
-    # Agents of one name and several spaces become the groups NAME_a, NAME_b, …
-    return {
-        prefix if len(groups) == 1 else f"{prefix}_{chr(ord('a') + i)}": members
-        for prefix, groups in by_prefix.items()
-        for i, members in enumerate(groups)
-    }
+    named: dict[str, list[Any]] = {}
+    for prefix, groups in by_prefix.items():
+        shared = re.sub(r"^\W+|\W+$", "", prefix)
+        name = re.sub(r"[^\w.-]+", "_", shared) or "agent"
+        is_free = name == prefix or name not in {*by_prefix, *named}
+        if len(groups) == 1 and is_free:
+            named[name] = groups[0]
+            continue
+        for members in groups:
+            named[next(_suffixed(name, {*by_prefix, *named}))] = members
+    return named
+
+
+def _suffixed(name: str, taken: Collection[str]) -> Iterator[str]:
+    """Yield NAME_a, …, NAME_z, NAME_aa, … without the names that are taken."""
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            suffixed = f"{name}_{''.join(letters)}"
+            if suffixed not in taken:
+                yield suffixed
 
 
 def _listed(
@@ -102,7 +127,12 @@ def _listed(
 
 
 def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
-    return env.observation_space(agent), env.action_space(agent)
+    try:
+        return env.observation_space(agent), env.action_space(agent)
+    except Exception as error:  # third-party code may raise any exception
+        raise InputError(
+            f"env.module: the spaces of agent {agent!r}: {described(error)}"
+        ) from error
 
 
 def _make_team(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.patches import outline
+from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import label, perturb
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import CLEAN
@@ -110,9 +111,10 @@ def episode_frames(
     ) -> np.ndarray:
         # Outlines of the most attended patches take the place of tints.
         tints = None if top else weights
-        image = prev_env.frame(
-            attention=tints, group=group, size=size, perception=perceived
-        )
+        with env_call(prev_env, "a picture"):
+            image = prev_env.frame(
+                attention=tints, group=group, size=size, perception=perceived
+            )
         if top and perceived is not None and weights is not None:
             patches = perceived.by_origin(weights.cpu())
             image = outline_top(image, prev_env, patches, top)

@@ -17,11 +17,10 @@ from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.runs import Run
-from marl_pool.training.errors import described
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.signals import patience
-from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.errors import InputError, StoppedError, described
 
 MAX_ENVS = 8192
 """Default of the largest number of environments that are stepped together."""

@@ -19,6 +19,7 @@ from typing_extensions import override
 from marl_pool.rollout import Trajectory
 from marl_pool.runs import Run
 from marl_pool.training.errors import print_warning
+from marl_pool.utils.errors import described
 
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
@@ -37,12 +38,8 @@ class Failure(NamedTuple):
     @classmethod
     def of(cls, error: Exception, env: str) -> "Failure":
         """Describe an exception; ``env`` is the name of the environment's class."""
-        message = " ".join(str(error).split())[:200]
-        return cls(
-            env,
-            f"{type(error).__name__}: {message}".removesuffix(": "),
-            "".join(traceback.format_exception(error)),
-        )
+        formatted = "".join(traceback.format_exception(error))
+        return cls(env, described(error), formatted)
 
 
 @contextlib.contextmanager

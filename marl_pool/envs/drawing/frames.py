@@ -1,0 +1,65 @@
+"""Pictures of environments, wherever they come from, as bytes of RGB."""
+
+from typing import Any
+
+import numpy as np
+
+from marl_pool.envs.drawing.canvas import PAPER, opencv
+from marl_pool.utils.errors import InputError
+
+ROUNDING = 1e-3
+"""Largest excess over a range that counts as one of rounding."""
+
+
+def to_rgb(image: Any) -> np.ndarray:
+    """Convert a picture to ``(height, width, 3)`` uint8.
+
+    Booleans and floats in [0, 1] are scaled to 255; other numbers must be in [0, 255].
+
+    Raises:
+        InputError: no numbers, another shape, an empty picture, a number that is NaN,
+            negative or above 255, or floats whose largest is between 1 and 2, which
+            have neither range.
+    """
+    try:
+        picture = np.asarray(image)
+    except (TypeError, ValueError):  # nested lists of unequal lengths, other objects
+        picture = np.empty((), object)
+    if picture.dtype.kind not in "biuf":
+        raise InputError(f"expected an array of numbers, got {_kind(image)}")
+    if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+        raise InputError(
+            f"expected a picture of shape (height, width, 3), got {picture.shape}"
+        )
+    if picture.dtype == np.uint8:
+        return picture
+    low, high, is_float = picture.min(), picture.max(), picture.dtype.kind == "f"
+    is_share = picture.dtype == np.bool_ or (is_float and high <= 1 + ROUNDING)
+    is_ambiguous = is_float and not is_share and high < 2
+    # NaN is in no range.
+    if is_ambiguous or not (low >= -ROUNDING and high <= 255 + ROUNDING):
+        raise InputError(
+            "expected a picture of numbers from 0 to 255, floats from 0 to 1 or "
+            f"booleans, got {picture.dtype} from {low:g} to {high:g}"
+        )
+    scaled = picture * np.float64(255) if is_share else picture
+    return np.round(scaled).clip(0, 255).astype(np.uint8)
+
+
+def fit_square(image: np.ndarray, size: int) -> np.ndarray:
+    """Scale an image into ``(size, size, 3)``, keeping its proportions."""
+    if image.shape[:2] == (size, size):
+        return image.copy()  # the environment may keep its own
+    cv2 = opencv()
+    scale = size / max(image.shape[:2])
+    height, width = (max(1, round(scale * length)) for length in image.shape[:2])
+    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+    small = cv2.resize(np.ascontiguousarray(image), (width, height), None, 0, 0, method)
+    canvas = np.full((size, size, 3), PAPER, np.uint8)
+    top, left = (size - height) // 2, (size - width) // 2
+    canvas[top : top + height, left : left + width] = small
+    return canvas
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
