@@ -34,7 +34,7 @@ $(BIN)/.demo: $(BIN)/.torch pyproject.toml
 	touch $@
 
 $(BIN)/.dev: $(BIN)/.torch pyproject.toml
-	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,play,dev]'
+	$(PIP) --editable '.[rllib,plots,evolve,analysis,atari,box2d,bullet,mujoco,play,zoo,dev]'
 	touch $@
 
 demo: $(BIN)/.demo  ## Install, train AdaPool for a million steps, evaluate it, render a video

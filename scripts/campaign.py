@@ -54,6 +54,15 @@ LONG = {
     # Long enough to be killed in the middle.
     "train": (*TRAIN, "total_steps=960", f"checkpoint.every={EVERY}"),
     "evolve": (*EVOLVE, "total_generations=60", f"checkpoint.every={EVERY}"),
+    "evolve, cma": (
+        *(word for word in EVOLVE if word != "evolution=pgpe"),
+        *("evolution=cma", "total_generations=60", f"checkpoint.every={EVERY}"),
+    ),
+    "evolve, cma diagonal": (
+        *(word for word in EVOLVE if word != "evolution=pgpe"),
+        *("evolution=cma", "evolution.diagonal=true"),
+        *("total_generations=60", f"checkpoint.every={EVERY}"),
+    ),
     "clone": (*CLONE, "total_batches=80", f"checkpoint.every={EVERY}"),
     "fit": (*FIT, "fit.epochs=30", f"checkpoint.every={EVERY}"),
     "sweep": (
@@ -176,7 +185,8 @@ def wait(is_so: Callable[[], bool], seconds: float) -> bool:
 
 def words_of(verb: str, path: Path, *more: str) -> tuple[str, ...]:
     flag = "--sweep-dir" if verb == "sweep" else "--run-dir"
-    return verb, flag, str(path), "--or-resume", *LONG[verb], *more
+    command = verb.partition(",")[0]
+    return command, flag, str(path), "--or-resume", *LONG[verb], *more
 
 
 def runs_of(path: Path) -> list[Path]:

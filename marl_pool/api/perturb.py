@@ -12,7 +12,8 @@ from pettingzoo.utils import BaseParallelWrapper
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.pettingzoo.teams import PARTS, by_name, token_spec
+from marl_pool.envs.pettingzoo.teams import by_name
+from marl_pool.observations.token_dict import TOKEN_PARTS, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -155,11 +156,11 @@ class Perturber:
         self.specs = {}
         for name, (agent, *_) in self.groups.items():
             space = seen[agent]
-            spec = token_spec(space) if isinstance(space, spaces.Dict) else None
+            spec = token_spec(space)
             if spec is None:
                 raise InputError(
                     f"env: agent {agent!r}: expected observations in a Dict of "
-                    f"{', '.join(PARTS)}, got {' '.join(str(space).split())}"
+                    f"{', '.join(TOKEN_PARTS)}, got {' '.join(str(space).split())}"
                 )
             self.specs[name] = known[name].tokens if name in known else spec
         # The options of a perturbation are checked against the tokens' specs.
@@ -168,7 +169,7 @@ class Perturber:
         self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
         self.dtypes = {
-            agent: {part: space[part].dtype for part in PARTS}  # type: ignore[index]
+            agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
             for agent, space in seen.items()
         }
         # Episodes are counted since the last seed, and since construction for ramps.
@@ -255,7 +256,9 @@ class Perturber:
         }
         seen = [observations.get(agent, blank) for agent in agents]
         # Stack (1, agents, N, …), as a batch of one environment.
-        stacked = {part: np.stack([one[part] for one in seen])[None] for part in PARTS}
+        stacked = {
+            part: np.stack([one[part] for one in seen])[None] for part in TOKEN_PARTS
+        }
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
 

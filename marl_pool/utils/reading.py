@@ -210,7 +210,9 @@ def _array(archive: zipfile.ZipFile, name: str) -> "np.ndarray":
         content = opened.read()
         # An array is as large as its file: a header that claims more is damaged.
         flat = np.frombuffer(content, dtype)
-        return flat.reshape(shape, order="F" if in_columns else "C").copy()
+        # Keep the order in memory: BLAS rounds a product by it.
+        array = flat.reshape(shape, order="F" if in_columns else "C")
+        return array.copy(order="K")
 
 
 class Bounded:

@@ -185,6 +185,7 @@ def test_arrays_are_read_as_numpy_reads_them(
     assert found["x"].dtype == array.dtype
     assert np.array_equal(found["x"], array)
     assert found["x"].shape == array.shape
+    assert found["x"].strides == array.strides
     assert found["x"].flags.writeable
     assert found["y"] == 3.5
 

@@ -304,10 +304,11 @@ def test_with_leave_it_is_imported(
 
 
 @pytest.mark.parametrize("name", ["a','b", "${oc.env:HOME}", "a\\"])
-def test_a_folder_of_files_adds_no_others(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match="--config-dir: expected a path without"):
-        compose("train", config_dir=tmp_path / name)
+def test_a_folder_of_files_may_have_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name / "pooling").mkdir(parents=True)
+    (tmp_path / name / "pooling" / "mine.yaml").write_text("name: max\n")
+    config = compose("train", ["pooling=mine"], config_dir=tmp_path / name)
+    assert config["pooling"] == {"name": "max"}
 
 
 @pytest.mark.parametrize("key", ["policy.activation", "encoder.num_heads"])

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
@@ -19,34 +18,49 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
     fit_square,
 )
-from marl_pool.envs.pettingzoo.teams import (
-    FlatAdapter,
-    ObservationAdapter,
-    StepArrays,
-    make_teams,
-    token_spec,
+from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
+from marl_pool.envs.pettingzoo.views import (
+    Channels,
+    Indices,
+    Names,
+    Padding,
+    ViewMaker,
 )
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
-from marl_pool.envs.tokenizers import fitting, make_tokenizer
-from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveInt
+from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 class PettingZooEnv(ReplayedEnv[ParallelStep]):
     """Play a third-party PettingZoo parallel environment, in batches and with tokens.
 
     The environments of a batch are stepped one after the other in Python; the
-    computations on their results are batched. Flat observations are converted to tokens
-    by a tokenizer. Observations that are dicts of ``features``, ``types`` and
-    ``padding`` are tokens.
+    computations on their results are batched.
+
+    *Observations* of any space but Text, Graph, Sequence and OneOf become tokens. A
+    vector is converted by a tokenizer. A dict of ``features``, ``types`` and
+    ``padding`` is tokens already. A matrix ``(N, F)`` is N tokens, one for each row. An
+    image ``(H, W, C)``, or ``(H, W)`` of bytes, is cut into patches, each with its row
+    and column, from 0 to 1, as its first two features. A Discrete is a one-hot token,
+    and so is each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its
+    entries, each entry with a type named by its path, as ``map/walls``; an entry
+    ``self`` is the observer's own, and a vector in it is one token. The entry
+    ``action_mask`` of a Dict is not observed.
+
+    Options that describe the observations hold for all groups; a mapping gives values
+    by group: ``env.presence={car: 0}``.
 
     *Agents* may leave and join during an episode. An absent agent has reward 0,
-    observes padding only, and its action is ignored. An agent that terminates leaves.
-    So does one that is truncated while others stay: its value is not bootstrapped. When
-    the last agents leave in the same step, the truncated ones stay active and the
-    episode is truncated; if all of them terminate, the episode is terminated.
+    observes padding only, and its action is ignored. An agent leaves when a step flags
+    it as terminated or truncated, even if ``env.agents`` still lists it; it must then
+    stay flagged and earn nothing. The value of an agent that is truncated while others
+    stay is not bootstrapped. When the last agents leave in the same step, those that
+    are truncated and not terminated stay active and the episode is truncated; if all of
+    them terminate, the episode is terminated. An environment that breaks a rule of
+    PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
+    without a flag or goes on after one; a missing observation, reward or flag; a reward
+    that is not one number; a flag of another name such as ``__all__``.
 
     *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an
@@ -61,19 +75,31 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     Args:
         module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
-            ``package.module:callable``, or an id of PettingZoo's registry, which
-            contains a slash. It is imported.
+            ``package.module:callable``, an id of PettingZoo's registry, which
+            contains a slash, or ``package:id`` of Gymnasium's. It is imported.
         options: keyword arguments of the environment.
         tokenizer: a name of ``marl-pool list tokenizers`` or
             ``package.module:Class``; None selects the tokenizer registered for the
             module, or else ``features``, one token for each number.
         groups: names of agents by group; None groups agents of equal spaces whose names
             differ in a trailing number only.
+        padding: ``zero_rows`` for rows of a matrix that are no tokens where all their
+            numbers are 0; None for rows that are all tokens.
+        presence: index of the feature that is 0 in rows of a matrix that are no tokens.
+        type_features: indices of the features of a matrix's row, the largest of which
+            says its type.
+        patch: height and width of an image's patches in pixels; None for the smallest
+            that give no more than 64 tokens. With it, matrices are images.
+        channels: axis of an image's channels.
+        token_types: a name for each type, in their order, or for each row of a matrix.
+            Equal names make one type; ``self`` names the observer's own tokens.
+        signal_types: names of the types that matter for the task; the others are noise.
+        positions: indices of the features that hold a token's position.
         max_steps: steps until truncation, unless the environment ends earlier.
 
     Raises:
         InputError: no such environment, rejected options, unsupported spaces, invalid
-            groups, or a tokenizer that does not fit the observations.
+            groups, or a tokenizer or options that do not fit the observations.
     """
 
     def __init__(
@@ -84,6 +110,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         options: dict[str, Any] | None = None,
         tokenizer: str | None = None,
         groups: dict[str, list[str]] | None = None,
+        padding: Padding | dict[str, Padding] | None = None,
+        presence: NonNegativeInt | dict[str, NonNegativeInt] | None = None,
+        type_features: Indices | dict[str, Indices] | None = None,
+        patch: PositiveInt | dict[str, PositiveInt] | None = None,
+        channels: Channels | dict[str, Channels] = "last",
+        token_types: Names | dict[str, Names] | None = None,
+        signal_types: Names | dict[str, Names] | None = None,
+        positions: Indices | dict[str, Indices] | None = None,
         max_steps: PositiveInt = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
@@ -95,12 +129,28 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         self._teams = make_teams(simulator.env, groups)
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, simulator.env.possible_agents))
-        # Adapters turn the observations of a group into tokens.
-        self._adapters = {
-            name: self._make_adapter(name, agents, tokenizer) for name in self._teams
+        by_option = {
+            "padding": padding,
+            "presence": presence,
+            "type_features": type_features,
+            "patch": patch,
+            "channels": channels,
+            "token_types": token_types,
+            "signal_types": signal_types,
+            "positions": positions,
         }
+        self._views = ViewMaker(
+            self._teams,
+            agents,
+            module,
+            self.options,
+            tokenizer,
+            by_option,
+            self.device,
+            self._number,
+        ).make()
         self.groups = {
-            name: AgentGroup(len(team.agents), self._adapters[name].spec, team.action)
+            name: AgentGroup(len(team.agents), self._views[name].spec, team.action)
             for name, team in self._teams.items()
         }
         self._renderer = FrameRenderer(
@@ -117,9 +167,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def observe(self) -> dict[str, Tokens]:
         observations, active = {}, self.active
-        for name, adapter in self._adapters.items():
-            parts = {part: self._state[f"{name}/{part}"] for part in adapter.parts}
-            tokens = adapter.tokens(parts)
+        for name, view in self._views.items():
+            parts = {part: self._state[f"{name}/{part}"] for part in view.parts}
+            tokens = view.tokens(parts)
             padding = tokens.padding | ~active[name][..., None]
             observations[name] = tokens._replace(padding=padding)
         return observations
@@ -197,34 +247,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             by_agent |= team.decode(own)
         return by_agent
 
-    def _make_adapter(
-        self, group: str, all_agents: tuple[str, ...], tokenizer: str | None
-    ) -> ObservationAdapter:
-        team = self._teams[group]
-        # A vector is split by a tokenizer, the given one or one that fits the module.
-        if isinstance(team.observation, spaces.Box):
-            name = tokenizer or fitting(self.module)
-            observer = Observer(
-                group,
-                tuple(map(str, team.agents)),
-                all_agents,
-                team.observation.shape[0],
-                self.options,
-                self.device,
-            )
-            return FlatAdapter(make_tokenizer(name, observer), name, self._number)
-        if tokenizer is not None:
-            raise InputError(
-                f"env.tokenizer: expected null, because group {group!r} observes "
-                f"tokens, got {tokenizer!r}"
-            )
-        # Observations that are tokens need none.
-        spec = token_spec(team.observation)
-        assert spec is not None
-        return ObservationAdapter(spec, self._number)
-
     def _step_arrays(self, num_envs: int) -> StepArrays:
-        return StepArrays(num_envs, self._teams, self._adapters, self._number)
+        return StepArrays(num_envs, self._teams, self._views, self._number)
 
     @override
     def _tensors(self) -> dict[str, Tensor]:

@@ -1,9 +1,12 @@
 """Third-party PettingZoo environments: built, stepped, replayed and rendered."""
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import pettingzoo
 from pettingzoo import ParallelEnv
@@ -11,6 +14,8 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
 from marl_pool.envs.drawing.canvas import PAPER, opencv
+from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
+from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
 from marl_pool.envs.simulation import (
     ActionLog,
     LoggedSimulator,
@@ -21,6 +26,10 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
+EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
+    ("chess", "lbforaging", "magent2", "pymunk", "rlcard", "rware", "shimmy"), "zoo"
+)
+"""By module of a third party: the extra that installs it."""
 
 
 def find_factory(module: str) -> Factory:
@@ -40,16 +49,24 @@ def find_factory(module: str) -> Factory:
     try:
         found = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "mpe2"
-        hint = '; pip install "marl-pool[mpe]"' if missing else ""
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        extra = EXTRA_OF.get((missing or "").partition(".")[0])
+        hint = f'; pip install "marl-pool[{extra}]"' if extra else ""
         raise InputError(
             f"env.module: {path!r} cannot be imported: {reason(error)}{hint}"
         ) from error
     factory: Factory | None = getattr(found, attribute, None)
+    # Importing a package may have registered environments with Gymnasium.
+    if factory is None and attribute in gymnasium.registry:
+        factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
+        names = [*vars(found), *gymnasium.registry] if ":" in module else []
+        near = difflib.get_close_matches(attribute, names, n=1)
+        hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
             f"env.module: expected a module with parallel_env, or "
-            f"package.module:callable; {path!r} has no {attribute!r}"
+            f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
+            f"{attribute!r}{hint}"
         )
     return factory
 
@@ -72,10 +89,12 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise InputError(
             f"env.options: {module} rejects {dict(options)}: {reason(error)}"
         ) from error
+    if isinstance(env, gymnasium.Env):
+        return GymnasiumAgents(env)
     if not isinstance(env, ParallelEnv):
         raise InputError(
-            f"env.module: expected {module} to return a PettingZoo ParallelEnv, "
-            f"got {type(env).__name__}"
+            f"env.module: expected {module} to return a PettingZoo ParallelEnv or a "
+            f"Gymnasium Env, got {type(env).__name__}"
         )
     return env
 
@@ -86,16 +105,16 @@ def reason(error: BaseException) -> str:
 
 
 class ParallelStep(NamedTuple):
-    """Results of ``ParallelEnv.step`` or ``reset``, by agent."""
+    """Results of ``ParallelEnv.step`` or ``reset`` that count; see `Lives`."""
 
-    observations: Mapping[Any, Any]
+    observations: Mapping[Any, Any] = {}
+    """Of agents that act in the next step, or whose truncation ended the episode."""
     rewards: Mapping[Any, float] = {}
-    terminations: Mapping[Any, bool] = {}
-    truncations: Mapping[Any, bool] = {}
-    acted: tuple[Any, ...] = ()
-    """Agents that acted in this step."""
-    agents: tuple[Any, ...] = ()
-    """Agents that act in the next step."""
+    """Of agents that acted."""
+    terminated: bool = False
+    truncated: bool = False
+    where: str = ""
+    """Begin of errors about this step."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -104,6 +123,9 @@ class ParallelSimulator(Simulator[ParallelStep]):
     Args:
         env: the environment.
         decode: converts a flat array to the action of each agent.
+
+    Raises:
+        InputError: in `reset` and `step`, the environment breaks a rule of `Lives`.
     """
 
     def __init__(
@@ -112,22 +134,36 @@ class ParallelSimulator(Simulator[ParallelStep]):
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
+        self.lives = Lives(env.possible_agents)
 
     @override
     def reset(self, seed: int) -> ParallelStep:
-        observations, _ = self.env.reset(seed=seed)
-        return ParallelStep(observations, agents=tuple(self.env.agents))
+        result = self.env.reset(seed=seed)
+        where = "env.module: reset"
+        observations, _ = split(result, RESET_PARTS, where)
+        self.lives.begin(self._agents())
+        return ParallelStep(self.lives.seen(observations), where=where)
 
     @override
     def step(self, action: np.ndarray) -> ParallelStep:
-        acted = tuple(self.env.agents)
-        if not acted:  # the episode is over
-            return ParallelStep({})
+        lives = self.lives
+        if not lives.alive:  # the episode is over
+            return ParallelStep(terminated=True)
         by_agent = self.decode(action)
-        step = self.env.step({agent: by_agent[agent] for agent in acted})
-        observations, rewards, ended, late, _ = step
-        agents = tuple(self.env.agents)
-        return ParallelStep(observations, rewards, ended, late, acted, agents)
+        result = self.env.step({agent: by_agent[agent] for agent in lives.listed})
+        where = f"env.module: step {lives.number + 1}"
+        observations, rewards, ended, late, _ = split(result, STEP_PARTS, where)
+        lives.advance(self._agents(), ended, late)
+        return ParallelStep(
+            lives.seen(observations),
+            lives.earned(rewards),
+            terminated=not (lives.alive or lives.timed_out),
+            truncated=bool(lives.timed_out),
+            where=where,
+        )
+
+    def _agents(self) -> Any:
+        return getattr(self.env, "agents", None)
 
 
 class FrameRenderer:

@@ -10,16 +10,13 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from torch import Tensor
-from typing_extensions import override
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
-from marl_pool.envs.tokenizers.base import Tokenizer
+from marl_pool.observations.make import validate_space
+from marl_pool.observations.view import TokenView
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
-PARTS = ("features", "types", "padding")
-"""Keys of an observation that consists of tokens."""
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
 
@@ -30,8 +27,8 @@ class PettingZooTeam:
 
     agents: tuple[Any, ...]
     """The environment's names of the agents."""
-    observation: spaces.Box | spaces.Dict
-    """Space of one agent, a flat Box or a Dict of `PARTS`."""
+    observation: spaces.Space[Any]
+    """Space of one agent."""
     action: spaces.Box | spaces.Discrete
 
     @property
@@ -68,30 +65,6 @@ def make_teams(
         raise InputError("env.module: expected an env with possible_agents, got none")
     members = by_name(env, agents) if groups is None else _listed(agents, groups)
     return {name: _make_team(env, name, names) for name, names in members.items()}
-
-
-def token_spec(space: spaces.Dict) -> TokenSpec | None:
-    """Return the spec of a Dict of `PARTS`; None for another space.
-
-    Type 0 is the observer's own token, as everywhere in this package.
-    """
-    if set(space.keys()) != set(PARTS):
-        return None
-    # All three parts must be boxes whose shapes agree.
-    boxes = [box for part in PARTS if isinstance(box := space[part], spaces.Box)]
-    shape = boxes[0].shape or () if len(boxes) == len(PARTS) else ()
-    if len(shape) != 2:
-        return None
-    features, types, padding = boxes
-    count, width = shape
-    fits = types.shape == padding.shape == (count,)
-    if not (fits and np.issubdtype(types.dtype, np.integer)):
-        return None
-    # The space bounds the types, but does not name them.
-    names = ("self", *(f"type_{i}" for i in range(1, int(types.high.max()) + 1)))
-    return TokenSpec(
-        count, width, names, dtype="uint8" if features.dtype == np.uint8 else "float32"
-    )
 
 
 def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, list[Any]]:
@@ -145,17 +118,7 @@ def _make_team(
                 "have different spaces"
             )
     where = f"env.module: agent {first!r}:"
-    # Observations are vectors, which a tokenizer splits, or tokens already.
-    if isinstance(observation, spaces.Box):
-        readable = len(observation.shape) == 1 and observation.shape[0] > 0
-    else:
-        tokens = isinstance(observation, spaces.Dict)
-        readable = tokens and token_spec(observation) is not None
-    if not readable:
-        raise InputError(
-            f"{where} expected observations in a Box of one dimension or a Dict of "
-            f"{', '.join(PARTS)}, got {_one_line(observation)}"
-        )
+    validate_space(observation, where.removesuffix(":"))
     # Actions must be discrete or boxes of floats.
     try:
         ActionSpec.of(action)
@@ -172,95 +135,6 @@ def _one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-class ObservationAdapter:
-    """Stores one team's observations in arrays, and converts them to tokens.
-
-    This one is for observations that are tokens; uint8 features stay uint8.
-    """
-
-    parts: dict[str, tuple[tuple[int, ...], Any]]
-    """Shape and dtype of each part of an observation, by name."""
-
-    def __init__(self, spec: TokenSpec, dtype: Any) -> None:
-        self.spec = spec
-        kept = np.uint8 if spec.dtype == "uint8" else dtype
-        self.parts = {
-            "features": ((spec.num_tokens, spec.num_features), kept),
-            "types": ((spec.num_tokens,), np.int64),
-            "padding": ((spec.num_tokens,), np.bool_),
-        }
-
-    def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        """Write the observation of one agent."""
-        for name in self.parts:
-            arrays[name][row, agent] = observation[name]
-
-    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
-        """Convert all observations to tokens ``(num_envs, agents, N)``."""
-        return Tokens(**parts)
-
-
-class FlatAdapter(ObservationAdapter):
-    """Flat observations, converted by a tokenizer in one call for all agents.
-
-    Raises:
-        InputError: the tokenizer ``name`` does not fit the observations.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, name: str, dtype: Any) -> None:
-        super().__init__(tokenizer.spec, dtype)
-        self.tokenizer = tokenizer
-        self.parts = {"numbers": ((tokenizer.observer.size,), dtype)}
-        self._validate(name)
-
-    @override
-    def write(self, arrays: Arrays, row: int, agent: int, observation: Any) -> None:
-        # Checked here, because numpy would broadcast a single number.
-        numbers, expected = np.asarray(observation), self.parts["numbers"][0]
-        if numbers.shape != expected:
-            raise InputError(
-                f"env.module: expected an observation of shape {expected}, as in its "
-                f"space, got {numbers.shape}"
-            )
-        arrays["numbers"][row, agent] = numbers
-
-    @override
-    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
-        numbers = parts["numbers"]
-        tokens = self.tokenizer(numbers.flatten(0, 1))
-        return tokens.map(lambda part: part.unflatten(0, numbers.shape[:2]))
-
-    def _validate(self, name: str) -> None:
-        # Try the tokenizer on zeros, so that a misfit is found before training.
-        observer, spec = self.tokenizer.observer, self.spec
-        where = f"env.tokenizer: {name} does not fit observations of {observer.size} "
-        where += "numbers"
-        try:
-            zeros = torch.zeros(2, observer.size, device=observer.device)
-            tokens = self.tokenizer(zeros)
-        except (RuntimeError, LookupError, ValueError) as error:
-            first = str(error).partition("\n")[0]
-            raise InputError(f"{where}: {first}") from error
-        # Compare shapes and types with the spec.
-        shape = (2, spec.num_tokens)
-        for part, tensor, wanted, dtype in (
-            ("features", tokens.features, (*shape, spec.num_features), None),
-            ("types", tokens.types, shape, torch.int64),
-            ("padding", tokens.padding, shape, torch.bool),
-        ):
-            if tensor.shape != wanted or dtype not in (None, tensor.dtype):
-                raise InputError(
-                    f"{where}: expected {part} of shape {wanted}"
-                    f"{f' and {dtype}' if dtype else ''}, got {tuple(tensor.shape)} "
-                    f"and {tensor.dtype}"
-                )
-        highest = int(tokens.types.max())
-        if not 0 <= int(tokens.types.min()) <= highest < spec.num_types:
-            raise InputError(
-                f"{where}: expected types below {spec.num_types}, got {highest}"
-            )
-
-
 class StepArrays:
     """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent."""
 
@@ -268,50 +142,48 @@ class StepArrays:
         self,
         num_envs: int,
         teams: Mapping[str, PettingZooTeam],
-        adapters: Mapping[str, ObservationAdapter],
+        views: Mapping[str, TokenView],
         dtype: Any,
     ) -> None:
-        self.adapters = adapters
+        self.teams, self.views = teams, views
         self.rewards: Arrays = {}
         self.parts: dict[str, Arrays] = {}
         """By group: active agents, and the parts of their observations."""
         self._columns: dict[Any, tuple[str, int]] = {}
+        self._where = [""] * num_envs
         for name, team in teams.items():
             count = (num_envs, len(team.agents))
             self.rewards[name] = np.zeros(count, dtype)
-            self.parts[name] = {"active": np.zeros(count, np.bool_)}
-            for part, (shape, kind) in adapters[name].parts.items():
-                self.parts[name][part] = np.zeros((*count, *shape), kind)
+            active = {"active": np.zeros(count, np.bool_)}
+            self.parts[name] = active | views[name].arrays(*count)
             self._columns |= {agent: (name, i) for i, agent in enumerate(team.agents)}
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
 
     def write(self, row: int, step: ParallelStep) -> None:
         """Write the step of one environment."""
-        # Agents that remain, unless they ended in this step.
-        ended, late = step.terminations, step.truncations
-        active = [a for a in step.agents if not (ended.get(a) or late.get(a))]
-        # When the last agents leave, those that are truncated stay active, so that
-        # their values are bootstrapped.
-        timed_out = [a for a in step.acted if late.get(a) and not ended.get(a)]
-        self.terminated[row] = not active and not timed_out
-        self.truncated[row] = not active and bool(timed_out)
-        # Write observations of the living, then rewards of all that acted.
-        for agent in active or timed_out:
-            name, column = self._column(agent)
-            if agent not in step.observations:
-                raise InputError(
-                    f"env.module: expected an observation of agent {agent!r}, got none"
-                )
-            arrays, observation = self.parts[name], step.observations[agent]
+        self._where[row] = step.where
+        self.terminated[row], self.truncated[row] = step.terminated, step.truncated
+        for agent, observation in step.observations.items():
+            name, column = self._columns[agent]
+            arrays = self.parts[name]
             arrays["active"][row, column] = True
-            self.adapters[name].write(arrays, row, column, observation)
-        for agent in step.acted:
-            name, column = self._column(agent)
-            self.rewards[name][row, column] = step.rewards.get(agent, 0.0)
+            try:
+                self.views[name].write(arrays, (row, column), observation)
+            except (InputError, LookupError, TypeError, ValueError) as error:
+                problem = str(error).removeprefix("env.module: ")
+                raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error
+        for agent, reward in step.rewards.items():
+            name, column = self._columns[agent]
+            self.rewards[name][row, column] = reward
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return active agents and observations, by ``group/part``."""
+        """Return active agents and observations, by ``group/part``.
+
+        Raises:
+            InputError: a number that the space of an observation does not contain.
+        """
+        self._validate_ranges()
         tensors = {}
         for name, arrays in self.parts.items():
             for part, array in arrays.items():
@@ -320,9 +192,12 @@ class StepArrays:
                 tensors[f"{name}/{part}"] = tensor.to(dtype) if real else tensor
         return tensors
 
-    def _column(self, agent: Any) -> tuple[str, int]:
-        if agent not in self._columns:
-            raise InputError(
-                f"env.module: expected one of possible_agents, got agent {agent!r}"
-            )
-        return self._columns[agent]
+    def _validate_ranges(self) -> None:
+        for name, arrays in self.parts.items():
+            misfit = self.views[name].misfit(arrays, arrays["active"])
+            if misfit is not None:
+                row, column = misfit.place
+                agent = self.teams[name].agents[column]
+                raise InputError(
+                    f"{self._where[row]}: agent {agent!r}: {misfit.message}"
+                )

@@ -17,7 +17,8 @@ import zlib
 from http.client import HTTPException
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from struct import unpack
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -242,6 +243,18 @@ class _BytesUnpickler(pickle._Unpickler):
                 f"refused: it holds {module}.{name}, which no CIFAR archive needs"
             )
         return _Call(name)
+
+    def load_bytearray8(self: Any) -> None:
+        # Python's own allocates as much as the pickle claims.
+        (size,) = unpack("<Q", self.read(8))
+        if len(content := self.read(size)) < size:
+            raise EOFError(f"expected {size:,} bytes, got {len(content):,}")
+        self.append(bytearray(content))
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
 
 def _read_batch(

@@ -562,9 +562,9 @@ class Odd(Crowd):
     """One space that does not fit."""
 
     SPACES: ClassVar = {
-        "image": spaces.Box(0, 1, (4, 4), np.float32),
-        "dict": spaces.Dict(features=spaces.Box(0, 1, (4, 4), np.float32)),
-        "choice": spaces.Discrete(3),
+        "video": spaces.Box(0, 1, (2, 4, 4, 3), np.float32),
+        "dict": spaces.Dict(text=spaces.Text(3)),
+        "sequence": spaces.Sequence(spaces.Box(0, 1, (4,), np.float32)),
         "wide": spaces.Box(-np.inf, np.inf, (2,), np.float32),
         "many": spaces.MultiDiscrete([2, 2]),
         "whole": spaces.Box(0, 3, (2,), np.int64),
@@ -614,9 +614,9 @@ def not_an_env():
         ({"module": "none/such-v0"}, "env.module: Namespace.* 'none' not found"),
         (
             {"module": f"{__name__}:not_an_env"},
-            "return a PettingZoo ParallelEnv, got ob",
+            "return a PettingZoo ParallelEnv or a Gymnasium Env, got ob",
         ),
-        ({"module": "mpe2.simple_spread_v3:env"}, "ParallelEnv, got OrderEnf"),
+        ({"module": "mpe2.simple_spread_v3:env"}, "Gymnasium Env, got OrderEnf"),
         ({"module": f"{__name__}:Lonely"}, "possible_agents, got none"),
         ({"module": TAG, "options": {"N": 3}}, "env.options: mpe2.simple_tag_v3 re.*N"),
         (
@@ -651,9 +651,9 @@ def not_an_env():
         *(
             ({"module": f"{__name__}:Odd", "options": {"observation": kind}}, expected)
             for kind, expected in {
-                "image": r"env.module: agent 'wolf_0': expected observations in a Box",
-                "dict": r"expected observations in .*got Dict",
-                "choice": r"expected observations in .*got Discrete",
+                "video": r"env.module: agent 'wolf_0': expected observations that can",
+                "dict": r"such as a MultiDiscrete of .*; got Dict",
+                "sequence": r"such as a Box of \(N, F\), padded.*; got Sequence",
             }.items()
         ),
         *(
@@ -675,7 +675,7 @@ def test_what_does_not_fit_is_refused_in_one_line(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "env.module: expected an observation of .*, got none"),
+        ({}, "env.module: reset: agent .*: observation: expected one, got none"),
         ({"stranger": True}, "expected one of possible_agents, got agent 'ghost_0'"),
         ({"brief": True}, r"expected an observation of shape .*, got \(1,\)"),
     ],

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,21 @@ def test_an_archive_that_python_3_wrote_is_read(tmp_path, protocol, order):
     packed = {name: pickle.dumps(part, protocol) for name, part in contents.items()}
     got = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
     assert all(map(np.array_equal, got, want))
+
+
+def test_a_claimed_length_takes_no_memory(tmp_path):
+    """256 MiB are claimed by 9 bytes."""
+    train = b"\x80\x05\x96" + (1 << 28).to_bytes(8, "little") + b"abc."
+    contents = {**cifar_contents("cifar100"), "train": train}
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="expected 268,435,456 bytes"):
+            read_cifar(file, "cifar100")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):

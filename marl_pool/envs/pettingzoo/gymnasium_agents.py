@@ -1,0 +1,140 @@
+"""Gymnasium environments as PettingZoo's: of one agent, or of several in Tuples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from typing_extensions import override
+
+from marl_pool.utils.errors import InputError
+
+ByAgent = dict[str, Any]
+RESET_PARTS = ("observation", "info")
+FLAGS = ("terminated", "truncated")
+STEP_PARTS = ("observation", "reward", *FLAGS, "info")
+
+
+class GymnasiumAgents(ParallelEnv[str, Any, Any]):
+    """A Gymnasium environment behind PettingZoo's ``ParallelEnv``.
+
+    Where observations and actions are Tuples of one length, as in level-based foraging
+    and the robotic warehouse, each entry is an agent. Otherwise there is one agent.
+    Agents are named ``agent_0``, ``agent_1`` and so on. They all end together. A single
+    reward is that of every agent.
+
+    Args:
+        env: the environment.
+
+    Raises:
+        InputError: in `reset` and `step`, results that are not Gymnasium's, another
+            number of observations or rewards than agents, or flags that differ.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env = env
+        self.metadata = {**env.metadata, "name": type(env.unwrapped).__name__}
+        self.render_mode = env.render_mode
+        observed, acted = env.observation_space, env.action_space
+        self.single = not (
+            isinstance(observed, spaces.Tuple)
+            and isinstance(acted, spaces.Tuple)
+            and len(observed) == len(acted)
+        )
+        if self.single:
+            self._spaces = [(observed, acted)]
+        else:
+            pairs = zip(observed.spaces, acted.spaces, strict=True)  # type: ignore[attr-defined]
+            self._spaces = [*pairs]
+        self.possible_agents = [f"agent_{i}" for i in range(len(self._spaces))]
+        self.agents: list[str] = []
+
+    @override
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self._spaces[self.possible_agents.index(agent)][0]
+
+    @override
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self._spaces[self.possible_agents.index(agent)][1]
+
+    @override
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
+        result = self.env.reset(seed=seed, options=options)
+        observation, _ = self._unpack("reset", result, RESET_PARTS)
+        self.agents = [*self.possible_agents]
+        observations = self._by_agent("reset", observation)
+        return observations, {agent: {} for agent in self.agents}
+
+    @override
+    def step(
+        self, actions: ByAgent
+    ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
+        ordered = tuple(actions[agent] for agent in self.possible_agents)
+        result = self.env.step(ordered[0] if self.single else ordered)
+        observation, reward, *flags, _ = self._unpack("step", result, STEP_PARTS)
+        terminated, truncated = map(self._flag, FLAGS, flags)
+        if terminated or truncated:
+            self.agents = []
+        agents = self.possible_agents
+        return (
+            self._by_agent("step", observation),
+            dict(zip(agents, self._rewards(reward), strict=True)),
+            dict.fromkeys(agents, terminated),
+            dict.fromkeys(agents, truncated),
+            {agent: {} for agent in agents},
+        )
+
+    @override
+    def render(self) -> Any:
+        return self.env.render()
+
+    @override
+    def close(self) -> None:
+        self.env.close()
+
+    def _unpack(self, call: str, result: Any, parts: tuple[str, ...]) -> Any:
+        got = type(result).__name__
+        if isinstance(result, tuple):
+            got = f"a tuple of {len(result)}"
+            if len(result) == len(parts):
+                if isinstance(result[-1], Mapping):
+                    return result
+                got = f"{type(result[-1]).__name__} as info"
+        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {got}")
+
+    def _by_agent(self, call: str, observation: Any) -> ByAgent:
+        agents = self.possible_agents
+        observations = (observation,) if self.single else observation
+        counted = isinstance(observations, tuple | list | np.ndarray)
+        if not counted or len(observations) != len(agents):
+            got = len(observations) if counted else type(observations).__name__
+            expected = f"expected observations of {len(agents)} agents"
+            raise self._error(call, f"{expected}, got {got}")
+        return dict(zip(agents, observations, strict=True))
+
+    def _rewards(self, reward: Any) -> list[float]:
+        count, rewards = len(self.possible_agents), np.asarray(reward)
+        if rewards.dtype.kind not in "biuf" or rewards.size not in (1, count):
+            raise self._error(
+                "step",
+                f"expected a reward or one for each of {count} agents, got {reward}",
+            )
+        return [float(number) for number in np.broadcast_to(rewards.reshape(-1), count)]
+
+    def _flag(self, name: str, flag: Any) -> bool:
+        flags = np.asarray(flag).reshape(-1)
+        if flags.dtype != np.bool_ or len(set(flags.tolist())) != 1:
+            raise self._error(
+                "step",
+                f"{name}: expected a flag, or flags that end all agents together, got "
+                f"{flag}",
+            )
+        return bool(flags[0])
+
+    def _error(self, call: str, problem: str) -> InputError:
+        name = type(self.env.unwrapped).__name__
+        return InputError(f"env.module: {call} of {name}: {problem}")

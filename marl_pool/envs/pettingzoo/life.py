@@ -1,0 +1,216 @@
+"""The lives of agents in an episode of PettingZoo's API, and the rules of that API.
+
+The rules are those of PettingZoo's documentation and of its ``parallel_api_test``.
+Where environments are laxer and the meaning is clear, `Lives` documents it; where it is
+not, they are refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_pool.utils.errors import InputError
+
+RESET_PARTS = ("observations", "infos")
+"""Dicts that ``ParallelEnv.reset`` returns, by agent."""
+STEP_PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
+"""Dicts that ``ParallelEnv.step`` returns, by agent."""
+
+
+class Lives:
+    """The agents of one episode: who is born, alive, ended and gone.
+
+    - *Born*: after a reset or step the agent is listed in ``env.agents``.
+    - *Alive*: from its birth on it is observed and acts. Each of its steps gives it a
+      reward, which is one number, a termination and a truncation, True or False.
+    - *Ended*: a step flagged it as terminated or truncated. The reward of that step is
+      its last. It may remain listed if it stays flagged and earns nothing more.
+    - *Gone*: it is no longer listed. It may be born again.
+
+    The episode is over when no agent is alive. If some of the last ones were truncated
+    and not terminated, the episode is truncated, and their values are bootstrapped;
+    otherwise it is terminated.
+
+    `begin` follows a reset and `advance` a step; `earned` and `seen` then return what
+    counts of its dicts. They raise an `InputError` that names the step of the episode,
+    the agent and the rule.
+
+    Args:
+        possible_agents: names of all agents that may be born.
+        where: begin of the errors.
+    """
+
+    def __init__(
+        self, possible_agents: Iterable[Any], where: str = "env.module"
+    ) -> None:
+        self.possible, self.where = frozenset(possible_agents), where
+        self.number = 0
+        """Steps taken in the episode."""
+        self.listed: tuple[Any, ...] = ()
+        """``env.agents``, which expects an action of each; some may have ended."""
+        self.acted: tuple[Any, ...] = ()
+        """Agents that were alive before the last step."""
+        self.alive: tuple[Any, ...] = ()
+        """Agents that act in the next step; none when the episode is over."""
+        self.timed_out: tuple[Any, ...] = ()
+        """Agents whose truncation ended the episode."""
+        self._members: frozenset[Any] = frozenset()
+        self._ends: dict[Any, int] = {}  # listed agents that ended, with the step
+
+    def begin(self, agents: Any) -> None:
+        """Begin an episode, with ``env.agents`` after the reset."""
+        self.number, self._ends, self.acted, self.timed_out = 0, {}, (), ()
+        self._list(agents)
+        self.alive = self.listed
+        if not self.alive:
+            raise self.error("env.agents: expected at least one agent, got none")
+
+    def advance(
+        self,
+        agents: Any,
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+    ) -> None:
+        """Take a step, with ``env.agents`` and the flags after it."""
+        self.number += 1
+        self.acted = self.alive
+        self._list(agents)
+        self._require_known("terminations", terminations)
+        self._require_known("truncations", truncations)
+        timed_out = []
+        for agent in self.acted:
+            terminated = self._flag("termination", terminations, agent)
+            truncated = self._flag("truncation", truncations, agent)
+            if terminated or truncated:
+                self._ends[agent] = self.number
+                if not terminated:
+                    timed_out.append(agent)
+            elif agent not in self._members:
+                raise self.error(
+                    "left env.agents without a flag, expected its termination or its "
+                    "truncation to be True",
+                    agent,
+                )
+        if self.listed == self.acted and not self._ends:
+            return
+        self._bury(terminations, truncations)
+        self.alive = tuple(agent for agent in self.listed if agent not in self._ends)
+        self.timed_out = () if self.alive else tuple(timed_out)
+
+    def earned(self, rewards: Mapping[Any, Any]) -> dict[Any, float]:
+        """Return the rewards of the agents that acted; the others may earn nothing."""
+        earned = {agent: self._reward(rewards, agent) for agent in self.acted}
+        if len(rewards) > len(earned):
+            self._require_known("rewards", rewards)
+            for agent in rewards.keys() - earned.keys():
+                if rewards[agent] is None or self._reward(rewards, agent) == 0:
+                    continue
+                end = self._ends.get(agent)
+                raise self.error(
+                    "reward: expected 0 of an agent that "
+                    + (f"ended in step {end}" if end else "did not act")
+                    + f", whether env.agents lists it or not, got {rewards[agent]}",
+                    agent,
+                )
+        return earned
+
+    def seen(self, observations: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the observations that are needed: to act on, or to bootstrap from."""
+        return {
+            agent: self._value("observation", observations, agent)
+            for agent in self.alive or self.timed_out
+        }
+
+    def error(self, problem: str, agent: Any = None) -> InputError:
+        """Return an error that names the step, and the agent unless it is None."""
+        step = f"step {self.number}" if self.number else "reset"
+        name = "" if agent is None else f"agent {agent!r}: "
+        return InputError(" ".join(f"{self.where}: {step}: {name}{problem}".split()))
+
+    def _list(self, agents: Any) -> None:
+        """Set `listed`."""
+        if isinstance(agents, str) or not isinstance(agents, Iterable):
+            raise self.error(f"env.agents: expected a list of names, got {agents!r}")
+        listed = tuple(agents)
+        if listed == self.listed:
+            return
+        for agent in listed:
+            self._require_known("env.agents", {agent: None})
+        self.listed, self._members = listed, frozenset(listed)
+        if len(self._members) < len(listed):
+            raise self.error(f"env.agents: expected each agent once, got {listed}")
+
+    def _bury(
+        self, terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]
+    ) -> None:
+        """Forget the ends of agents that are gone; check those that are listed."""
+        for agent in self._members.difference(self.acted):
+            if any(
+                agent in flags and self._flag(name, flags, agent)
+                for name, flags in (
+                    ("termination", terminations),
+                    ("truncation", truncations),
+                )
+            ):
+                self._ends.setdefault(agent, self.number)
+            elif agent in self._ends:
+                raise self.error(
+                    f"ended in step {self._ends[agent]} and is in env.agents without a "
+                    "flag, expected it to leave or to stay flagged",
+                    agent,
+                )
+        self._ends = {a: end for a, end in self._ends.items() if a in self._members}
+
+    def _require_known(self, where: str, agents: Mapping[Any, Any]) -> None:
+        # Comparing sets is fast; the difference is only needed for the message.
+        if not agents.keys() <= self.possible:
+            stranger = min(agents.keys() - self.possible, key=str)
+            raise self.error(
+                f"{where}: expected one of possible_agents, got agent {stranger!r}"
+            )
+
+    def _value(self, name: str, values: Mapping[Any, Any], agent: Any) -> Any:
+        try:
+            return values[agent]
+        except KeyError:
+            raise self.error(f"{name}: expected one, got none", agent) from None
+
+    def _flag(self, name: str, flags: Mapping[Any, Any], agent: Any) -> bool:
+        flag = self._value(name, flags, agent)
+        if flag is True or flag is False:
+            return flag
+        array = np.asarray(flag)
+        if array.dtype != np.bool_ or array.size != 1:
+            raise self.error(f"{name}: expected True or False, got {flag!r}", agent)
+        return bool(array)
+
+    def _reward(self, rewards: Mapping[Any, Any], agent: Any) -> float:
+        reward = self._value("reward", rewards, agent)
+        if type(reward) is float:
+            return reward
+        array = np.asarray(reward)
+        if array.dtype.kind not in "biuf" or array.size != 1:
+            raise self.error(f"reward: expected one number, got {reward!r}", agent)
+        return float(array.item())
+
+
+def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
+    """Return the dicts ``names`` that a reset or a step returned.
+
+    Raises:
+        InputError: another number of values, or one that is no dict.
+    """
+    expected = f"{where}: expected {len(names)} dicts, {', '.join(names)}"
+    if not isinstance(result, tuple | list):
+        raise InputError(f"{expected}, got {_kind(result)}")
+    if len(result) != len(names):
+        raise InputError(f"{expected}, got {len(result)} values")
+    for name, part in zip(names, result, strict=True):
+        if not isinstance(part, dict | Mapping):
+            raise InputError(f"{where}: {name}: expected a dict, got {_kind(part)}")
+    return tuple(result)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,280 @@
+"""Spaces inside an observation whose elements are one array, each as tokens."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.observations.parts import Part, PlainSpace
+from marl_pool.observations.patches import cut_patches
+from marl_pool.observations.view import TokenOptions, validate_indices
+from marl_pool.utils.errors import InputError
+
+LARGEST_SET = 64
+"""Number of patches of an image that the default patch does not exceed."""
+LARGEST_CHOICE = 1 << 14
+"""Largest number of choices that become a token of as many features."""
+
+
+class Leaf(ABC):
+    """One plain space inside an observation, and the tokens that it becomes.
+
+    Args:
+        part: storage of the elements.
+        num_tokens: number of its tokens.
+        num_features: width of its tokens.
+        type_names: names of its types.
+        types: type of each token; None where `read_types` finds it in the features.
+        positions: as in `TokenSpec`, where the observation is this leaf alone.
+    """
+
+    keeps_bytes = False
+    """True if features are uint8, which the embedding scales."""
+
+    def __init__(
+        self,
+        part: Part,
+        num_tokens: int,
+        num_features: int,
+        type_names: tuple[str, ...],
+        positions: tuple[int, ...] | None = None,
+    ) -> None:
+        self.part, self.num_tokens, self.num_features = part, num_tokens, num_features
+        self.type_names, self.positions = type_names, positions
+
+    @abstractmethod
+    def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Convert stored elements ``(*B, …)`` to features ``(*B, N, F)``."""
+
+    def types(self, values: Tensor) -> Tensor:
+        """Return the type of each token, ``(*B, N)`` int64; by default one each."""
+        shape = (*self._batch(values), self.num_tokens)
+        if len(self.type_names) == 1:
+            return torch.zeros(shape, dtype=torch.int64, device=values.device)
+        return torch.arange(self.num_tokens, device=values.device).expand(shape)
+
+    def padding(self, values: Tensor) -> Tensor:
+        """Return the slots without a token, ``(*B, N)`` bool; none by default."""
+        shape = (*self._batch(values), self.num_tokens)
+        return torch.zeros(shape, dtype=torch.bool, device=values.device)
+
+    def _batch(self, values: Tensor) -> torch.Size:
+        return values.shape[: values.dim() - len(self.part.shape)]
+
+
+class VectorLeaf(Leaf):
+    """A number or a vector of numbers: one token.
+
+    Args:
+        part: storage of the elements, of no or one dimension.
+        name: name of the type.
+        split: make each number a token, with a type of its own.
+    """
+
+    def __init__(self, part: Part, name: str, *, split: bool = False) -> None:
+        size = int(np.prod(part.shape))
+        if split:
+            names = tuple(f"{name or 'feature'}_{i}" for i in range(size))
+            super().__init__(part, size, 1, names, positions=())
+        else:
+            super().__init__(part, 1, size, (name,))
+
+    @override
+    def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        shape = (*self._batch(values), self.num_tokens, self.num_features)
+        return values.to(dtype).reshape(shape)
+
+
+class RowsLeaf(Leaf):
+    """A matrix: each row is a token.
+
+    Args:
+        part: storage of the elements, ``(N, F)``.
+        name: name of the type.
+        options: which rows are no tokens, and where their types are.
+        split: give each row a type of its own.
+    """
+
+    def __init__(
+        self, part: Part, name: str, options: TokenOptions, *, split: bool = False
+    ) -> None:
+        self.zero_rows = options.padding == "zero_rows"
+        self.presence, self.columns = options.presence, options.type_features
+        count = part.shape[0]
+        names: tuple[str, ...] = (name or "row",)
+        if self.columns is not None:
+            names = tuple(f"{name or 'type'}_{i}" for i in range(len(self.columns)))
+        elif split:
+            names = tuple(f"{name or 'row'}_{i}" for i in range(count))
+        super().__init__(part, count, part.shape[1], names)
+
+    @override
+    def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return values.to(dtype)
+
+    @override
+    def types(self, values: Tensor) -> Tensor:
+        if self.columns is None:
+            return super().types(values)
+        return values[..., list(self.columns)].to(torch.float32).argmax(-1)
+
+    @override
+    def padding(self, values: Tensor) -> Tensor:
+        padding = super().padding(values)
+        if self.zero_rows:
+            padding = padding | (values == 0).all(-1)
+        if self.presence is not None:
+            padding = padding | (values[..., self.presence] == 0)
+        return padding
+
+
+class ChoiceLeaf(Leaf):
+    """Choices, each a one-hot token: one, a vector of types of their own, or rows.
+
+    Args:
+        space: Discrete, or MultiDiscrete of one or two dimensions. In two dimensions
+            the choices of a row are joined to one token, and the rows are of one type.
+        part: storage of the elements.
+        name: name of the type.
+    """
+
+    def __init__(
+        self, space: spaces.Discrete | spaces.MultiDiscrete, part: Part, name: str
+    ) -> None:
+        name = name or "choice"
+        several = isinstance(space, spaces.MultiDiscrete)
+        counts = np.asarray(space.nvec if several else space.n)  # type: ignore[union-attr]
+        self.start = torch.as_tensor(np.asarray(space.start), dtype=torch.int64)
+        # Each column has as many features as the largest of its counts.
+        rows = counts.reshape(-1, *(counts.shape[1:] or (1,)))
+        self.widths = [int(width) for width in rows.max(0)]
+        names: tuple[str, ...] = (name,)
+        if counts.ndim == 1 and len(counts) > 1:
+            names = tuple(f"{name}_{i}" for i in range(len(counts)))
+        super().__init__(part, len(rows), sum(self.widths), names, positions=())
+
+    @override
+    def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        values = values - self.start.to(values.device)
+        shape = (*self._batch(values), self.num_tokens, len(self.widths))
+        columns = values.reshape(shape).unbind(-1)
+        # A number out of range, as of an absent agent, becomes zeros.
+        coded = [
+            column[..., None] == torch.arange(width, device=values.device)
+            for column, width in zip(columns, self.widths, strict=True)
+        ]
+        return torch.cat(coded, -1).to(dtype)
+
+
+class ImageLeaf(Leaf):
+    """An image cut into patches: each is a token of its place and its pixels.
+
+    The first two features are the row and the column of the patch, from 0 to 1 in the
+    image; then follow its pixels by rows, channels side by side. At the lower and right
+    edge patches are filled with zeros. Bytes stay bytes, where they reach 255.
+
+    Args:
+        part: storage of the elements, ``(H, W)`` or three dimensions with channels.
+        name: name of the type.
+        options: size of a patch and the axis of the channels.
+        prefix: begin of errors about options.
+    """
+
+    def __init__(
+        self, part: Part, name: str, options: TokenOptions, prefix: str
+    ) -> None:
+        self.first = options.channels == "first" and len(part.shape) == 3
+        shape = part.shape if len(part.shape) == 3 else (*part.shape, 1)
+        height, width, channels = (*shape[1:], shape[0]) if self.first else shape
+        self.patch = options.patch or _default_patch(height, width)
+        if self.patch > max(height, width):
+            raise InputError(
+                f"{prefix}patch: expected at most {max(height, width)}, since the "
+                f"image has {height} x {width} pixels, got {self.patch}"
+            )
+        self.scaled = part.dtype == np.uint8 and bool(part.high.max() == 255)
+        self.rows, self.columns = (-(-size // self.patch) for size in (height, width))
+        super().__init__(
+            part,
+            self.rows * self.columns,
+            2 + self.patch**2 * channels,
+            (name or "patch",),
+            positions=(0, 1),
+        )
+
+    @property
+    def keeps_bytes(self) -> bool:  # type: ignore[override]
+        """True if features are uint8, which the embedding scales."""
+        return self.scaled
+
+    @override
+    def features(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        if len(self.part.shape) == 2:
+            values = values[..., None]
+        elif self.first:
+            values = values.movedim(-3, -1)
+        pixels = cut_patches(values, self.patch, dtype)
+        place = [
+            torch.linspace(0, 255 if dtype == torch.uint8 else 1, size)
+            for size in (self.rows, self.columns)
+        ]
+        places = torch.cartesian_prod(*place).to(pixels.device, dtype)
+        if dtype != torch.uint8 and self.scaled:
+            pixels = pixels / 255
+        return torch.cat([places.expand(*pixels.shape[:-1], 2), pixels], -1)
+
+
+def _default_patch(height: int, width: int) -> int:
+    patch = 1
+    while -(-height // patch) * -(-width // patch) > LARGEST_SET:
+        patch += 1
+    return patch
+
+
+def make_leaf(
+    space: PlainSpace,
+    name: str,
+    options: TokenOptions,
+    number: Any,
+    *,
+    alone: bool,
+    prefix: str = "",
+) -> Leaf:
+    """Return the tokens of a plain space that `refusal` accepts.
+
+    Args:
+        space: the space.
+        name: its path in the observation, empty for the whole.
+        options: how it becomes tokens.
+        number: NumPy dtype in which floats are stored.
+        alone: True if the observation has no other leaf.
+        prefix: begin of errors about options.
+    """
+    part = Part.of(space, name, number)
+    dims = len(part.shape)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return ChoiceLeaf(space, part, name)
+    if dims < 2:
+        return VectorLeaf(part, name, split=alone and dims == 1)
+    if is_image(space, options):
+        return ImageLeaf(part, name, options, prefix)
+    if options.presence is not None:
+        validate_indices(f"{prefix}presence", [options.presence], part.shape[1])
+    if options.type_features is not None:
+        key = f"{prefix}type_features"
+        validate_indices(key, options.type_features, part.shape[1])
+    # As many names as rows are those of the rows.
+    split = alone and len(options.token_types or ()) == part.shape[0] > 1
+    return RowsLeaf(part, name, options, split=split)
+
+
+def is_image(space: spaces.Space[Any], options: TokenOptions) -> bool:
+    """Return whether a Box of two or three dimensions is cut into patches."""
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+        return False
+    matrix = len(space.shape) == 2 and options.patch is None
+    return not matrix or (space.dtype == np.uint8 and bool((space.high == 255).all()))

@@ -1,0 +1,290 @@
+"""The interface by which observations of any space are stored and become tokens."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.observations.parts import Part, label
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+
+SELF_NAME = "self"
+"""Name of the type of the observer's own tokens, which is type 0."""
+MASK = "action_mask"
+"""Key of an observation's entry that says which actions are valid."""
+Arrays = Mapping[str, np.ndarray]
+"""Arrays ``(*B, …)`` by the names of parts."""
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """Choices about tokens that the space of an observation leaves open.
+
+    Args:
+        padding: ``"zero_rows"`` for rows of zeros that are no tokens; None for rows
+            that are all tokens.
+        presence: index of the feature of a row that is 0 where the row is no token.
+        type_features: indices of the features of a row whose largest one is its type.
+        patch: height and width of an image's patches in pixels; None for the smallest
+            that give no more than `LARGEST_SET` tokens.
+        channels: axis of an image's channels.
+        token_types: a name for each type, in their order, or for each row. Equal names
+            make one type, and ``self`` names the observer's own tokens.
+        signal_types: names of the types that matter for the task; see `TokenSpec`.
+        positions: indices of the features that hold a token's position.
+    """
+
+    padding: Literal["zero_rows"] | None = None
+    presence: int | None = None
+    type_features: Sequence[int] | None = None
+    patch: int | None = None
+    channels: Literal["first", "last"] = "last"
+    token_types: Sequence[str] | None = None
+    signal_types: Sequence[str] | None = None
+    positions: Sequence[int] | None = None
+
+
+class Misfit(NamedTuple):
+    """A number of a stored observation that its space does not contain."""
+
+    place: tuple[int, ...]
+    """Index of the observation in the batch."""
+    message: str
+
+
+class TokenView(ABC):
+    """Observations of one space: stored in arrays, checked, and converted to tokens.
+
+    A caller allocates an array ``(*B, *shape)`` for each of the `parts`, stores each
+    observation by `write`, checks all of them at once by `misfit`, and converts tensors
+    of the same shapes by `tokens`::
+
+        view = make_view(space)
+        arrays = view.arrays(num_envs)
+        view.write(arrays, 0, observation)
+        tokens = view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
+
+    Args:
+        spec: sizes and type names of the tokens.
+        parts: storage of an observation by name.
+    """
+
+    def __init__(self, spec: TokenSpec, parts: Mapping[str, Part]) -> None:
+        self.spec, self.parts = spec, dict(parts)
+        self._renumbered: tuple[int, ...] | None = None
+        """Number of each type after `rename`."""
+
+    def arrays(self, *batch: int) -> dict[str, np.ndarray]:
+        """Return arrays of zeros for observations of batch dimensions ``batch``."""
+        return {
+            name: np.zeros((*batch, *part.shape), part.dtype)
+            for name, part in self.parts.items()
+        }
+
+    @abstractmethod
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        """Return the values of all `parts` in an observation.
+
+        Raises:
+            InputError: an observation without a part, or of another kind.
+        """
+
+    def write(self, arrays: Arrays, index: Any, observation: Any) -> None:
+        """Store an observation at ``index`` of the batch, if its shape and dtype fit.
+
+        Raises:
+            InputError: another shape or dtype than that of the space, or no such part.
+        """
+        values = self.read(observation)
+        for name, part in self.parts.items():
+            arrays[name][index] = part.read(values[name])
+
+    def misfit(self, arrays: Arrays, present: np.ndarray) -> Misfit | None:
+        """Return the first stored number beyond the bounds of its space.
+
+        Args:
+            arrays: as for `write`.
+            present: ``(*B)`` bool, observations that were written.
+        """
+        for name, part in self.parts.items():
+            if not part.bounded or part.fits(arrays[name]):
+                continue
+            wrong = part.misfits(arrays[name])
+            padded = self.arbitrary(name, arrays)
+            where = present.reshape(*present.shape, *[1] * len(part.shape))
+            wrong = wrong & where if padded is None else wrong & where & ~padded
+            if wrong.any():
+                first = tuple(int(i) for i in np.argwhere(wrong)[0])
+                batch, index = first[: present.ndim], first[present.ndim :]
+                return Misfit(batch, part.explain(index, arrays[name][first]))
+        return None
+
+    def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
+        """Return where the numbers of a part may be anything; None for nowhere."""
+        return None
+
+    @abstractmethod
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        """Convert stored observations to tokens, types numbered as by default."""
+
+    def tokens(self, parts: Mapping[str, Tensor]) -> Tokens:
+        """Convert stored observations ``(*B, …)`` by part to tokens ``(*B, N, …)``."""
+        tokens = self.convert(parts)
+        if self._renumbered is None:
+            return tokens
+        numbers = torch.tensor(self._renumbered, device=tokens.types.device)
+        # Types under padding may be any number.
+        types = tokens.types.clamp(0, len(self._renumbered) - 1)
+        return tokens._replace(types=numbers[types])
+
+    def rename(self, options: TokenOptions, prefix: str = "") -> None:
+        """Apply the names of types, the signal types and the positions of ``options``.
+
+        Raises:
+            InputError: a wrong number of names, or names and features that the tokens
+                lack; the message begins with ``prefix`` and the option.
+        """
+        spec = self.spec
+        if options.token_types is not None:
+            given = list(options.token_types)
+            if len(given) != spec.num_types or not all(given):
+                raise InputError(
+                    f"{prefix}token_types: expected {_count(spec.num_types, 'name')}, "
+                    f"for {listed(spec.type_names)}, got {listed(given) or 'none'}"
+                )
+            # The observer's own type is number 0; the others keep their order.
+            names = sorted(dict.fromkeys(given), key=lambda name: name != SELF_NAME)
+            self._renumbered = tuple(names.index(name) for name in given)
+            spec = replace(
+                spec,
+                type_names=tuple(names),
+                has_self=SELF_NAME in names,
+                signal_types=tuple(
+                    dict.fromkeys(
+                        given[spec.type_names.index(name)] for name in spec.signal_types
+                    )
+                ),
+            )
+        if options.signal_types is not None:
+            signal = tuple(dict.fromkeys(options.signal_types))
+            if not signal or not set(signal) <= set(spec.type_names):
+                raise InputError(
+                    f"{prefix}signal_types: expected some of "
+                    f"{listed(spec.type_names)}, got {listed(signal) or 'none'}"
+                )
+            spec = replace(spec, signal_types=signal)
+        if options.positions is not None:
+            positions = tuple(options.positions)
+            validate_indices(f"{prefix}positions", positions, spec.num_features)
+            spec = replace(spec, positions=positions)
+        self.spec = spec
+
+
+class EntryView(TokenView):
+    """The view of one entry of a Dict or Tuple, beside which there is an action mask.
+
+    Args:
+        entry: view of the entry.
+        key: key or index of the entry; None for the whole Dict without the mask.
+        mask: storage of the mask; None without one.
+    """
+
+    def __init__(self, entry: TokenView, key: Any, mask: Part | None) -> None:
+        masks = {} if mask is None else {MASK: mask}
+        super().__init__(entry.spec, {**entry.parts, **masks})
+        self.entry, self.key, self.has_mask = entry, key, mask is not None
+
+    @override
+    def read(self, observation: Any) -> Mapping[str, Any]:
+        if not self.has_mask:
+            return self.entry.read(read_entries(observation, [self.key])[self.key])
+        if not isinstance(observation, Mapping) or MASK not in observation:
+            raise _missing(MASK, "")
+        rest = {key: part for key, part in observation.items() if key != MASK}
+        if self.key is not None:
+            rest = read_entries(rest, [self.key])[self.key]
+        return {**self.entry.read(rest), MASK: observation[MASK]}
+
+    @override
+    def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
+        return None if name == MASK else self.entry.arbitrary(name, arrays)
+
+    @override
+    def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
+        tokens = self.entry.tokens(parts)
+        return with_action_mask(tokens, parts[MASK]) if self.has_mask else tokens
+
+
+def read_entries(
+    observation: Any, keys: Sequence[Any], name: str = ""
+) -> Mapping[Any, Any]:
+    """Return the entries of a Dict's or a Tuple's observation.
+
+    A dict may have other entries, which are not observed.
+
+    Args:
+        observation: a mapping, or a sequence if the keys are its indices.
+        keys: keys or indices of the space, in its order.
+        name: path of the observation, for errors.
+
+    Raises:
+        InputError: a missing entry, or too many of a Tuple.
+    """
+    entries = observation
+    if type(entries) is not dict and not isinstance(entries, Mapping):
+        if not isinstance(entries, tuple | list) or not isinstance(keys[0], int):
+            wanted = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
+            raise InputError(
+                f"{label(name)}expected {wanted}, as in its space, got "
+                f"{type(observation).__name__}"
+            )
+        if len(entries) > len(keys):
+            raise InputError(
+                f"{label(name)}expected {len(keys)} entries, as in its space, got "
+                f"{len(entries)}"
+            )
+        entries = dict(enumerate(entries))
+    for key in keys:
+        if key not in entries:
+            raise _missing(f"{name}/{key}" if name else str(key), listed(keys))
+    return entries
+
+
+def _missing(name: str, listed_keys: str) -> InputError:
+    among = f" of {listed_keys}" if listed_keys else ""
+    return InputError(f"{label(name)}expected one{among}, as in its space, got none")
+
+
+def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
+    """Add the valid actions ``(*B, L)`` to tokens, where `Tokens` have room for them.
+
+    This is the one place where a mask of the observation is handed on.
+    """
+    if MASK not in Tokens._fields:
+        return tokens
+    return Tokens(**{**tokens._asdict(), MASK: mask.bool()})
+
+
+def validate_indices(key: str, indices: Sequence[int], size: int) -> None:
+    """Raise InputError unless the indices differ and are those of features."""
+    if len(set(indices)) < len(indices) or not set(indices) <= set(range(size)):
+        raise InputError(
+            f"{key}: expected different indices of features below {size}, "
+            f"got {list(indices)}"
+        )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Return names in one line of bounded length."""
+    first = ", ".join(map(str, names[:8]))
+    return f"{first}, … ({len(names)})" if len(names) > 8 else first

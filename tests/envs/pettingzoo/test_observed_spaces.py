@@ -1,0 +1,332 @@
+"""PettingZoo and Gymnasium envs that observe any space, and the options about it."""
+
+import sys
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from helpers.crowd import Crowd
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.perturbations import make_perturbation
+from marl_pool.utils.errors import InputError
+
+ROWS = f"{__name__}:Rows"
+ROBOTS = f"{__name__}:Robots"
+
+
+class Rows(Crowd):
+    """Agents that see rows: presence, two coordinates, speed; and a wolf one less."""
+
+    def __init__(self, **options):
+        super().__init__(**{"death": 0.0, "alone": 0.0, **options})
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 9, (4 - agent.startswith("wolf"), 4), np.float32)
+
+    def _observe(self, agents):
+        rows = np.zeros((4, 4), np.float32)
+        rows[:3] = [[1, 2, 3, 4], [1, 5, 6, 0], [0, 7, 8, 9]]
+        return {a: rows[: self.observation_space(a).shape[0]] for a in agents}
+
+
+def batched(module: str, num_envs: int = 2, **options: Any) -> BatchedEnv:
+    env = make_batched_env("pettingzoo", num_envs, module=module, **options)
+    env.reset()
+    return env
+
+
+def test_rows_are_tokens_of_their_groups():
+    env = batched(ROWS, presence=0)
+    for name, count in (("wolf", 3), ("hen", 4)):
+        assert env.groups[name].tokens.num_tokens == count
+        present = env.active[name][..., None]
+        padding = torch.tensor([False, False, True, True])[:count]
+        assert (env.observe()[name].padding == (padding | ~present)).all()
+
+
+def test_options_are_those_of_all_groups_or_of_each():
+    env = batched(
+        ROWS,
+        padding={"hen": "zero_rows"},
+        presence={"wolf": 0},
+        token_types={"hen": ["self", "b", "b", "c"], "wolf": ["w"]},
+        signal_types={"hen": ["b"]},
+        positions=[1, 2],
+    )
+    hen, wolf = env.groups["hen"].tokens, env.groups["wolf"].tokens
+    assert hen.type_names == ("self", "b", "c")
+    assert (hen.has_self, wolf.has_self) == (True, False)
+    assert (hen.signal_types, wolf.signal_types) == (("b",), ())
+    assert hen.positions == wolf.positions == (1, 2)
+    present = env.active["hen"]
+    seen = env.observe()["hen"]
+    assert seen.padding[present].any(0).tolist() == [False, False, False, True]
+    assert seen.types[0, 0].tolist() == [0, 1, 1, 2]
+
+
+def test_named_types_and_positions_make_distractors_and_signal_possible():
+    env = batched(
+        ROWS,
+        presence=0,
+        token_types={"hen": ["self", "b", "b", "c"], "wolf": ["self", "b", "c"]},
+        signal_types=["self", "b"],
+        positions=[1, 2],
+    )
+    signal = env.signal()["hen"][env.active["hen"]]
+    assert signal.tolist() == [[True, True, False, False]] * len(signal)
+    specs = [group.tokens for group in env.groups.values()]
+    inject = make_perturbation("inject", specs=specs, count=2, token_type="b")
+    tokens = env.observe()["hen"]
+    state = inject.start(tokens, torch.arange(2))
+    seen, _ = inject(tokens, state)
+    added = ~seen.padding[..., 4:] & env.active["hen"][..., None]
+    assert added.any()
+    # A distractor stands beside a token of its type, and copies its other features.
+    assert seen.features[..., 4:, 0][added].unique().tolist() == [1]
+    assert not seen.features[..., 4:, 1:3][added].eq(seen.features[0, 0, 1, 1:3]).all()
+    drop = make_perturbation("occlude", specs=specs, among="noise", severity=1.0)
+    state = drop.start(tokens, torch.arange(2))
+    assert drop(tokens, state)[0].padding[..., 3].all()
+
+
+class Observed(Crowd):
+    """Hens that observe a sample of a space."""
+
+    SPACES: ClassVar = {
+        "bits": spaces.MultiBinary(3),
+        "integers": spaces.Box(0, 9, (3,), np.int64),
+        "bytes": spaces.Box(0, 255, (3,), np.uint8),
+        "image": spaces.Box(0, 9, (4, 4, 3), np.float64),
+        "counts": spaces.Box(0, 9, (4, 4, 3), np.int16),
+        "choice": spaces.Discrete(4, start=2),
+        "tuple": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]),
+        "tokens": spaces.Dict(
+            features=spaces.MultiBinary([2, 3]),
+            types=spaces.MultiDiscrete([2, 2]),
+            padding=spaces.MultiBinary(2),
+        ),
+    }
+
+    def __init__(self, kind):
+        super().__init__(wolves=0, hens=2, death=0.1)
+        self.space = self.SPACES[kind]
+
+    def observation_space(self, agent):
+        return self.space
+
+    def _observe(self, agents):
+        self.space.seed(self.time)
+        return {agent: self.space.sample() for agent in agents}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", Observed.SPACES)
+def test_any_space_becomes_numbers_of_the_dtype_asked_for(kind, dtype):
+    env = batched(f"{__name__}:Observed", options={"kind": kind}, dtype=dtype)
+    for step in range(4):
+        tokens = env.observe()["hen"]
+        assert tokens.features.dtype == dtype
+        assert tokens.features.isfinite().all()
+        # One that is absent observes padding only.
+        assert tokens.padding[~env.active["hen"]].all()
+        env.step({"hen": torch.full((2, 2), step % 3)})
+    state = env.state_dict()
+    again = make_batched_env(
+        "pettingzoo",
+        2,
+        module=f"{__name__}:Observed",
+        options={"kind": kind},
+        dtype=dtype,
+    )
+    again.reset()
+    again.load_state_dict(state)
+    for part, other in zip(env.observe()["hen"], again.observe()["hen"], strict=True):
+        assert part.equal(other)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"presence": 4}, r"env.presence: .*below 4, got \[4\] \(group"),
+    ({"presence": -1}, "env.presence: expected an integer >= 0"),
+    ({"presence": {"fox": 0}}, "env.presence: .*groups wolf, hen, got fox"),
+    ({"presence": {"hen": "x"}}, "env.presence: expected .*mapping .each an integer"),
+    ({"padding": "zeros"}, "env.padding: expected zero_rows"),
+    ({"patch": 0}, "env.patch: expected an integer >= 1"),
+    ({"patch": {"hen": 2}, "presence": 0}, "env.presence: expected null.*group 'hen'"),
+    ({"channels": "middle"}, "env.channels: expected first, last"),
+    ({"token_types": ["a", "b"]}, r"env.token_types: expected 1 name.*\(group 'wolf'"),
+    ({"signal_types": ["b"]}, "env.signal_types: expected some of row, got b"),
+    ({"positions": [9]}, "env.positions: .*below 4"),
+    ({"positions": 1}, "env.positions: expected a list"),
+    ({"tokenizer": "features"}, "env.tokenizer: expected null.*no vector, got 'feat"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_options_that_do_not_fit_are_refused_in_one_line(options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make_batched_env("pettingzoo", 1, module=ROWS, **options)
+    assert "\n" not in str(caught.value)
+
+
+class Wrong(Rows):
+    """Rows that are not those of the space, of one agent after some steps."""
+
+    VALUES: ClassVar[dict[str, Any]] = {
+        "range": np.full((4, 4), 10.0),
+        "shape": np.zeros((4, 1), np.float32),
+    }
+
+    def __init__(self, fault="range"):
+        super().__init__(wolves=0, hens=2, birth=1.0)
+        self.fault = fault
+
+    def _observe(self, agents):
+        seen = super()._observe(agents)
+        if self.time == 2:
+            seen["hen_1"] = self.VALUES[self.fault]
+        return seen
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "range",
+            r"expected numbers in \[0, 9\].*got 10 at \[0, 0\]",
+        ),
+        (
+            "shape",
+            r"expected an observation of shape \(4, 4\).*got \(4, 1\)",
+        ),
+    ],
+)
+def test_a_wrong_observation_in_mid_episode_is_refused(fault, message):
+    env = batched(f"{__name__}:Wrong", options={"fault": fault})
+    actions = {"hen": torch.zeros(2, 2, dtype=torch.int64)}
+    env.step(actions)
+    where = "^env.module: step 2: agent 'hen_1': "
+    with pytest.raises(InputError, match=where + message):
+        env.step(actions)
+
+
+# Gymnasium's
+
+
+class Robots(gymnasium.Env):
+    """Two robots in Tuples, as in level-based foraging."""
+
+    def __init__(self, rewards=2, render_mode=None):
+        self.rewards, self.render_mode = rewards, render_mode
+        seen = spaces.Box(0, 9, (2,), np.float32)
+        self.observation_space = spaces.Tuple([seen, seen])
+        self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self._seen((0, 0)), {}
+
+    def step(self, actions):
+        self.time += 1
+        rewards, over = [*map(float, actions)][: self.rewards], self.time == 3
+        return self._seen(actions), rewards, False, [over, over], {}
+
+    def _seen(self, actions):
+        return tuple(np.array([self.time, a], np.float32) for a in actions)
+
+
+def test_a_gymnasium_env_of_tuples_has_several_agents():
+    env = batched(ROBOTS)
+    assert env.groups["agent"].num_agents == 2
+    step = env.step({"agent": torch.tensor([[0, 1], [1, 1]])})
+    assert step.rewards["agent"].tolist() == [[0, 1], [1, 1]]
+    assert env.observe()["agent"].features[0, :, :, 0].tolist() == [[1, 0], [1, 1]]
+    env.step({"agent": torch.tensor([[0, 1], [1, 1]])})
+    step = env.step({"agent": torch.tensor([[0, 1], [1, 1]])})
+    assert step.truncated.all()
+    assert not step.terminated.any()
+    team = batched(ROBOTS, options={"rewards": 1})
+    step = team.step({"agent": torch.tensor([[0, 1], [1, 0]])})
+    assert step.rewards["agent"].tolist() == [[0, 0], [1, 1]]
+
+
+class Broken(Robots):
+    """Results that are not Gymnasium's."""
+
+    FAULTS: ClassVar[dict[str, Any]] = {
+        "old api": lambda seen, *_: (seen, [0.0, 0.0], False, {}),
+        "no tuple": lambda seen, *_: seen[0],
+        "short": lambda seen, *rest: (seen[:1], *rest),
+        "single": lambda seen, *rest: (seen[0][0], *rest),
+        "no reward": lambda seen, _, *rest: (seen, None, *rest),
+        "many rewards": lambda seen, _, *rest: (seen, [0.0] * 3, *rest),
+        "apart": lambda seen, reward, *_: (seen, reward, [True, False], False, {}),
+        "no flag": lambda seen, reward, *_: (seen, reward, None, False, {}),
+    }
+
+    def __init__(self, fault, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        return result[0] if self.fault == "old reset" else result
+
+    def step(self, actions):
+        return self.FAULTS[self.fault](*super().step(actions))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("old reset", "reset of Broken: expected a tuple .* info, got ndarray as info"),
+        ("old api", "step of Broken: expected a tuple of obs.* info, got a tuple of 4"),
+        ("no tuple", "step of Broken: expected a tuple .*, got ndarray"),
+        ("short", "step of Broken: expected observations of 2 agents, got 1"),
+        ("single", "step of Broken: expected observations of 2 agents, got float32"),
+        ("no reward", "step of Broken: expected a reward or one .* 2 agents, got None"),
+        ("many rewards", r"expected a reward or one .* 2 agents, got \[0.0, 0.0, 0.0"),
+        ("apart", r"step of Broken: terminated: .* end all .* got \[True, False\]"),
+        ("no flag", "step of Broken: terminated: expected a flag.*, got None"),
+    ],
+)
+def test_results_that_are_not_gymnasiums_are_refused_in_one_line(fault, message):
+    actions = {"agent": torch.zeros(1, 2, dtype=torch.int64)}
+    with pytest.raises(InputError, match=message) as caught:
+        batched(f"{__name__}:Broken", 1, options={"fault": fault}).step(actions)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "tokens", "features"),
+    [("gymnasium.envs:CartPole-v1", 4, 1), ("gymnasium.envs:Taxi-v3", 1, 500)],
+)
+def test_an_id_of_gymnasium_is_an_env_of_one_agent(module, tokens, features):
+    env = batched(module)
+    spec = env.groups["agent"].tokens
+    assert (spec.num_tokens, spec.num_features) == (tokens, features)
+    assert env.groups["agent"].num_agents == 1
+    env.step({"agent": torch.zeros(2, 1, dtype=torch.int64)})
+
+
+def test_an_unknown_id_of_gymnasium_is_refused():
+    message = r"or package:id of Gymnasium; .*'Taxi-v9'. Did you mean 'Taxi-v\d'\?"
+    with pytest.raises(InputError, match=message):
+        make_batched_env("pettingzoo", 1, module="gymnasium.envs:Taxi-v9")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("magent2.environments.battle_v4", "zoo"), ("rware:x", "zoo")]
+)
+def test_a_missing_collection_names_its_extra(monkeypatch, module, extra):
+    package = module.partition(":")[0].partition(".")[0]
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf'pip install "marl-pool\[{extra}\]"'):
+        make_batched_env("pettingzoo", 1, module=module)

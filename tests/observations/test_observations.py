@@ -1,0 +1,540 @@
+"""Observations of any space as tokens: values, checks, options, refusals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_pool.observations.make import make_view
+from marl_pool.observations.token_dict import token_spec
+from marl_pool.observations.view import TokenOptions, TokenView
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+BOX = spaces.Box
+
+
+def box(*shape: int, low: float = -9, high: float = 9, dtype: Any = np.float32):
+    return spaces.Box(low, high, shape, dtype)
+
+
+def convert(view: TokenView, *observations: Any) -> Tokens:
+    arrays = view.arrays(len(observations))
+    for row, observation in enumerate(observations):
+        view.write(arrays, row, observation)
+    present = np.ones(len(observations), np.bool_)
+    if (misfit := view.misfit(arrays, present)) is not None:
+        raise InputError(f"{misfit.place[0]}: {misfit.message}")
+    tokens = view.tokens({k: torch.from_numpy(v) for k, v in arrays.items()})
+    check_form(view, tokens)
+    return tokens
+
+
+def check_form(view: TokenView, tokens: Tokens) -> None:
+    """The spec says what the tokens are."""
+    spec, batch = view.spec, len(tokens.types)
+    assert tokens.features.shape == (batch, spec.num_tokens, spec.num_features)
+    assert tokens.types.shape == tokens.padding.shape == (batch, spec.num_tokens)
+    assert str(tokens.features.dtype) == f"torch.{spec.dtype}"
+    assert (tokens.types.dtype, tokens.padding.dtype) == (torch.int64, torch.bool)
+    types = tokens.types[~tokens.padding]
+    assert types.numel() == 0 or 0 <= types.min() <= types.max() < spec.num_types
+    assert len(set(spec.type_names)) == spec.num_types
+    assert spec.has_self == (spec.type_names[0] == "self")
+
+
+def view_of(space: spaces.Space, **options: Any) -> TokenView:
+    return make_view(space, TokenOptions(**options))
+
+
+# What becomes of an observation
+
+
+def test_numbers_of_a_vector_are_tokens_of_their_own_types():
+    view = view_of(box(3))
+    tokens = convert(view, np.array([1, 2, 3], np.float32))
+    assert tokens.features.tolist() == [[[1], [2], [3]]]
+    assert tokens.types.tolist() == [[0, 1, 2]]
+    assert view.spec.type_names == ("feature_0", "feature_1", "feature_2")
+    assert not view.spec.has_self
+
+
+def test_rows_of_a_matrix_are_tokens():
+    rows = np.array([[1, 2], [0, 0], [0, 3]], np.float64)
+    view = view_of(box(3, 2, dtype=np.float64))
+    tokens = convert(view, rows)
+    assert tokens.features.tolist() == [rows.tolist()]
+    assert tokens.types.tolist() == [[0, 0, 0]]
+    assert not tokens.padding.any()  # an entity at the origin is no padding
+    assert view.spec.type_names == ("row",)
+
+
+@pytest.mark.parametrize(
+    ("options", "padding"),
+    [
+        ({"padding": "zero_rows"}, [False, True, False]),
+        ({"presence": 0}, [False, True, True]),
+        ({"presence": 1}, [False, True, False]),
+        ({"presence": 0, "padding": "zero_rows"}, [False, True, True]),
+    ],
+)
+def test_rows_are_padding_only_where_it_was_said(options, padding):
+    view = view_of(box(3, 2), **options)
+    tokens = convert(view, np.array([[1, 2], [0, 0], [0, 3]], np.float32))
+    assert tokens.padding.tolist() == [padding]
+
+
+def test_types_of_rows_are_named_by_row_or_by_feature():
+    rows = np.array([[0, 1, 5], [1, 0, 6], [0, 1, 7]], np.float32)
+    view = view_of(box(3, 3), token_types=["ball", "self", "ball"])
+    assert convert(view, rows).types.tolist() == [[1, 0, 1]]
+    assert view.spec.type_names == ("self", "ball")
+    assert view.spec.has_self
+    view = view_of(box(3, 3), type_features=[0, 1], token_types=["wall", "self"])
+    assert convert(view, rows).types.tolist() == [[0, 1, 0]]
+    assert view.spec.type_names == ("self", "wall")
+    assert view_of(box(3, 3), type_features=[0, 1]).spec.type_names == (
+        "type_0",
+        "type_1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "count", "width"),
+    [
+        ((7, 7, 3), {}, 49, 5),
+        ((7, 7, 3), {"patch": 4}, 4, 2 + 48),
+        ((13, 13, 5), {}, 49, 2 + 4 * 5),
+        ((280, 480, 3), {}, 60, 2 + 48 * 48 * 3),
+        ((457, 120, 3), {}, 64, 2 + 30 * 30 * 3),
+        ((3, 10, 20), {"channels": "first", "patch": 10}, 2, 2 + 300),
+        ((6, 4), {"patch": 2}, 6, 2 + 4),
+    ],
+)
+def test_images_are_cut_into_a_bounded_number_of_patches(shape, options, count, width):
+    spec = view_of(box(*shape), **options).spec
+    assert (spec.num_tokens, spec.num_features) == (count, width)
+    assert spec.positions == (0, 1)
+    assert spec.type_names == ("patch",)
+
+
+@pytest.mark.parametrize("channels", ["first", "last"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_, np.int8])
+def test_a_patch_is_its_place_and_its_pixels(channels, dtype):
+    image = np.arange(5 * 6 * 2).reshape(5, 6, 2) % (2 if dtype == np.bool_ else 120)
+    image = image.astype(dtype)
+    shown = image.transpose(2, 0, 1) if channels == "first" else image
+    high = {np.uint8: 255, np.bool_: 1}.get(dtype, 127)
+    space = BOX(0, high, shown.shape, dtype)
+    view = view_of(space, patch=4, channels=channels)
+    tokens = convert(view, shown, np.zeros_like(shown))
+    assert tokens.features.shape == (2, 4, 2 + 4 * 4 * 2)
+    scale = 255 if dtype == np.uint8 else 1
+    places = [[0, 0], [0, scale], [scale, 0], [scale, scale]]
+    assert tokens.features[:, :, :2].tolist() == [places] * 2
+    filled = np.zeros((8, 8, 2), np.float64)
+    filled[:5, :6] = image
+    patches = [filled[y : y + 4, x : x + 4].ravel() for y in (0, 4) for x in (0, 4)]
+    np.testing.assert_array_equal(tokens.features[0, :, 2:], np.stack(patches))
+
+
+def test_bytes_that_are_no_colours_are_not_scaled():
+    view = view_of(box(2, 2, 1, low=0, high=1, dtype=np.uint8))
+    tokens = convert(view, np.ones((2, 2, 1), np.uint8))
+    assert tokens.features[0, :, 2].tolist() == [1, 1, 1, 1]
+
+
+def test_choices_are_one_hot():
+    tokens = convert(view_of(spaces.Discrete(3)), 0, np.int64(2))
+    assert tokens.features.tolist() == [[[1, 0, 0]], [[0, 0, 1]]]
+    shifted = view_of(spaces.Discrete(3, start=-1))
+    assert convert(shifted, 1).features.tolist() == [[[0, 0, 1]]]
+    several = view_of(spaces.MultiDiscrete([2, 3], start=[0, 5]))
+    tokens = convert(several, np.array([1, 5]))
+    assert tokens.features.tolist() == [[[0, 1, 0], [1, 0, 0]]]
+    assert tokens.types.tolist() == [[0, 1]]
+    assert several.spec.type_names == ("choice_0", "choice_1")
+    rows = view_of(spaces.MultiDiscrete([[2, 3], [2, 2]]))
+    tokens = convert(rows, np.array([[1, 2], [0, 1]]))
+    assert tokens.features.tolist() == [[[0, 1, 0, 0, 1], [1, 0, 0, 1, 0]]]
+    assert tokens.types.tolist() == [[0, 0]]
+
+
+def test_an_observation_never_written_has_features_that_are_numbers():
+    view = view_of(spaces.Discrete(3, start=4))
+    empty = {k: torch.from_numpy(v) for k, v in view.arrays(1).items()}
+    assert view.tokens(empty).features.tolist() == [[[0, 0, 0]]]
+
+
+def test_entries_are_tokens_with_the_types_of_their_paths():
+    space = spaces.Dict(
+        {
+            "self": box(2),
+            "near": spaces.Dict(cars=box(2, 3), light=spaces.Discrete(2)),
+            "pair": spaces.Tuple([box(), spaces.MultiBinary(2)]),
+        }
+    )
+    view = view_of(space, presence=0)
+    observation = {
+        "self": np.array([1, 2], np.float32),
+        "near": {"cars": np.array([[1, 3, 4], [0, 5, 6]], np.float32), "light": 1},
+        "pair": (np.float32(7), np.array([0, 1], np.int8)),
+    }
+    tokens = convert(view, observation)
+    names = [view.spec.type_names[kind] for kind in tokens.types[0]]
+    assert [*zip(names, tokens.features[0].tolist(), strict=True)] == [
+        ("near/cars", [1, 3, 4]),
+        ("near/cars", [0, 5, 6]),
+        ("near/light", [0, 1, 0]),
+        ("pair/0", [7, 0, 0]),
+        ("pair/1", [0, 1, 0]),
+        ("self", [1, 2, 0]),
+    ]
+    assert view.spec.has_self
+    assert tokens.padding[0].tolist() == [False, True, False, False, False, False]
+
+
+def test_bytes_beside_other_entries_are_scaled_like_those_of_an_image():
+    space = spaces.Dict(
+        image=box(1, 1, 1, low=0, high=255, dtype=np.uint8), speed=box(1)
+    )
+    observation = {
+        "image": np.full((1, 1, 1), 51, np.uint8),
+        "speed": np.ones(1, np.float32),
+    }
+    features = convert(view_of(space), observation).features
+    assert features[0, 0, 2].item() == pytest.approx(0.2)
+
+
+def test_an_only_entry_is_the_observation():
+    view = view_of(spaces.Dict(only=spaces.Tuple([box(2)])))
+    tokens = convert(view, {"only": [np.array([1, 2], np.float32)]})
+    assert tokens.features.tolist() == [[[1], [2]]]
+
+
+@pytest.mark.parametrize("inner", ["one", "several", "tokens"])
+def test_an_action_mask_is_a_part_and_no_token(inner):
+    observed, value = {
+        "one": ({"observation": box(2)}, {"observation": np.ones(2, np.float32)}),
+        "several": (
+            {"a": box(2), "b": spaces.Discrete(2)},
+            {"a": np.ones(2, np.float32), "b": 1},
+        ),
+        "tokens": (dict(tokens_space().items()), tokens_value()),
+    }[inner]
+    space = spaces.Dict(**observed, action_mask=spaces.MultiBinary(3))
+    view, plain = view_of(space), view_of(spaces.Dict(observed))
+    assert view.spec == plain.spec
+    assert view.parts["action_mask"].shape == (3,)
+    mask = np.array([1, 0, 1], np.int8)
+    tokens = convert(view, {**value, "action_mask": mask})
+    assert tokens.features.equal(convert(plain, value).features)
+    arrays = view.arrays(1)
+    view.write(arrays, 0, {**value, "action_mask": mask})
+    assert arrays["action_mask"].tolist() == [[1, 0, 1]]
+    with pytest.raises(InputError, match="part 'action_mask': expected one"):
+        convert(view, value)
+    with pytest.raises(InputError, match=r"'action_mask': expected numbers in \[0, 1"):
+        convert(view, {**value, "action_mask": mask * 2})
+
+
+# Dicts of tokens
+
+
+def tokens_space(types: Any = None, padding: Any = None, features: Any = None):
+    return spaces.Dict(
+        features=features or box(4, 3),
+        types=types or box(4, low=0, high=2, dtype=np.int64),
+        padding=padding or box(4, low=0, high=1, dtype=np.int8),
+    )
+
+
+def tokens_value(**parts: Any) -> dict[str, Any]:
+    plain = {
+        "features": np.ones((4, 3), np.float32),
+        "types": np.array([0, 1, 2, 1]),
+        "padding": np.array([0, 0, 0, 1], np.int8),
+    }
+    return {**plain, **parts}
+
+
+@pytest.mark.parametrize(
+    ("types", "padding", "names"),
+    [
+        (None, None, ("self", "type_1", "type_2")),
+        (None, spaces.MultiBinary(4), ("self", "type_1", "type_2")),
+        (spaces.MultiDiscrete([1, 3, 3, 2]), None, ("self", "type_1", "type_2")),
+        (spaces.MultiDiscrete([3] * 4), spaces.MultiDiscrete([2] * 4), None),
+        (
+            box(4, low=0, high=2, dtype=np.uint8),
+            box(4, low=0, high=1, dtype=bool),
+            None,
+        ),
+        (box(4, low=-1, high=2, dtype=np.int16), box(4, low=0, high=1), None),
+    ],
+)
+def test_dicts_of_tokens_have_any_space_of_such_numbers(types, padding, names):
+    space = tokens_space(types, padding)
+    view = view_of(space)
+    value = tokens_value()
+    value["types"] = value["types"].astype(space["types"].dtype)
+    value["padding"] = value["padding"].astype(space["padding"].dtype)
+    tokens = convert(view, value)
+    assert tokens.types.tolist() == [[0, 1, 2, 1]]
+    assert tokens.padding.tolist() == [[False, False, False, True]]
+    assert view.spec.type_names == (names or ("self", "type_1", "type_2"))
+
+
+WRONG_PARTS: list[tuple[dict[str, Any], str]] = [
+    ({"features": np.float32(3)}, r"'features': expected .* shape \(4, 3\).*got \(\)"),
+    ({"features": np.ones((4, 1), np.float32)}, r"shape \(4, 3\), .*got \(4, 1\)"),
+    ({"features": np.full((4, 3), 10.0)}, r"'features': .*\[-9, 9\].*got 10 at \[0, 0"),
+    ({"features": np.full((4, 3), "a")}, r"'features': expected numbers.* got <U1"),
+    ({"types": np.int64(1)}, r"'types': expected .*\(4,\).*got \(\)"),
+    ({"types": np.array([0, 1, 3, 0])}, r"'types': .*\[0, 2\].*got 3 at \[2\]"),
+    ({"types": np.array([0, -1, 2, 0])}, r"'types': .*\[0, 2\].*got -1 at \[1\]"),
+    ({"types": np.ones(4)}, r"'types': expected integers.*got float64"),
+    ({"types": [[0], [1]]}, r"'types': .*\(4,\).*got \(2, 1\)"),
+    ({"types": [[0], [1, 2]]}, r"'types': expected an array of shape \(4,\).*list"),
+    ({"padding": np.int8(1)}, r"'padding': expected .*\(4,\).*got \(\)"),
+    ({"padding": np.full(4, 2)}, r"'padding': .*\[0, 1\].*got 2 at \[0\]"),
+    ({"padding": np.full(4, 257)}, r"'padding': .*\[0, 1\].*got 257"),
+    ({"padding": np.zeros(4)}, r"'padding': expected integers"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), WRONG_PARTS)
+def test_parts_of_tokens_that_do_not_fit_their_space_are_refused(parts, message):
+    view = view_of(tokens_space())
+    with pytest.raises(InputError, match=message) as caught:
+        convert(view, tokens_value(), tokens_value(**parts))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_lies_under_padding_may_be_anything():
+    wild = {
+        "features": np.array([[1] * 3] * 3 + [[99] * 3], np.float32),
+        "types": np.array([0, 1, 2, -7]),
+    }
+    tokens = convert(view_of(tokens_space()), tokens_value(**wild))
+    assert tokens.padding.tolist() == [[False, False, False, True]]
+    renamed = view_of(tokens_space(), token_types=["self", "a", "b"])
+    assert convert(renamed, tokens_value(**wild)).types[0, :3].tolist() == [0, 1, 2]
+
+
+WIDE = np.array([3, np.iinfo(np.int64).max])
+
+WRONG: list[tuple[spaces.Space, Any, str]] = [
+    (BOX(-WIDE, WIDE, dtype=np.int64), [-3, -(1 << 62)], ""),
+    (BOX(-WIDE, WIDE, dtype=np.int64), [4, 1 << 62], r"\[-3, 3\].*got 4 at \[0\]"),
+    (BOX(0, np.array([3, 2**64 - 1], np.uint64), dtype=np.uint64), [3, 1 << 62], ""),
+    (box(2), np.ones(3), r"^expected .*shape \(2,\), as in its space, got \(3,\)"),
+    (box(2), 1.0, r"shape \(2,\).*got \(\)"),
+    (box(2), None, r"shape \(2,\).*got \(\)"),
+    (box(2), [10, 0], r"\[-9, 9\].*got 10 at \[0\]"),
+    (spaces.Discrete(3), 3, r"\[0, 2\].*got 3$"),
+    (spaces.Discrete(3), 1.0, "expected integers"),
+    (spaces.Discrete(3), True, ""),
+    (spaces.MultiBinary(2), [0, 2], r"\[0, 1\].*got 2 at \[1\]"),
+    (spaces.MultiDiscrete([2, 3]), [1, 3], r"\[0, 2\].*got 3 at \[1\]"),
+    (BOX(0, 255, (2, 2, 1), np.uint8), np.full((2, 2, 1), 256), "got 256 at"),
+    (BOX(0, 255, (2, 2, 1), np.uint8), np.full((2, 2, 1), -1), "got -1 at"),
+    (BOX(0, 255, (2, 2, 1), np.uint8), np.full((2, 2, 1), 0.5), "expected integers"),
+    (BOX(0, 1, (2, 2, 1), bool), np.full((2, 2, 1), 2), "got 2 at"),
+    (spaces.Dict(a=box(1), b=box(1)), {"a": [1.0]}, "part 'b': expected one of a, b"),
+    (spaces.Dict(a=box(1), b=box(1)), [1.0], "expected a dict of a, b.*got list"),
+    (spaces.Tuple([box(1), box(1)]), ([1.0],), "part '1': expected one"),
+    (spaces.Tuple([box(1), box(1)]), ([1.0],) * 3, "expected 2 entries.*got 3"),
+    (spaces.Tuple([box(1), box(1)]), 1.0, "expected a tuple.*got float"),
+    (
+        spaces.Dict(a=spaces.Dict(b=box(1), c=box(1)), d=box(1)),
+        {"a": {"b": [1.0], "c": [1.0, 2.0]}, "d": [1.0]},
+        r"part 'a/c': expected .*\(1,\).*got \(2,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "value", "message"), WRONG)
+def test_an_observation_that_does_not_fit_its_space_is_refused(space, value, message):
+    view = view_of(space)
+    if not message:
+        convert(view, value)
+        return
+    with pytest.raises(InputError, match=message):
+        convert(view, value)
+
+
+def test_rounding_beyond_the_bounds_is_no_error():
+    convert(view_of(box(2, low=-1, high=1)), np.array([1.00001, -1.00001]))
+    with pytest.raises(InputError, match=r"\[-1, 1\].*got 1.01 at"):
+        convert(view_of(box(2, low=-1, high=1)), np.array([1.01, 0]))
+
+
+def test_nan_is_left_to_the_rollout():
+    tokens = convert(view_of(box(2)), np.array([np.nan, 0]))
+    assert tokens.features.isnan().any()
+
+
+def test_only_observations_that_were_written_are_held_to_their_bounds():
+    view = view_of(box(2, low=1, high=2))
+    arrays = view.arrays(2, 3)
+    present = np.zeros((2, 3), np.bool_)
+    assert view.misfit(arrays, present) is None
+    present[1, 2] = True
+    misfit = view.misfit(arrays, present)
+    assert misfit is not None
+    assert misfit.place == (1, 2)
+
+
+# Options
+
+
+WRONG_OPTIONS: list[tuple[spaces.Space, dict[str, Any], str]] = [
+    (box(3, 2), {"presence": 2}, "env.presence: .*below 2, got .2"),
+    (box(3, 2), {"type_features": [0, 0]}, "env.type_features: expected different"),
+    (box(3, 2), {"token_types": ["a", "b"]}, "env.token_types: expected 1 name, for r"),
+    (box(3, 2), {"token_types": [""]}, "env.token_types: expected 1 name"),
+    (box(3), {"token_types": []}, "expected 3 names, for feature_0.*got none"),
+    (box(3), {"signal_types": ["x"]}, "env.signal_types: expected some of feat.*got x"),
+    (box(3), {"signal_types": []}, "env.signal_types: expected some of .*got none"),
+    (box(3, 2), {"positions": [2]}, r"env.positions: .*below 2, got \[2\]"),
+    (box(3, 2), {"positions": [1, 1]}, "env.positions: expected different indices"),
+    (box(3), {"presence": 0}, "env.presence: expected null, since .* no matrix"),
+    (box(3), {"padding": "zero_rows"}, "env.padding: expected null.*got 'zero_rows'"),
+    (box(3), {"patch": 2}, "env.patch: expected null, since .* no image"),
+    (box(4, 4, 3), {"presence": 0}, "env.presence: expected null"),
+    (box(4, 4, 3), {"patch": 5}, "env.patch: expected at most 4, .* 4 x 4 .*got 5"),
+    (box(4, 4), {"channels": "first"}, "env.channels: expected 'last'.*got 'first'"),
+    (tokens_space(), {"padding": "zero_rows"}, "env.padding: expected null"),
+]
+
+
+@pytest.mark.parametrize(("space", "options", "message"), WRONG_OPTIONS)
+def test_options_that_do_not_fit_are_named(space, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make_view(space, TokenOptions(**options), prefix="env.")
+    assert "\n" not in str(caught.value)
+
+
+def test_names_signal_and_positions_reach_the_spec():
+    view = view_of(
+        tokens_space(),
+        token_types=["ball", "self", "ball"],
+        signal_types=["self", "ball"],
+        positions=[1, 2],
+    )
+    spec = view.spec
+    assert spec.type_names == ("self", "ball")
+    assert (spec.signal_types, spec.positions) == (("self", "ball"), (1, 2))
+    assert convert(view, tokens_value()).types.tolist() == [[1, 0, 1, 0]]
+
+
+def test_without_a_self_among_the_names_no_token_is_the_observers():
+    assert not view_of(tokens_space(), token_types=["a", "b", "c"]).spec.has_self
+    assert view_of(tokens_space()).spec.has_self
+
+
+# Refusals
+
+
+REFUSED: list[tuple[spaces.Space, str]] = [
+    (spaces.Text(5), r"such as a MultiDiscrete of the characters.*; got Text\(1, 5"),
+    (spaces.Sequence(box(2)), "a Box of .N, F., padded .*presence.*; got Sequence"),
+    (spaces.Graph(box(2), None), "a token for each node.*; got Graph"),
+    (spaces.OneOf([box(2), spaces.Discrete(2)]), "a Discrete that says.*; got OneOf"),
+    (box(2, 3, 4, 5), r"a Box of \(H, W, C\), with the frames.*; got Box"),
+    (box(0), r"whose sizes are at least 1; got Box"),
+    (spaces.Discrete(10**9), "MultiDiscrete of digits.*got Discrete"),
+    (spaces.Dict(), "at least one entry; got Dict"),
+    (spaces.Dict(a=box(2), b=spaces.Text(3)), "MultiDiscrete of the char.*got Dict"),
+    (spaces.Dict(action_mask=spaces.MultiBinary(2)), "a Dict with an observation"),
+    (
+        spaces.Dict(a=box(2), action_mask=spaces.MultiBinary([2, 2])),
+        "whose action_mask is",
+    ),
+    (tokens_space(types=box(4)), "types, a MultiDiscrete or a Box of integers"),
+    (tokens_space(padding=spaces.MultiBinary(3)), r"padding, a MultiBinary\(N\)"),
+    (
+        tokens_space(padding=box(4, low=0, high=2, dtype=np.int8)),
+        "padding, a MultiBinary",
+    ),
+    (
+        tokens_space(types=box(4, low=0, high=10**9, dtype=np.int64)),
+        "types, a MultiDisc",
+    ),
+    (spaces.Dict(a=tokens_space(), b=box(2)), "features, types and padding alone"),
+    (
+        spaces.Dict({"a/b": box(2), "a": spaces.Dict(b=box(2), c=box(1))}),
+        "paths of keys, joined by /, differ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "message"), REFUSED)
+def test_a_space_that_cannot_become_tokens_is_refused_with_what_would_fit(
+    space, message
+):
+    with pytest.raises(InputError, match=message) as caught:
+        make_view(space, where="env.module: agent 'a'")
+    shown = str(caught.value)
+    assert shown.startswith("env.module: agent 'a': expected observations that can")
+    assert "\n" not in shown
+    assert len(shown) < 700
+
+
+def test_a_spec_is_only_of_dicts_of_tokens():
+    assert token_spec(tokens_space()) is not None
+    assert token_spec(box(3)) is None
+    assert token_spec(spaces.Dict(features=box(4, 3))) is None
+
+
+# Every space
+
+
+PLAIN = st.one_of(
+    st.builds(
+        lambda shape, dtype: BOX(0, 3, tuple(shape), np.dtype(dtype).type),
+        st.lists(st.integers(1, 4), max_size=3),
+        st.sampled_from(["float32", "float64", "uint8", "int64", "int8", "uint16"]),
+    ),
+    st.builds(spaces.Discrete, st.integers(1, 4), start=st.integers(-2, 2)),
+    st.builds(
+        spaces.MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3)
+    ),
+    st.builds(spaces.MultiBinary, st.integers(1, 3)),
+    st.just(spaces.MultiBinary([2, 3])),
+)
+ANY_SPACE = st.recursive(
+    PLAIN,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict),
+    ),
+    max_leaves=5,
+)
+
+
+@given(space=ANY_SPACE, seed=st.integers(0, 9))
+def test_samples_of_a_space_fit_and_the_number_in_a_batch_does_not_matter(space, seed):
+    view = make_view(space)
+    space.seed(seed)
+    samples = [space.sample() for _ in range(3)]
+    together = convert(view, *samples)
+    for row, sample in enumerate(samples):
+        alone = convert(view, sample)
+        for part, single in zip(together, alone, strict=True):
+            assert part[row].equal(single[0])
+
+
+@given(space=ANY_SPACE)
+def test_different_observations_have_different_tokens(space):
+    view = make_view(space)
+    space.seed(0)
+    one, other = space.sample(), space.sample()
+    first, second = (convert(view, sample).features for sample in (one, other))
+    flat = [spaces.flatten(space, sample) for sample in (one, other)]
+    assert first.equal(second) == np.array_equal(*flat)
