@@ -71,7 +71,9 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             "render_fps": 10,
             "autoreset_mode": AutoresetMode.SAME_STEP,
         }
-        self.single_observation_space = group.tokens.space()
+        space = group.tokens.space()
+        self._dtypes = {name: part.dtype for name, part in space.items()}
+        self.single_observation_space = space
         self.single_action_space = group.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -123,17 +125,16 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         )
 
     @override
-    def render(self) -> tuple[np.ndarray, ...] | None:
+    def render(self) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
         if self.render_mode is None:
             return None
         return tuple(self.env.frame(i) for i in range(self.num_envs))
 
     def _observe(self) -> Observations:
         tokens: Tokens = self.env.observe()[self._group]
-        space = self.single_observation_space
         # Copies, so that a caller cannot modify the environment's tensors.
         return {
-            name: part[:, 0].cpu().numpy().astype(space[name].dtype)
+            name: part[:, 0].cpu().numpy().astype(self._dtypes[name])
             for name, part in tokens._asdict().items()
         }
 
@@ -146,6 +147,9 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             shaped = array.shape == space.shape and array.dtype.kind in "biuf"
             fits = shaped and bool(np.isfinite(array).all())
         if not fits:
-            raise InputError(f"actions: expected {space}, got {array!r:.80}")
+            got = f"the shape {array.shape} and {array.dtype}"
+            if array.shape == space.shape and array.dtype.kind in "biuf":
+                got = "numbers outside of it, NaN or infinity"
+            raise InputError(f"actions: expected {space}, got {got}")
         typed = array.astype(self.single_action_space.dtype)
         return torch.from_numpy(typed).to(self.env.device)[:, None]
