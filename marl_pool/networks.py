@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
@@ -305,11 +306,26 @@ def build_part(
     """Build an encoder or a head from ``{"name": …, **options}``; see `build`.
 
     Raises:
-        InputError: no name, an unknown name, or a wrong option.
+        InputError: no name, an unknown name, a wrong option, or a state that no file of
+            tensors can hold.
     """
     if part is None:
         raise InputError(f"{kind}: expected one, got none")
     options = dict(part)
     if "name" not in options:
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
-    return build(options.pop("name"), registry, kind, base, options, context)
+    name = options.pop("name")
+    module: nn.Module = build(name, registry, kind, base, options, context)
+    # Found here, and not when the trained policy is saved.
+    for key, tensor in module.state_dict().items():
+        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
+            raise InputError(
+                f"{kind} {name!r}: expected parameters that have a shape, got {key!r} "
+                "of a lazy layer"
+            )
+        if not isinstance(tensor, Tensor):
+            raise InputError(
+                f"{kind} {name!r}: expected a state of tensors, got {key!r}, "
+                f"{type(tensor).__name__}"
+            )
+    return module

@@ -86,9 +86,18 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         left = [] if several else paths[1:]
         flags = [text for text in rest if text[0] == "-"]
         rest = [*(word for word in words if not _is_path(word)), *left, *flags]
+    for flag in ("run_dir", "out", "sweep_dir", "config_dir"):
+        if getattr(known, flag, None) == "":
+            raise InputError(
+                f"--{flag.replace('_', '-')}: expected a path, got an empty text"
+            )
     # All other arguments have to be overrides.
+    typed: set[str] = set()
     for text in rest:
         key, given, value = text.partition("=")
+        if given and key.lstrip("+") in typed:
+            raise InputError(f"{key}: expected one value, got it twice")
+        typed.add(key.lstrip("+"))
         if text.startswith("-") or not given:
             following = [*arguments[arguments.index(text) + 1 :], "-"][0]
             value = "VALUE" if following.startswith("-") else following
@@ -290,10 +299,23 @@ def _not_understood(
 
     flag, _, value = text.partition("=")
     key = flag.lstrip("-").replace("-", "_")
+    keys = []
     if verb in COMPOSED and key.partition(".")[0] in COMPOSED[verb].keys:
+        keys = [key]
+    elif verb in COMPOSED:
+        from marl_pool.config import compose
+        from marl_pool.config.checks import places_of
+
+        keys = places_of(key, compose(verb))
+    if keys:
+        typed = " or ".join(f"{key}={value or following}" for key in keys)
         return InputError(
-            f"{text!r}: expected key=value, got a flag. Did you mean "
-            f"{key}={value or following}?"
+            f"{text!r}: expected key=value, got a flag. Did you mean {typed}?"
+        )
+    if key == "run_dir" and any(action.dest == "run" for action in parser._actions):
+        return InputError(
+            f"{text!r}: expected the run without a flag: marl-pool {verb} "
+            f"{value or following}"
         )
     flags = [flag for action in parser._actions for flag in action.option_strings]
     near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)

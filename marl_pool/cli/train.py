@@ -1,5 +1,6 @@
 """Verbs that make runs, and the one that resumes them."""
 
+import difflib
 import shlex
 import sys
 import tempfile
@@ -344,6 +345,8 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
     for text in overrides:
         key = parse(text).key
         if key.split(".")[0] not in allowed:
+            if near := difflib.get_close_matches(key, allowed, n=1):
+                raise InputError(f"{key}: unknown key: did you mean {near[0]}?")
             raise InputError(
                 f"{key}: a resumed run takes only {', '.join(allowed)}; "
                 "for anything else start a new run"

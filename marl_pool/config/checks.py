@@ -60,6 +60,11 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
     choices = {*kind.config_groups, *options_of(kind.settings)}
     for key in given:
         if key not in choices:
+            settings = check_settings(kind.settings, {})
+            if places := places_of(key, {**checked, **settings}):
+                raise InputError(
+                    f"{key}: unknown key {key!r}: did you mean {' or '.join(places)}?"
+                )
             raise unknown_key(key, choices)
     checked |= check_settings(kind.settings, given)
     # Check the values that are sections themselves.
@@ -83,6 +88,17 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             whole = check_group(where, {**env, **change}, GROUPS["env"])
             holder[key] = {option: whole[option] for option in change}
     return checked
+
+
+def places_of(key: str, config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the full keys of a configuration that end in ``key``."""
+    places = []
+    for name, value in config.items():
+        if name == key and prefix:
+            places.append(f"{prefix}{name}")
+        if isinstance(value, Mapping):
+            places += places_of(key, value, f"{prefix}{name}.")
+    return places
 
 
 def _check_transfer(where: str, entry: Any) -> dict[str, Any]:

@@ -86,8 +86,12 @@ def _register_ids() -> None:
             entry = "marl_pool.envs:make_env"
             pettingzoo.register("parallel", id_, entry_point=entry, kwargs=options)
         if id_ not in gymnasium.registry:
-            entry = "marl_pool.envs.views:OneAgentView"
-            gymnasium.register(id_, entry_point=entry, kwargs=options)
+            gymnasium.register(
+                id_,
+                entry_point="marl_pool.envs.views:OneAgentView",
+                vector_entry_point="marl_pool.envs.vector_view:OneAgentVectorView",
+                kwargs=options,
+            )
 
 
 _register_ids()

@@ -74,7 +74,8 @@ def save_policies(
     }
     # Join the weights of all modules in one file.
     weights = {
-        f"{name}/{key}": tensor.detach().cpu().contiguous()
+        # Copies, since a file holds tied weights twice.
+        f"{name}/{key}": tensor.detach().cpu().clone().contiguous()
         for name, policy in modules.items()
         for key, tensor in policy.state_dict().items()
     }

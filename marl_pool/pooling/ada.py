@@ -32,7 +32,7 @@ class AdaPooling(Pooling):
     many there are. The query is added back where it is a single token.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set. ``query="self"`` needs
-    ``types``.
+    ``types``; without them the default query is the mean.
 
     Source: the AdaPool paper (Brothers, 2025, https://arxiv.org/abs/2506.09215),
     Definition 3.9 with equations 6 and 7, section 3.5 (residual) and B.2 (heads).
@@ -54,7 +54,8 @@ class AdaPooling(Pooling):
         query: ``"self"``, the mean of the tokens of type 0; ``"mean"`` of all tokens;
             a list of positions, whose mean is the query (one is the paper's *corner*,
             several are its *focal* query; not permutation invariant); ``"learned"``,
-            a parameter. None means "self" where there is such a token, else "mean".
+            a parameter. None means "self" where there is such a token and a call
+            gives ``types``, else "mean".
         residual: add the query to the result; None, as published: if the query is one
             token ("self" or one position).
         attention_scale: divide scores by the square root of the model width, as
@@ -80,6 +81,9 @@ class AdaPooling(Pooling):
     ) -> None:
         super().__init__(dim)
         validate_heads("pooling.num_heads", num_heads, dim)
+        # The plainest call, of vectors without types, takes their mean.
+        self.mean_without_types = query is None
+        self.added_without_types = residual is True
         if query is None:
             query = "self" if has_self else "mean"
         self.query: Query = query if isinstance(query, str) else list(query)
@@ -107,7 +111,8 @@ class AdaPooling(Pooling):
     def forward(self, x: Tensor, padding: Mask = None, types: Types = None) -> Tensor:
         query = self._query(x, padding, types)
         pooled = self.attention(query[:, None], x, padding)[:, 0]
-        if self.residual:
+        mean = types is None and self.mean_without_types
+        if self.added_without_types if mean else self.residual:
             pooled = pooled + query
         if padding is not None:
             pooled = pooled.masked_fill(padding.all(1, keepdim=True), 0.0)
@@ -140,7 +145,7 @@ class AdaPooling(Pooling):
                     f"{x.shape[1]} tokens given"
                 )
             return _mean(x[:, self.query], present[:, self.query])
-        if self.query == "mean":
+        if self.query == "mean" or (types is None and self.mean_without_types):
             return _mean(x, present)
         if types is None:
             raise InputError(

@@ -326,8 +326,11 @@ def _aside(unit: str) -> str:
 
 def _aside_of(name: str) -> str:
     """Return the folder whose old content a file is part of, or an empty text."""
-    found = ASIDE.fullmatch(name)
-    return found[1] + found[2] if found else ""
+    matched = ASIDE.fullmatch(name)
+    unit = matched[1] + matched[2] if matched else ""
+    # A stranger's mirror may hold other names, such as `evaluation/...old/`.
+    hidden = "/." in f"/{unit}"
+    return unit if not hidden and _unit(f"{unit}/{MANIFEST}") == unit else ""
 
 
 def _order(unit: str) -> tuple[bool, bool, str]:

@@ -28,10 +28,16 @@ class Terminated(KeyboardInterrupt):
     """
 
 
+_handled: list[int] = []
+"""Numbers of the signals that were handled in the block of `terminable`: a blocking
+call of Ray raises a plain `KeyboardInterrupt` in place of `Terminated`."""
+
+
 def exit_status(error: KeyboardInterrupt) -> int:
     """Return the status of a shell's process that a signal ended, as 130 for Ctrl-C."""
-    number = error.args[0] if isinstance(error, Terminated) else signal.SIGINT
-    return 128 + int(number)
+    if isinstance(error, Terminated):
+        return 128 + int(error.args[0])
+    return 128 + int(_handled[0] if _handled else signal.SIGINT)
 
 
 @contextmanager
@@ -39,8 +45,10 @@ def terminable() -> Iterator[None]:
     """Raise `Terminated` at SIGTERM and SIGUSR1."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _handled.append(number)
         raise Terminated(number)
 
+    _handled.clear()
     with ExitStack() as stack:
         with suppress(ValueError):  # only the main thread may handle signals
             for number in STOPPING - {signal.SIGINT}:
@@ -107,6 +115,7 @@ class Interruptible(ExitStack):
             raise self.interrupt
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        _handled.append(number)
         by = signal.Signals(number)
         error = KeyboardInterrupt() if by == signal.SIGINT else Terminated(number)
         if self.interrupt is None:

@@ -49,6 +49,27 @@ def test_values_are_refused_in_words_of_the_package(refused, given, message):
     assert message in refused("train", given, "--cfg")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "lr=3e-4"], "lr: unknown key 'lr': did you mean ppo.lr?"),
+        (["train", "--lr", "3e-4"], "got a flag. Did you mean ppo.lr=3e-4?"),
+        (["train", "--every=3"], "got a flag. Did you mean checkpoint.every=3?"),
+        (["train", "num_heads=2"], "did you mean encoder.num_heads or pooling.num_h"),
+        (
+            ["train", "pooling=ada", "pooling=max"],
+            "pooling: expected one value, got",
+        ),
+        (["train", "seed=1", "+seed=2"], "seed: expected one value, got it twice"),
+        (["train", "--run-dir="], "--run-dir: expected a path, got an empty text"),
+        (["evaluate", "--out", ""], "--out: expected a path, got an empty text"),
+        (["evaluate", "--run-dir", "x"], "without a flag: marl-pool evaluate x"),
+    ],
+)
+def test_common_slips_get_a_hint(refused, arguments, message):
+    assert message in refused(*arguments)
+
+
 def test_a_slip_in_one_file_breaks_no_other(refused, capsys):
     Path("mine/suite").mkdir(parents=True)
     Path("mine/suite/slip.yaml").write_text("perturbations: [\n")

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
 
 import marl_pool
 from helpers.samples import SPEC, heads, random_tokens
@@ -31,6 +32,7 @@ from marl_pool.policies.storage import (
 )
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import pooling_names
+from marl_pool.pooling.base import Pooling
 from marl_pool.pretrained import pretrained_names, pretrained_path
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError
@@ -450,3 +452,58 @@ def test_an_allowed_name_must_still_be_a_head(folder: Path) -> None:
 def test_registered_heads_need_no_leave(name: str, tmp_path: Path) -> None:
     save_policy(make(pooling=name), tmp_path)
     load_policy(tmp_path)
+
+
+class TiedHead(Pooling):
+    """A head whose second layer has the weights of the first."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.down = nn.Linear(dim, dim, bias=False)
+        self.up = nn.Linear(dim, dim, bias=False)
+        self.up.weight = self.down.weight
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        return self.up(self.down(x).tanh()).sum(1)
+
+
+class LazyHead(TiedHead):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.up = nn.LazyLinear(dim)
+
+
+class CountingHead(TiedHead):
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def head_policy(head: type[Pooling]) -> TokenPolicy:
+    name = f"{__name__}:{head.__name__}"
+    parts: Any = {"encoder": {"name": "identity"}, "pooling": {"name": name}}
+    return TokenPolicy(SPEC, spaces.Discrete(3), **parts)
+
+
+def test_tied_weights_are_saved_and_tied_again(tmp_path: Path) -> None:
+    policy = head_policy(TiedHead)
+    save_policy(policy, tmp_path)
+    loaded = load_policy(tmp_path, plugins=[f"{__name__}:TiedHead"])
+    head = loaded.network.pooling
+    assert head.up.weight is head.down.weight
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (LazyHead, "expected parameters that have a shape, got 'up.weight' of a lazy"),
+        (CountingHead, "expected a state of tensors, got '_extra_state', dict"),
+    ],
+)
+def test_a_head_that_cannot_be_saved_is_refused_at_once(head, message) -> None:
+    with pytest.raises(InputError, match=message):
+        head_policy(head)

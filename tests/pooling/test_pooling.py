@@ -675,10 +675,23 @@ def test_options_that_do_not_fit_are_refused(
 def test_a_self_query_needs_types_and_a_position_needs_its_token() -> None:
     x, padding, _ = random_set()
     with pytest.raises(InputError, match="AdaPooling: types: expected .* got None"):
-        make_head("ada")(x, padding)
+        make_head("ada", query="self")(x, padding)
     for query in ([NUM_TOKENS], [0, NUM_TOKENS]):
         with pytest.raises(InputError, match="need more than the 5 tokens given"):
             make_head("ada", query=query)(x, padding)
+
+
+@pytest.mark.parametrize("name", sorted(POOLING))
+def test_the_plainest_call_of_a_head_needs_vectors_alone(name: str) -> None:
+    x, _, _ = random_set()
+    assert make_head(name)(x).isfinite().all()
+
+
+def test_without_types_ada_asks_with_the_mean() -> None:
+    x, padding, _ = random_set()
+    plain, mean = make_head("ada"), make_head("ada", query="mean")
+    assert close(plain(x, padding), mean(x, padding))
+    assert close(plain.weights(x, padding), mean.weights(x, padding))
 
 
 @pytest.mark.parametrize("query", ["nope", [], [-1], ["0"]])

@@ -57,6 +57,24 @@ def run(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "name", ["evaluation/...old", "evaluation/.mine.old", ".a/.b.old", "x/....old"]
+)
+def test_a_crafted_mirror_replaces_no_local_results(run, tmp_path, name):
+    """Only folders that change as a whole are set aside."""
+    Mirror(run, f"file://{tmp_path}/store/run").update()
+    crafted = tmp_path / "store" / "run" / name
+    crafted.mkdir(parents=True)
+    (crafted / "results.csv").write_text("theirs")
+    write_manifest(crafted)
+    mine = tmp_path / "other"
+    (mine / "evaluation").mkdir(parents=True)
+    (mine / "evaluation" / "mine.csv").write_text("mine")
+    Mirror(mine, f"file://{tmp_path}/store/run").fetch()
+    assert (mine / "evaluation" / "mine.csv").read_text() == "mine"
+    assert {*tree(mine)} == {*tree(run), "evaluation/mine.csv"}
+
+
 def go_on(run: Path) -> None:
     """Save another checkpoint and a better policy, and remove the oldest."""
     (run / "metrics.csv").write_text("iteration\n1\n2\n3\n")

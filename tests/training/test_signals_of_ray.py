@@ -50,6 +50,16 @@ def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, capfd, name, 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_call_of_ray_hides_no_signal():
+    """A blocking call raises its own KeyboardInterrupt in place of `Terminated`."""
+    with terminable(), pytest.raises(Terminated):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert exit_status(KeyboardInterrupt()) == 143
+    # A later command of the process is stopped by Ctrl-C.
+    with terminable():
+        assert exit_status(KeyboardInterrupt()) == 130
+
+
 def test_ray_has_the_functions_that_set_its_handlers():
     assert "set_sigterm_handler" in worker.init.__wrapped__.__code__.co_names
     library = ctypes.CDLL(_raylet.__file__)

@@ -1,0 +1,155 @@
+"""Gymnasium's vector view: a batch of environments with one agent each."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from typing_extensions import override
+
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import BatchedEnv
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+Observations = dict[str, np.ndarray]
+"""The parts of `marl_pool.tokens.Tokens`, each ``(num_envs, …)``."""
+
+
+class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
+    """A batch of environments behind Gymnasium's ``VectorEnv``.
+
+    ``gymnasium.make_vec("marl_pool/simple_centroid-v0", num_envs=64)`` builds it. All
+    environments advance in one call, many times as fast as one after the other. An
+    episode that ends is followed by the next one in the same step
+    (``AutoresetMode.SAME_STEP``), and its last observation is ``infos["final_obs"]``.
+
+    Episodes follow the option ``seed``; ``reset(seed=…)`` starts over with that seed,
+    of which each environment derives its own. Without either, the first reset takes a
+    seed from the operating system.
+
+    Args:
+        name: a registered environment, or ``package.module:Class``.
+        num_envs: number of environments.
+        render_mode: ``"rgb_array"`` or None.
+        options: options of the environment's constructor.
+
+    Raises:
+        InputError: several agents, an unknown name or mode, a wrong option; in `step`,
+            actions of another shape or not in the action space.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_envs: int = 1,
+        *,
+        render_mode: str | None = None,
+        **options: Any,
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise InputError(
+                f"render_mode: expected None or one of rgb_array, got {render_mode!r}"
+            )
+        self._name, self._options = name, options
+        self._seeded = "seed" in options
+        self.env: BatchedEnv = make_batched_env(name, num_envs, **options)
+        counts = [group.num_agents for group in self.env.groups.values()]
+        if counts != [1]:
+            raise InputError(
+                f"env {name!r}: a Gymnasium view expects one agent, got {sum(counts)}; "
+                "make_env gives all of them"
+            )
+        ((self._group, group),) = self.env.groups.items()
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": 10,
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+        }
+        space = group.tokens.space()
+        self._dtypes = {name: part.dtype for name, part in space.items()}
+        self.single_observation_space = space
+        self.single_action_space = group.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    @override
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Observations, dict[str, Any]]:
+        if isinstance(seed, Sequence):
+            raise InputError(
+                "reset: expected one seed, of which each environment derives its own, "
+                f"got {len(seed)}"
+            )
+        # Without any seed, new views shall differ.
+        if seed is None and not self._seeded:
+            seed = secrets.randbits(31)
+        if seed is not None:
+            self._seeded = True
+            seeded = {**self._options, "seed": int(seed)}
+            self.env = make_batched_env(self._name, self.num_envs, **seeded)
+        self.env.reset()
+        return self._observe(), {}
+
+    @override
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[Observations, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        step = self.env.step({self._group: self._actions(actions)})
+        rewards = step.rewards[self._group][:, 0].double().cpu().numpy()
+        ended = step.terminated | step.truncated
+        infos: dict[str, Any] = {}
+        if bool(ended.any()):
+            # Observe before the reset.
+            over, last = ended.cpu().numpy(), self._observe()
+            final = np.full(self.num_envs, None, dtype=object)
+            for i in over.nonzero()[0]:
+                final[i] = {name: part[i] for name, part in last.items()}
+            infos = {"final_obs": final, "_final_obs": over}
+            self.env.reset(ended)
+        return (
+            self._observe(),
+            rewards,
+            step.terminated.cpu().numpy(),
+            step.truncated.cpu().numpy(),
+            infos,
+        )
+
+    @override
+    def render(self) -> tuple[np.ndarray, ...] | None:  # type: ignore[override]
+        if self.render_mode is None:
+            return None
+        return tuple(self.env.frame(i) for i in range(self.num_envs))
+
+    def _observe(self) -> Observations:
+        tokens: Tokens = self.env.observe()[self._group]
+        # Copies, so that a caller cannot modify the environment's tensors.
+        return {
+            name: part[:, 0].cpu().numpy().astype(self._dtypes[name])
+            for name, part in tokens._asdict().items()
+        }
+
+    def _actions(self, actions: Any) -> torch.Tensor:
+        """Convert actions of all environments; raise `InputError` for wrong ones."""
+        array, space = np.asarray(actions), self.action_space
+        if isinstance(self.single_action_space, spaces.Discrete):
+            fits = space.contains(array)
+        else:  # the environment clips them
+            shaped = array.shape == space.shape and array.dtype.kind in "biuf"
+            fits = shaped and bool(np.isfinite(array).all())
+        if not fits:
+            got = f"the shape {array.shape} and {array.dtype}"
+            if array.shape == space.shape and array.dtype.kind in "biuf":
+                got = "numbers outside of it, NaN or infinity"
+            raise InputError(f"actions: expected {space}, got {got}")
+        typed = array.astype(self.single_action_space.dtype)
+        return torch.from_numpy(typed).to(self.env.device)[:, None]
