@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.timeout import env_call
+from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
@@ -241,6 +242,8 @@ class Rollout:
 
         Raises:
             InputError: ``count`` is below 1.
+            NonFiniteError: an observation, logit or reward is NaN or infinite; its step
+                is counted from the start of the fragment.
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
@@ -251,10 +254,20 @@ class Rollout:
             # The fragment ends here for every environment, in mid-episode or not.
             rows = torch.arange(self.env.num_envs, device=self.env.device)
             last = _FinalObservation(count - 1, rows, self.tokens, self.states)
-            return {
+            trajectories = {
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
+        for name, trajectory in trajectories.items():
+            validate_finite(
+                name,
+                trajectory.tokens,
+                trajectory.logits,
+                trajectory.rewards,
+                env_ids=self.env.env_ids,
+                first_step=0,
+            )
+        return trajectories
 
     def _play(self, count: int) -> _Fragment:
         """Take ``count`` steps."""
@@ -390,6 +403,9 @@ class Rollout:
         """Yield the transitions of `episodes`, to play several rollouts side by side.
 
         Afterwards `pop_finished` returns the episodes.
+
+        Raises:
+            NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
         if idle and not self.env.steps_past_end:
             raise InputError(
@@ -402,7 +418,18 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
+            number = int(self._lengths.max())
             transition = self._step(reads=True)
+            for name, decision in transition.decisions.items():
+                validate_finite(
+                    name,
+                    transition.tokens[name].map(lambda part: part[None]),
+                    decision.logits[None],
+                    transition.step.rewards[name][None],
+                    env_ids=self.env.env_ids,
+                    first_step=number,
+                    playing=~over,
+                )
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over

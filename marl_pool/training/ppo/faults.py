@@ -1,4 +1,4 @@
-"""Detection of failed processes and of numbers that are not finite."""
+"""Detection of failed processes."""
 
 import contextlib
 import logging
@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import ray
-import torch
 from ray.exceptions import ActorDiedError, RayError
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.rollout import Trajectory
 from marl_pool.runs import Run
 from marl_pool.training.errors import print_warning
 from marl_pool.utils.errors import described
@@ -102,37 +99,3 @@ def all_learners_live(algo: PPO) -> bool:
     """Return True if no learner died; RLlib never restarts one and may not notice."""
     answers = algo.learner_group.foreach_learner(lambda learner: True)
     return sum(answer.ok for answer in answers) >= (algo.config.num_learners or 1)
-
-
-def validate_finite(trajectory: Trajectory, env_ids: Tensor) -> None:
-    """Raise FloatingPointError for NaN and infinite numbers."""
-    masks = non_finite(trajectory).items()
-    bad = {kind: mask for kind, mask in sorted(masks) if mask.any()}
-    if bad:
-        seen = ", ".join(f"{int(mask.sum())} {kind}" for kind, mask in bad.items())
-        step, index = next(iter(bad.values())).nonzero()[0, :2].tolist()
-        raise FloatingPointError(
-            f"NaN or infinite: {seen}; one in environment {int(env_ids[index])} at "
-            f"step {step} of the fragment"
-        )
-
-
-def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
-    """Return the masks of NaN and infinite numbers, for kinds that may have any."""
-    features, _, padding = trajectory.tokens
-    kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
-    # Bytes are always finite.
-    if features.is_floating_point() and _may_have_bad(features):
-        kinds["observations"] = features.masked_fill(padding[..., None], 0)
-    return {
-        kind: ~torch.isfinite(tensor)
-        for kind, tensor in kinds.items()
-        if _may_have_bad(tensor)
-    }
-
-
-def _may_have_bad(tensor: Tensor) -> bool:
-    # NaN and infinity reach the extremes, which cost far less than a test of each.
-    if not tensor.numel():
-        return False
-    return not torch.isfinite(torch.stack(torch.aminmax(tensor))).all()

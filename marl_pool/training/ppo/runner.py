@@ -36,7 +36,7 @@ from marl_pool.perturbations import make_perturbation
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.training.fixed_policies import Fixed, build_fixed
 from marl_pool.training.ppo.batch import Rows, concatenate_rows
-from marl_pool.training.ppo.faults import Failure, validate_finite
+from marl_pool.training.ppo.faults import Failure
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
     to_episodes,
@@ -226,8 +226,6 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     ) -> dict[str, tuple[Trajectory, Tensor, Tensor]]:
         # Step all environments together; tensors are (T, num_envs, agents, …).
         trajectories = rollout.steps(steps)
-        for trajectory in trajectories.values():
-            validate_finite(trajectory, rollout.env.env_ids)
         # Estimate advantages from the values recorded while sampling. Learners then
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}

@@ -1,0 +1,70 @@
+"""Detection of NaN and infinity in what policies observe, decide and receive."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+
+class NonFiniteError(InputError):
+    """A number of an environment, a policy or a perturbation is NaN or infinite."""
+
+
+def validate_finite(
+    group: str,
+    tokens: Tokens,
+    logits: Tensor,
+    rewards: Tensor,
+    *,
+    env_ids: Tensor,
+    first_step: int,
+    playing: Tensor | None = None,
+) -> None:
+    """Raise `NonFiniteError` for NaN and infinite numbers, padding aside.
+
+    Args:
+        group: the agents' group, for the message.
+        tokens: observations ``(T, num_envs, agents)``, perturbed.
+        logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
+        rewards: ``(T, num_envs, agents)``.
+        env_ids: ``(num_envs,)`` numbers of the environments, for the message.
+        first_step: number of the first of the T steps, for the message.
+        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+    """
+    features = tokens.features
+    if not _may_be_bad((features, logits, rewards)):
+        return
+    clean = features.masked_fill(tokens.padding[..., None], 0)
+    masks = {
+        "observations": _bad(clean),
+        "action logits": _bad(logits),
+        "rewards": _bad(rewards),
+    }
+    if playing is not None:
+        masks = {kind: mask & playing[:, None] for kind, mask in masks.items()}
+    counts = {kind: int(mask.sum()) for kind, mask in masks.items() if mask.any()}
+    if counts:
+        kind = next(iter(counts))
+        step, row, agent = masks[kind].nonzero()[0].tolist()
+        seen = ", ".join(f"{kind} of {count} steps" for kind, count in counts.items())
+        raise NonFiniteError(
+            f"NaN or infinite: {seen}; first of agent {agent} of group {group!r} in "
+            f"environment {int(env_ids[row])} at step {first_step + step}"
+        )
+
+
+def _bad(numbers: Tensor) -> Tensor:
+    """Return ``(T, num_envs, agents)`` bool: a number is NaN or infinite."""
+    bad = ~torch.isfinite(numbers)
+    return bad.flatten(3).any(-1) if bad.dim() > 3 else bad
+
+
+def _may_be_bad(parts: Iterable[Tensor]) -> bool:
+    # NaN and infinity reach a sum, which costs far less than a test of each number; a
+    # sum of finite numbers may be infinite too. Bytes are always finite.
+    sums = [part.sum() for part in parts if part.is_floating_point()]
+    return not math.isfinite(sum(map(float, sums)))
