@@ -67,17 +67,32 @@ OUTPUTS = ("evaluation", "videos")
 """Folders written without holding the run's lock."""
 
 
+RETURN, LOSS, NEWEST = "return", "loss", "newest"
+
+
 class Best(NamedTuple):
     """The best checkpoint so far."""
 
     iteration: int
     score: float
+    """Higher is better."""
+    of: str = RETURN
+    """What the score is: `RETURN`, the negative of a `LOSS`, or the `NEWEST`."""
+
+    @property
+    def number(self) -> str:
+        """The return or the loss; empty where none was measured."""
+        if self.of == NEWEST or math.isinf(self.score):
+            return ""
+        return f"loss {-self.score:.4g}" if self.of == LOSS else f"{self.score:.4g}"
 
     def __str__(self) -> str:
-        """Return score and iteration, as a command prints them."""
-        if math.isinf(self.score):
+        """Return the number and the iteration, as a command prints them."""
+        if self.of == NEWEST:
+            return f"iteration {self.iteration}, the newest, as returns do not compare"
+        if not self.number:
             return f"iteration {self.iteration}, before an episode was over"
-        return f"{self.score:.4g} at iteration {self.iteration}"
+        return f"{self.number} at iteration {self.iteration}"
 
 
 @dataclass(eq=False, repr=False)
@@ -249,10 +264,11 @@ class Run:
         A process may be killed after it has saved a checkpoint, before its policy.
         """
         newest = self.latest_checkpoint()
-        score = None if newest is None else self._about(newest).get("best_score")
-        if newest is None or score is None:
+        about = {} if newest is None else self._about(newest)
+        if newest is None or about.get("best_score") is None:
             return None
-        found, best = Best(iteration_of(newest), score), None
+        kind = about.get("best_of", RETURN)
+        found, best = Best(iteration_of(newest), about["best_score"], kind), None
         with suppress(InputError):  # a damaged one counts as none
             best = self.best
         return found if best is None or best.iteration < found.iteration else None
@@ -348,7 +364,7 @@ class Run:
 
     @contextmanager
     def checkpoint(
-        self, iteration: int, parts: Iterable[str] = (), best_score: float | None = None
+        self, iteration: int, parts: Iterable[str] = (), best: Best | None = None
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
@@ -357,7 +373,7 @@ class Run:
         Args:
             iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
-            best_score: score of the checkpoint if it is the best so far.
+            best: the checkpoint's score if it is the best so far.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
@@ -369,7 +385,11 @@ class Run:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            about = {"best_score": best_score, **self.metrics.fix(iteration)}
+            about = {
+                "best_score": best and best.score,
+                "best_of": best and best.of,
+                **self.metrics.fix(iteration),
+            }
             manifest.write_manifest(folder, **about)
         self._damage[final] = ""
 

@@ -349,7 +349,7 @@ def test_the_best_is_remembered(run):
     assert run.best is None
     with run.save_policy_dir(Best(7, -1.25)):
         pass
-    assert Run.open(run.path).best == (7, -1.25)
+    assert Run.open(run.path).best == Best(7, -1.25)
     (run.policy_dir / "best.json").write_text("{")
     with pytest.raises(InputError, match=r"best\.json cannot be read"):
         assert run.best
@@ -517,3 +517,17 @@ def test_an_event_file_ends_with_its_first_error():
         file.write(record)
         file.flush()
     assert full.getvalue() == b"firstsec"
+
+
+@pytest.mark.parametrize(
+    ("best", "text", "number"),
+    [
+        (Best(3, 1.25), "1.25 at iteration 3", "1.25"),
+        (Best(3, -0.5, "loss"), "loss 0.5 at iteration 3", "loss 0.5"),
+        (Best(3, 3.0, "newest"), "iteration 3, the newest, as returns do not", ""),
+        (Best(3, -math.inf), "iteration 3, before an episode was over", ""),
+    ],
+)
+def test_the_best_checkpoint_says_what_its_score_is(best, text, number) -> None:
+    assert str(best).startswith(text)
+    assert best.number == number

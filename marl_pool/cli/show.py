@@ -1,6 +1,5 @@
 """Verbs that tell about runs on disk: show and ls."""
 
-import math
 from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
@@ -76,8 +75,7 @@ def _row(path: Path, folder: Path) -> list[str]:
         evaluated = _last_evaluation(run).partition(":")[0]
         share = f"{min(done / total, 1):.0%}" if total else ""
         state = _state(run, done, total) if total else ""
-        score = run.best.score if run.best else math.inf
-        best = "" if math.isinf(score) else f"{score:.4g}"
+        best = run.best.number if run.best else ""
         return [name, _parts(run), state, share, best, evaluated]
     except InputError as error:
         return [name, str(error)]

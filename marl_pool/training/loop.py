@@ -12,8 +12,9 @@ import torch
 
 from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
+from marl_pool.finite import NonFiniteError
 from marl_pool.kernels.native import chosen_kernels, has_kernel, use_kernels
-from marl_pool.runs import PARTS, Best, Run, iteration_of
+from marl_pool.runs import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
@@ -106,6 +107,11 @@ class TrainingMethod(ABC):
     def is_due(self) -> bool:
         """True to save this iteration in addition to the regular checkpoints."""
         return False
+
+    @property
+    def score_of(self) -> str:
+        """What `score` is, a kind of `marl_pool.runs.Best`."""
+        return RETURN
 
     def score(self, iteration: int) -> float | None:
         """Return the score of the policy; None if checkpoints are not compared."""
@@ -245,7 +251,7 @@ class TrainingLoop:
                 self.has_stepped, number = True, self.iteration + 1
                 try:
                     step = method.step(number)
-                except errors.StepError as error:
+                except (errors.StepError, NonFiniteError) as error:
                     where = method.where(number)
                     raise errors.stopped(self.run, where, str(error)) from error
                 if step is None:
@@ -269,14 +275,16 @@ class TrainingLoop:
             return
         score = method.score(self.iteration)
         is_best = score is not None and method.accept(score)
-        best_score = score if is_best else None
+        best = None
+        if score is not None and is_best:
+            best = Best(self.iteration, score, method.score_of)
         with self._writing("the checkpoint"):
             parts = method.parts
-            with self.run.checkpoint(self.iteration, parts, best_score) as folder:
+            with self.run.checkpoint(self.iteration, parts, best) as folder:
                 method.save(folder)
             # If the process is killed here, `Run.lock` saves the policy later.
-            if best_score is not None:
-                with self.run.save_policy_dir(Best(self.iteration, best_score)) as to:
+            if best is not None:
+                with self.run.save_policy_dir(best) as to:
                     method.save_policy(to)
             self.run.prune(self.config.checkpoint.keep)
         self.run.on_saved()

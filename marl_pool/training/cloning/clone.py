@@ -18,7 +18,7 @@ from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run, iteration_of
+from marl_pool.runs import LOSS, RETURN, Run, iteration_of
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import (
     NOTHING,
@@ -287,6 +287,11 @@ class CloningMethod(TrainingMethod):
         return self.played
 
     # Checkpoints
+
+    @property
+    @override
+    def score_of(self) -> str:
+        return RETURN if self.settings.select == "return" else LOSS
 
     @override
     def score(self, iteration: int) -> float:

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import (
 )
 from typing_extensions import override
 
-from marl_pool.runs import LEARNER, Run
+from marl_pool.runs import LEARNER, NEWEST, RETURN, Run
 from marl_pool.training import cluster
 from marl_pool.training.errors import StepError, print_warning
 from marl_pool.training.jobs import with_absolute_folders
@@ -304,12 +304,17 @@ class PPOMethod(TrainingMethod):
         load_algorithm(self.algo, checkpoint / "algorithm")
         self.steps, self.seconds = progress["steps"], progress["seconds"]
 
+    @property
     @override
-    def score(self, iteration: int) -> float:
+    def score_of(self) -> str:
         # Modules may learn at each other's expense, and a ramped perturbation makes the
         # task harder: returns do not compare, and the newest checkpoint is the best.
         is_ramped = self.config.perturbation.get("ramp") is not None
-        if is_ramped or len(set(self.modules.values())) > 1:
+        return NEWEST if is_ramped or len(set(self.modules.values())) > 1 else RETURN
+
+    @override
+    def score(self, iteration: int) -> float:
+        if self.score_of == NEWEST:
             return iteration
         score = self._return_mean(self.modules)
         # Without a finished episode, any later checkpoint is better.

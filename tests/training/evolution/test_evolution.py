@@ -602,7 +602,7 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
     run = tiny("env.fault=poison", "env.episode=4", path=tmp_path / "run")
     with pytest.raises(
-        StoppedError, match="generation 4: a return is not finite; kept"
+        StoppedError, match="generation 4: NaN or infinite: rewards of .*; kept"
     ):
         evolve(run, run.config)
     assert run.latest_checkpoint().name == "iter_000002"

@@ -1,0 +1,115 @@
+"""NaN and infinity are refused wherever a rollout plays."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import marl_pool
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.finite import NonFiniteError
+from marl_pool.policies import make_policy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens, TokenSpec
+
+BAD_STEP = 2
+
+
+class PoisonedEnv(BatchedEnv):
+    """Two agents whose numbers are bad in one step of environment 1.
+
+    Args:
+        poison: observations, padding or rewards.
+        value: what they are then.
+    """
+
+    state_names = ("x",)
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        poison: str = "rewards",
+        value: float = math.nan,
+        max_steps: int = 5,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_envs, max_steps=max_steps, **common)
+        spec = TokenSpec(2, 1, ("self", "other"))
+        self.groups = {"pair": AgentGroup(2, spec, spaces.Discrete(3))}
+        self.poison, self.value = poison, value
+        self.x = torch.zeros(num_envs, 2, 2)
+
+    def observe(self) -> dict[str, Tokens]:
+        features = self.x[..., None].clone()
+        types = torch.tensor([0, 1]).expand(self.num_envs, 2, 2)
+        padding = torch.zeros(self.num_envs, 2, 2, dtype=torch.bool)
+        padding[..., 1] = True
+        if self.poison in ("observations", "padding"):
+            slot = int(self.poison == "padding")
+            bad = (self.env_ids == 1) & (self.steps == BAD_STEP)
+            features[bad, 1, slot] = self.value
+        return {"pair": Tokens(features, types, padding)}
+
+    def place(self, rows: torch.Tensor, keys: torch.Tensor) -> None:
+        self.x = self.x.index_copy(0, rows, self.sample_uniform(keys, 4).view(-1, 2, 2))
+
+    def advance(self, actions: Any) -> Any:
+        rewards = torch.ones(self.num_envs, 2)
+        bad = (self.env_ids == 1) & (self.steps == BAD_STEP)
+        if self.poison == "rewards":
+            rewards[bad, 1] = self.value
+        return {"pair": rewards}, torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+def rollout(**options: Any) -> Rollout:
+    env = PoisonedEnv(3, **options)
+    group = env.groups["pair"]
+    return Rollout(env, {"pair": make_policy(group.tokens, group.action_space)})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", ["observations", "rewards"])
+@pytest.mark.parametrize("play", ["steps", "episodes"])
+def test_a_bad_number_is_named_with_its_place(play, poison, value):
+    playing = rollout(poison=poison, value=value)
+    message = (
+        f"NaN or infinite: {poison} of 1 .*first of agent 1 of group 'pair' in "
+        f"environment 1 at step {BAD_STEP}"
+    )
+    with pytest.raises(NonFiniteError, match=message):
+        playing.steps(4) if play == "steps" else playing.episodes()
+
+
+@pytest.mark.parametrize("play", ["steps", "episodes"])
+def test_padding_may_hold_anything(play):
+    playing = rollout(poison="padding")
+    playing.steps(4) if play == "steps" else playing.episodes()
+
+
+def test_large_finite_numbers_are_fine():
+    returns = rollout(value=3e38).episodes().returns["pair"]
+    assert returns.isfinite().all()
+
+
+@pytest.mark.parametrize("play", ["steps", "episodes"])
+def test_bad_weights_are_refused(play):
+    playing = rollout(poison="none")
+    with torch.no_grad():
+        for parameter in playing.policies["pair"].parameters():
+            parameter.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="NaN or infinite: action logits of "):
+        playing.steps(4) if play == "steps" else playing.episodes()
+
+
+def test_no_number_of_an_evaluation_is_decided_on_nan():
+    with pytest.raises(NonFiniteError, match="NaN or infinite: rewards"):
+        marl_pool.evaluate(
+            lambda seen: np.zeros(len(seen["types"]), np.int64),
+            env={"name": f"{__name__}:PoisonedEnv"},
+            suite={"perturbations": []},
+            episodes=4,
+        )
