@@ -50,7 +50,7 @@ class PoisonedEnv(BatchedEnv):
         padding[..., 1] = True
         if self.poison in ("observations", "padding"):
             slot = int(self.poison == "padding")
-            bad = (self.env_ids == 1) & (self.steps == BAD_STEP)
+            bad = (self.env_ids % 4 == 1) & (self.steps == BAD_STEP)
             features[bad, 1, slot] = self.value
         return {"pair": Tokens(features, types, padding)}
 
@@ -59,7 +59,7 @@ class PoisonedEnv(BatchedEnv):
 
     def advance(self, actions: Any) -> Any:
         rewards = torch.ones(self.num_envs, 2)
-        bad = (self.env_ids == 1) & (self.steps == BAD_STEP)
+        bad = (self.env_ids % 4 == 1) & (self.steps == BAD_STEP)
         if self.poison == "rewards":
             rewards[bad, 1] = self.value
         return {"pair": rewards}, torch.zeros(self.num_envs, dtype=torch.bool)

@@ -10,6 +10,7 @@ from torch import Tensor
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
+from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
@@ -91,15 +92,33 @@ def _check_observations(build: Build) -> None:
             [*observed],
         )
         for name, group in env.groups.items():
-            group.tokens.check(observed[name])  # features, types, padding
-            shape = (NUM_ENVS, group.num_agents)
-            got = tuple(observed[name].batch_shape)
-            _expect(got == shape, f"{name}: batch dimensions", shape, got)
+            _check_tokens(name, group, observed[name], env.dtype)
             features = observed[name].features[~observed[name].padding]
             finite = not features.is_floating_point() or bool(features.isfinite().all())
             _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
         step = env.step(_actions(env, number))
         env.reset(step.terminated | step.truncated)
+
+
+def _check_tokens(
+    name: str, group: AgentGroup, tokens: Tokens, dtype: torch.dtype
+) -> None:
+    """Check shapes, dtypes and types, each of which torch would broadcast or cast."""
+    spec = group.tokens
+    shape = (NUM_ENVS, group.num_agents, spec.num_tokens)
+    real = torch.uint8 if spec.dtype == "uint8" else dtype
+    for part, tensor, form, kind in (
+        ("features", tokens.features, (*shape, spec.num_features), real),
+        ("types", tokens.types, shape, torch.int64),
+        ("padding", tokens.padding, shape, torch.bool),
+    ):
+        got = tuple(tensor.shape)
+        _expect(got == form, f"{name}: shape of {part}", form, got)
+        _expect(tensor.dtype == kind, f"{name}: dtype of {part}", kind, tensor.dtype)
+    types = tokens.types[~tokens.padding]
+    wrong = types[(types < 0) | (types >= spec.num_types)]
+    numbers = f"numbers below {spec.num_types}"
+    _expect(not len(wrong), f"{name}: types", numbers, wrong[:1].tolist())
 
 
 def _check_steps(build: Build) -> None:

@@ -36,7 +36,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range; in
-            `step`, a living agent without an action, or an invalid action.
+            `step`, no episode that was begun, an unknown agent, a living one without an
+            action, or an invalid action. Actions of agents that are gone are ignored.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         }
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
+        self._playing = False
         groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent has its own space, because users seed their samplers one by one.
         self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
@@ -94,6 +96,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             seeded = {**self._options, "seed": int(seed)}
             self.env = make_batched_env(self._name, 1, **seeded)
         self.env.reset()
+        self._playing = True
         self.agents = self._living()
         return self._observe(self.agents), {agent: {} for agent in self.agents}
 
@@ -107,12 +110,18 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
+        if not self._playing:
+            raise InputError(
+                "step: expected reset() first, got an episode that is over or was "
+                "never begun"
+            )
         step = self.env.step(self._batch(actions))
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         living = self._living()
         # Report to agents that acted and to agents that this step brought to life.
         reported = [a for a in self.possible_agents if a in self.agents or a in living]
-        self.agents = [] if ended or truncated else living
+        self._playing = not (ended or truncated)
+        self.agents = living if self._playing else []
         return (
             self._observe(reported),
             {a: float(step.rewards[g][0, i]) for a, g, i in self._where(reported)},
@@ -146,6 +155,12 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
         """Convert actions to the batched form; inactive agents get zeros."""
+        for agent in actions:
+            if agent not in self._places:
+                raise InputError(
+                    f"actions: expected agents of {', '.join(self.possible_agents)}, "
+                    f"got {agent!r}"
+                )
         batch = {
             name: np.zeros(
                 (1, group.num_agents, *(group.action_space.shape or ())),

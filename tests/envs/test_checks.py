@@ -58,6 +58,37 @@ def test_dependence_on_the_batch_and_on_later_steps_is_found():
     assert not problems["a seed determines the episodes"]
 
 
+class Misshapen(FaultyPole):
+    """A pole one of whose parts of an observation is changed."""
+
+    change = staticmethod(lambda tokens: tokens)
+
+    def observe(self):
+        return {"agent": self.change(super().observe()["agent"])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {"types": t.types + 9}, "agent: types: expected numbers below 1"),
+        (lambda t: {"types": t.types - 1}, "agent: types: expected numbers below 1"),
+        (lambda t: {"types": t.types.int()}, "dtype of types: expected torch.int64"),
+        (lambda t: {"types": t.types[..., :1]}, "shape of types: expected (3, 1, 5)"),
+        (lambda t: {"padding": t.padding.long()}, "dtype of padding: expected torch.b"),
+        (lambda t: {"padding": t.padding[0]}, "shape of padding: expected (3, 1, 5)"),
+        (lambda t: {"features": t.features.double()}, "dtype of features: expected to"),
+        (lambda t: {"features": t.features[:1]}, "shape of features: expected (3, 1, "),
+    ],
+)
+def test_each_part_of_an_observation_is_held_to_its_spec(monkeypatch, change, message):
+    def changed(tokens):
+        return tokens._replace(**change(tokens))
+
+    monkeypatch.setattr(Misshapen, "change", staticmethod(changed))
+    problems = check_env(f"{__name__}:Misshapen", fault="none")
+    assert message in problems[next(rule for rule in RULES if "observations" in rule)]
+
+
 def test_the_command_prints_a_line_for_each_rule(capsys):
     words = ["check-env", f"env={PLUG_IN}", "+env.after=1"]
     assert cli.main([*words, "+env.fault=wrong_shape"]) == 1

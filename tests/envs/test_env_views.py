@@ -310,3 +310,18 @@ def test_wrong_input_is_refused() -> None:
     chooser.reset()
     with pytest.raises(InputError, match=r"expected Discrete\(5\), got 5"):
         chooser.step({"agent_0": 5})
+
+
+def test_a_step_needs_an_episode_and_actions_of_its_agents():
+    view = make_env("simple_centroid", max_steps=2)
+    action = {"agent_0": view.action_space("agent_0").sample()}
+    with pytest.raises(InputError, match="step: expected reset"):
+        view.step(action)
+    view.reset(seed=1)
+    with pytest.raises(InputError, match="expected agents of agent_0, got 'agent_7'"):
+        view.step({**action, "agent_7": action["agent_0"]})
+    view.step(action)
+    view.step(action)
+    assert view.agents == []
+    with pytest.raises(InputError, match="step: expected reset"):
+        view.step({})
