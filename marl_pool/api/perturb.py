@@ -94,8 +94,14 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         return self._perturber.observe(observations), *rest
 
 
-class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
-    """A Gymnasium env with perturbed observations; see `perturb_env`."""
+class PerturbedEnv(
+    gymnasium.Wrapper[Observation, Any, Observation, Any],
+    gymnasium.utils.RecordConstructorArgs,
+):
+    """A Gymnasium env with perturbed observations; see `perturb_env`.
+
+    ``gymnasium.make(env.spec)`` makes an equal one.
+    """
 
     def __init__(
         self,
@@ -103,7 +109,10 @@ class PerturbedEnv(gymnasium.Wrapper[Observation, Any, Observation, Any]):
         perturbation: Perturbation | Mapping[str, Any] | str,
         seed: int = 0,
     ) -> None:
-        super().__init__(env)
+        gymnasium.utils.RecordConstructorArgs.__init__(
+            self, perturbation=perturbation, seed=seed
+        )
+        gymnasium.Wrapper.__init__(self, env)
         groups, seen = {ALONE: [ALONE]}, {ALONE: env.observation_space}
         self._perturber = Perturber(
             env, perturbation, groups, seen, lambda _: env.action_space, seed

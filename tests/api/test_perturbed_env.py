@@ -292,3 +292,12 @@ def test_the_envs_own_arrays_stay_as_they_are() -> None:
     perturb_env(env, {"name": "jitter", "severity": 1.0}).reset(seed=0)
     for part, array in env.last.items():
         np.testing.assert_array_equal(array, kept[part].numpy())
+
+
+def test_it_is_made_again_from_its_spec() -> None:
+    plain = gymnasium.make("marl_pool/simple_centroid-v0", num_noise=2, max_steps=5)
+    env = perturb_env(plain, {"name": "occlude", "severity": 0.5}, seed=3)
+    again = gymnasium.make(env.spec)
+    first, second = (one.reset(seed=1)[0] for one in (env, again))
+    assert all(np.array_equal(first[part], second[part]) for part in first)
+    assert first["padding"].any()
