@@ -439,6 +439,62 @@ def test_weights_follow_when_they_are_replaced() -> None:
         assert torch.equal(copy.deepcopy(other)(tokens), other(tokens))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("to_query", "to_key", "to_value"),
+        *("attention_norm.weight", "attention_norm.bias", "feedforward.0.weight"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_parameter_of_another_shape_is_left_to_torch(name: str, size: int) -> None:
+    """Its memory must be neither read nor written beyond its end."""
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    places = [key for key, _ in network.encoder.named_parameters() if name in key]
+    owner, _, last = places[0].rpartition(".")
+    smaller = nn.Parameter(torch.zeros(size))
+    setattr(network.encoder.get_submodule(owner), last, smaller)
+    results = []
+    for kernels in ("torch", "auto"):
+        with use_kernels(kernels):
+            try:
+                results.append(network(tokens))
+            except RuntimeError as error:  # torch's own
+                results.append(str(error).partition("\n")[0])
+    expected, result = results
+    assert type(expected) is type(result)
+    if isinstance(expected, Tensor):  # torch broadcasts
+        torch.testing.assert_close(result, expected)
+    else:
+        assert result == expected
+
+
+@pytest.mark.parametrize("pooling", ["ada", "max", "cls"])
+@pytest.mark.parametrize("form", ["sum", "transposed", "strided"])
+def test_gradients_need_not_be_contiguous(pooling: str, form: str) -> None:
+    network = make_network(pooling)
+    tokens = make_tokens(network, 6)
+    gradients = []
+    for kernels in ("torch", "native"):
+        network.zero_grad()
+        with use_kernels(kernels):
+            pooled = network(tokens)
+        gradient = torch.randn(
+            pooled.shape[::-1], generator=torch.Generator().manual_seed(1)
+        ).T
+        if form == "sum":
+            pooled.sum().backward()
+        elif form == "transposed":
+            pooled.backward(gradient)
+        else:
+            pooled.backward(gradient.repeat(1, 2)[:, ::2])
+        parts = [part.grad for part in network.parameters() if part.grad is not None]
+        gradients.append([part.clone() for part in parts])
+    for expected, gradient in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
     with (

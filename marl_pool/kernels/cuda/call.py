@@ -18,6 +18,7 @@ from marl_pool.kernels.cuda.compiler import (
     most_shared_memory,
     nvrtc,
 )
+from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.call import (
     POOLINGS,
     QUERIES,
@@ -153,17 +154,23 @@ class _Launch:
     def __init__(self, inputs: NetworkInputs) -> None:
         sizes, values, types, padding, parameters, *_ = inputs
         rows, tokens, width = values.shape
-        assert width == (sizes.features or sizes.dim)
+        require(width == (sizes.features or sizes.dim), "tensors of fitting shapes")
         # Keep the copies until the kernel has been launched.
         self.sizes, self.values = sizes, values.contiguous()
         self.types = None if types is None else types.to(torch.int64).contiguous()
         self.padding = None if padding is None else padding.contiguous()
         for tensor in (self.types, self.padding):
-            assert tensor is None or tensor.shape == (rows, tokens)
-            assert tensor is None or tensor.device == values.device
+            require(
+                tensor is None or tensor.shape == (rows, tokens),
+                "tensors of fitting shapes",
+            )
+            require(
+                tensor is None or tensor.device == values.device,
+                "tensors on one device",
+            )
         for parameter in parameters:
-            assert parameter.device == values.device
-            assert parameter.dtype == values.dtype
+            require(parameter.device == values.device, "tensors on one device")
+            require(parameter.dtype == values.dtype, "one dtype")
         self.weights = _pack(parameters)
         count = tokens + sizes.extra
         self.threads = _threads(count)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.call import (
     KernelCall,
     MlpSizes,
@@ -115,24 +116,24 @@ class ActorCriticCall(KernelCall):
         heads = (policy.action, policy.value)
         sizes = [mlp_sizes(h.activation, rows, dim, h.parameters) for h in heads]
         width = policy.num_logits
-        assert logits.shape == (rows, width)
-        assert values.shape == (rows,)
-        assert policy.value.parameters[-1].shape == (1,)
+        require(logits.shape == (rows, width), "tensors of fitting shapes")
+        require(values.shape == (rows,), "tensors of fitting shapes")
+        require(policy.value.parameters[-1].shape == (1,), "tensors of fitting shapes")
         lowest, highest = policy.limits or (None, None)
         for limit in policy.limits or ():
-            assert limit.shape == (width,)
+            require(limit.shape == (width,), "tensors of fitting shapes")
         if value_scale is not None:
-            assert value_scale.shape == values.shape
+            require(value_scale.shape == values.shape, "tensors of fitting shapes")
             value_scale = value_scale.contiguous()
         numbers = (lowest, highest, value_scale, logits, values)
         for tensor in numbers:
-            assert tensor is None or tensor.is_contiguous()
-            assert tensor is None or tensor.dtype == self.dtype
+            require(tensor is None or tensor.is_contiguous(), "contiguous tensors")
+            require(tensor is None or tensor.dtype == self.dtype, "one dtype")
         # Keep the copies and arrays until the kernel has read them.
         self._numbers = numbers
         self._weights = [Weights.of(head.parameters) for head in heads]
         for weights in self._weights:
-            assert weights.dtype == self.dtype
+            require(weights.dtype == self.dtype, "one dtype")
         addresses = [ctypes.addressof(weights.addresses) for weights in self._weights]
         self._heads = _Heads(*sizes, *addresses, *map(pointer, numbers))
         self.arguments = (*self.arguments, ctypes.byref(self._heads))

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from marl_pool.kernels.functional import require
+
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
 _threads = ContextVar[int | None]("threads", default=None)
 
@@ -238,8 +240,8 @@ class Weights(tuple[Tensor, ...]):
         weights = cls([parameter.contiguous() for parameter in parameters])
         weights.dtype = parameters[0].dtype
         for weight in weights:
-            assert weight.is_cpu
-            assert weight.dtype == weights.dtype
+            require(weight.is_cpu, "tensors on one device")
+            require(weight.dtype == weights.dtype, "one dtype")
         weights.addresses = pointers(weights)
         return weights
 
@@ -259,18 +261,18 @@ class KernelCall:
     def __init__(self, inputs: NetworkInputs) -> None:
         sizes, values, types, padding, parameters, dropout, seed = inputs
         rows, tokens, width = values.shape
-        assert width == (sizes.features or sizes.dim)
+        require(width == (sizes.features or sizes.dim), "tensors of fitting shapes")
         self.dtype = values.dtype
         self.tensors = [values.contiguous(), types, padding]
         for i, dtype in ((1, torch.int64), (2, torch.bool)):
             tensor = self.tensors[i]
             if tensor is not None:
-                assert tensor.shape == (rows, tokens)
+                require(tensor.shape == (rows, tokens), "tensors of fitting shapes")
                 self.tensors[i] = tensor.to(dtype).contiguous()
         self.weights = Weights.of(parameters)
-        assert self.weights.dtype == self.dtype
+        require(self.weights.dtype == self.dtype, "one dtype")
         for tensor in self.tensors:
-            assert tensor is None or tensor.is_cpu
+            require(tensor is None or tensor.is_cpu, "tensors on one device")
         self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
         self.sizes.rows, self.sizes.tokens = rows, tokens
         self.sizes.dropout, self.sizes.seed = dropout, seed
@@ -324,7 +326,9 @@ def mlp_sizes(
     """
     widths = (inputs, *[bias.shape[0] for bias in parameters[1::2]])
     array, shapes = _mlp_widths(widths)
-    assert [tensor.shape for tensor in parameters] == shapes
+    require(
+        [tensor.shape for tensor in parameters] == shapes, "tensors of fitting shapes"
+    )
     return MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.functional import ACTIVATIONS
+from marl_pool.kernels.functional import ACTIVATIONS, require
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
@@ -93,9 +93,12 @@ class _MlpPlan(NativePlan):
         values, *parameters = inputs
         flat = values.new_empty(sum(map(torch.numel, parameters)))
         found = values.new_empty(values.shape) if for_first else None  # contiguous
-        assert gradient.shape == (*values.shape[:-1], len(parameters[-1]))
-        assert gradient.dtype == values.dtype
-        assert gradient.is_cpu
+        require(
+            gradient.shape == (*values.shape[:-1], len(parameters[-1])),
+            "tensors of fitting shapes",
+        )
+        require(gradient.dtype == values.dtype, "one dtype")
+        require(gradient.is_cpu, "tensors on one device")
         self._call(values, parameters, (None, gradient.contiguous(), flat, found))
         return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
 
@@ -114,8 +117,8 @@ class _MlpPlan(NativePlan):
         sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)
         # Keep the copies until the kernel has read them.
         values, weights = values.contiguous(), kernel.Weights.of(parameters)
-        assert values.is_cpu
-        assert values.dtype == weights.dtype
+        require(values.is_cpu, "tensors on one device")
+        require(values.dtype == weights.dtype, "one dtype")
         status = kernel.entry("mlp", values.dtype)(
             ctypes.byref(sizes),
             kernel.pointer(values),

@@ -69,15 +69,17 @@ class NativePlan:
             for name in options.get(type(module), ())
         ]
         self.options = self._options()
+        self.shapes = self._shapes()
 
     def is_unchanged(self) -> bool:
-        """Return True if modules and options are those of the plan, without hooks."""
+        """Return True if modules, options and shapes are the plan's, without hooks."""
         states = list(map(vars, self.modules))
         return (
             list(map(type, self.modules)) == self.kinds
             and list(map(_CHILDREN_AND_HOOKS, states)) == self.states
             and not [state for state in states if "forward" in state]
             and self._options() == self.options
+            and self._shapes() == self.shapes
         )
 
     def parameters(self) -> list[Tensor | None]:
@@ -100,6 +102,9 @@ class NativePlan:
     def _set_parameters(self, parameters: Sequence[Tensor | None]) -> None:
         for (module, name), parameter in zip(self.weights, parameters, strict=True):
             module._parameters[name] = cast(nn.Parameter, parameter)
+
+    def _shapes(self) -> list[torch.Size | None]:
+        return [None if part is None else part.shape for part in self.parameters()]
 
     def _options(self) -> list[Any]:
         return [getattr(module, name) for module, name in self.optional]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.actor_critic import ActorCritic, ActorCriticCall
 from marl_pool.kernels.native.call import entry, fields, pointer, pointers
 from marl_pool.kernels.native.plan import are_precise, may_run
@@ -112,7 +113,7 @@ class _LossFunction(torch.autograd.Function):
         values: Tensor,
     ) -> Tensor:
         # The gradients cost little more than the loss, so both are computed here.
-        assert recorded.fits(logits, values)
+        require(recorded.fits(logits, values), "tensors of fitting shapes")
         # Keep the copies until the kernel has read them.
         logits, values = logits.contiguous(), values.contiguous()
         recorded = recorded.contiguous()
@@ -150,13 +151,16 @@ def _loss_argument(
     """
     rows, width = logits.shape
     discrete = recorded.actions.dtype == torch.int64
-    assert recorded.logits.shape == logits.shape
-    assert recorded.actions.shape == ((rows,) if discrete else (rows, width / 2))
+    require(recorded.logits.shape == logits.shape, "tensors of fitting shapes")
+    require(
+        recorded.actions.shape == ((rows,) if discrete else (rows, width / 2)),
+        "tensors of fitting shapes",
+    )
     for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
-        assert column.shape == (rows,)
+        require(column.shape == (rows,), "tensors of fitting shapes")
     columns = (logits, values, *vars(recorded).values(), for_logits, for_values)
     for column in columns:
-        assert column.is_contiguous()
+        require(column.is_contiguous(), "contiguous tensors")
     return _Loss(
         rows,
         width,
@@ -210,7 +214,7 @@ def ppo_gradient(
         IndexError: an action is not among the choices, or a type is out of range.
         MemoryError: there is no memory for the call.
     """
-    assert recorded.fits(policy.network.values)
+    require(recorded.fits(policy.network.values), "tensors of fitting shapes")
     # Memory of the results: logits and values with their gradients, and the losses of
     # the rows with their mean.
     rows, width = policy.network.values.shape[0], policy.num_logits
@@ -240,5 +244,5 @@ def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     gradients = [parameter.grad for parameter in parameters]
     for gradient in gradients:  # grad has the parameter's shape and dtype
         assert gradient is not None
-        assert gradient.is_contiguous()
+        require(gradient.is_contiguous(), "contiguous tensors")
     return cast(list[Tensor], gradients)
