@@ -92,12 +92,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
                 f"--{flag.replace('_', '-')}: expected a path, got an empty text"
             )
     # All other arguments have to be overrides.
-    typed: set[str] = set()
     for text in rest:
         key, given, value = text.partition("=")
-        if given and key.lstrip("+") in typed:
-            raise InputError(f"{key}: expected one value, got it twice")
-        typed.add(key.lstrip("+"))
         if text.startswith("-") or not given:
             following = [*arguments[arguments.index(text) + 1 :], "-"][0]
             value = "VALUE" if following.startswith("-") else following
