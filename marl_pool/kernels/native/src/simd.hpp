@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -65,11 +66,11 @@ template <class Real> INLINE Vector<Real> splat(Real x) {
 template <class V> INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <class V> INLINE V smaller(V a, V b) { return a < b ? a : b; }
 
-// Bounds of the magnitudes of sums and scores that are not zero or infinite.
+// A bound of sums that are not zero, and the largest number.
 template <class Real> constexpr Real kTiny = Real(1e-30);
-template <class Real> constexpr Real kHuge = Real(1e30);
+template <class Real> constexpr Real kHuge = std::numeric_limits<Real>::max();
 
-// 1 / x and 1 / √x for positive x, to about a rounding error; NaN for NaN. The exponent,
+// 1 / x and 1 / √x for positive x, to about a rounding error; not finite for NaN and infinity. The exponent,
 // halved for the root, and its sign are changed in the bits, which is right to a few per
 // cent; each step then cubes the error. Instructions that divide take several times as
 // long as the products here.
