@@ -163,7 +163,6 @@ def page(collections: dict[str, list[tuple[str, ...]]]) -> str:
         "environment of these collections, with their default options. A module "
         "`zoo:…` is a function of `scripts/zoo.py` that builds an environment whose "
         "options are not plain values. `ppo.batch_size` is a multiple of the agents.",
-        '`pip install "marl-pool[zoo]"` installs the collections; Hanabi needs '
         '`pip install "marl-pool[zoo]"` installs the collections, all of them on '
         "Python 3.11 beside the versions of `constraints.txt`. How observations become "
         "tokens: [pettingzoo](envs/pettingzoo.md).",
