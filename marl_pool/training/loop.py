@@ -110,7 +110,7 @@ class TrainingMethod(ABC):
 
     @property
     def score_of(self) -> str:
-        """What `score` is, a kind of `marl_pool.runs.Best`."""
+        """Meaning of `score`, a kind of `marl_pool.runs.Best`."""
         return RETURN
 
     def score(self, iteration: int) -> float | None:
