@@ -46,7 +46,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     and so is each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its
     entries, each entry with a type named by its path, as ``map/walls``; an entry
     ``self`` is the observer's own, and a vector in it is one token. The entry
-    ``action_mask`` of a Dict is not observed.
+    ``action_mask`` of a Dict says which Discrete actions are allowed: 1, or 0 for those
+    that no policy takes. It is no token, and at least one has to be allowed.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.

@@ -122,7 +122,7 @@ def validate_finite(trajectory: Trajectory, env_ids: Tensor) -> None:
 
 def non_finite(trajectory: Trajectory) -> dict[str, Tensor]:
     """Return the masks of NaN and infinite numbers, for kinds that may have any."""
-    features, _, padding = trajectory.tokens
+    features, _, padding = trajectory.tokens[:3]
     kinds = {"rewards": trajectory.rewards, "action logits": trajectory.logits}
     # Bytes are always finite.
     if features.is_floating_point() and _may_have_bad(features):
