@@ -87,7 +87,7 @@ class Tokens(NamedTuple):
 def append(tokens: Tokens, added: Tokens) -> Tokens:
     """Append the slots of ``added`` to those of ``tokens``, whose mask stays."""
     joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))
-    return Tokens(*joined, tokens.action_mask)
+    return tokens._replace(**dict(zip(Tokens._fields, joined, strict=False)))
 
 
 def take_features(features: Tensor, origin: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _check_saved_state(build: Build) -> None:
 def _check_kept(build: Build) -> None:
     env = build()
     env.reset()
-    seen = [part for tokens in env.observe().values() for part in tokens]
+    seen = [part for tokens in env.observe().values() for part in tokens.parts]
     copies = [part.clone() for part in seen]
     _play(env, 3, reset=False)
     _same([seen], [copies], "an observation before and after later steps")
