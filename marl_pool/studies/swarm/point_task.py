@@ -150,7 +150,7 @@ class PointTask(Task):
         """Sample the sets of the given rows; return the fields of `Mixtures`."""
         # Offset the rows of the test set, so that no training set is among them.
         rows = rows + EVALUATION_ENVS if split == "test" else rows
-        return self.sample(rows, self.entities).columns
+        return self.sample(rows, self.entities)._asdict()
 
     @override
     def make_network(self, seed: int) -> nn.Module:

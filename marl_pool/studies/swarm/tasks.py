@@ -129,7 +129,7 @@ class Clustering(PointTask):
         sets = self._test_sets(SPREAD_SETS, size)
         losses = []
         for _ in range(SPREAD_ORDERS):
-            batch = data.in_new_order(sets, generator).columns
+            batch = data.in_new_order(sets, generator)._asdict()
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
         every = torch.stack(losses)
         return every.std(0) / every.mean(0)
