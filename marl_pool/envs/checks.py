@@ -187,8 +187,9 @@ RULES: dict[str, Callable[[Build], None]] = {
 
 
 def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
-    """Return actions that depend on environment number, agent and step alone."""
+    """Return actions by environment number, agent and step, allowed by the masks."""
     actions = {}
+    observed = env.observe() if env.has_action_masks else {}
     for name, group in env.groups.items():
         space = group.action_space
         shape = (env.num_envs, group.num_agents, *(space.shape or ()))
@@ -196,7 +197,11 @@ def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
         wave = 7.0 * env.env_ids.cpu()[:, None] + 3.0 * place.double() + 1.3 * step
         wave = wave.sin().view(shape)
         if isinstance(space, spaces.Discrete):
-            actions[name] = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
+            action = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
+            if name in observed and (mask := observed[name].action_mask) is not None:
+                allowed = mask.gather(-1, action[..., None])[..., 0]
+                action = torch.where(allowed, action, mask.byte().argmax(-1))
+            actions[name] = action
         else:
             actions[name] = wave.to(env.device, env.dtype)
     return actions

@@ -27,6 +27,7 @@ from marl_pool.envs.pettingzoo.views import (
     ViewMaker,
 )
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
+from marl_pool.observations.view import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -150,6 +151,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             self.device,
             self._number,
         ).make()
+        self.has_action_masks = any(MASK in v.parts for v in self._views.values())
         self.groups = {
             name: AgentGroup(len(team.agents), self._views[name].spec, team.action)
             for name, team in self._teams.items()

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
 from helpers.ppo import assert_same, resumed, run_of
+from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.perturbations.membership import Occlude
@@ -246,3 +247,8 @@ def test_training_resumes_exactly(tmp_path, monkeypatch, pooling, kernels):
     run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=32"]))
     assert_same(resumed(tmp_path / "part", 64), whole)
     assert len(list(whole.rows())) == 2
+
+
+def test_a_check_takes_allowed_actions(capsys):
+    assert main(["check-env", "env=pettingzoo", f"env.module={MODULE}"]) == 0
+    assert "illegal" not in capsys.readouterr().out
