@@ -109,6 +109,8 @@ class TokenEmbedding(nn.Module):
 
 def clear_padding(tokens: Tokens) -> Tokens:
     """Set features and types to zero under padding, where they may hold anything."""
-    features, types, padding = tokens
-    features = features.masked_fill(padding[..., None], 0)
-    return Tokens(features, types.masked_fill(padding, 0), padding)
+    padding = tokens.padding
+    return tokens._replace(
+        features=tokens.features.masked_fill(padding[..., None], 0),
+        types=tokens.types.masked_fill(padding, 0),
+    )

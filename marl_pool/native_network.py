@@ -97,7 +97,7 @@ class NativeNetwork(NativePlan):
 
         ``parts`` are embedding, encoder and pooling head as they are now.
         """
-        features, types, padding = tokens
+        features, types, padding = tokens[:3]
         # A compiler must not meet the rest.
         if not may_run(features.device.type):
             return False

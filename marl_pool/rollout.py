@@ -461,7 +461,7 @@ class Rollout:
             "noise": {name: noise.state_dict() for name, noise in self.noise.items()},
             "states": dict(self.states),
             "perturbation_states": dict(self.perturbation_states),
-            "tokens": {name: tuple(tokens) for name, tokens in self.tokens.items()},
+            "tokens": {name: tokens.parts for name, tokens in self.tokens.items()},
             "returns": dict(self._returns),
             "lengths": self._lengths,
             "played": self._played,
@@ -714,12 +714,12 @@ def _choose(where: Tensor | None, new: Any, old: Any) -> Any:
         mask = where.view(*where.shape, *[1] * (fresh.dim() - where.dim()))
         return torch.where(mask, fresh, present)
 
-    return tree_map(choose, new, old)
+    return _map(choose, new, old)
 
 
 def _index(tree: Any, rows: Tensor) -> Any:
     """Index the leading dimension of every tensor of a pytree."""
-    return tree_map(lambda tensor: tensor[rows], tree)
+    return _map(lambda tensor: tensor[rows], tree)
 
 
 def _stack(parts: tuple[Any, ...]) -> Any:
@@ -727,10 +727,19 @@ def _stack(parts: tuple[Any, ...]) -> Any:
     if isinstance(parts[0], Tensor):
         return torch.stack(parts)
     if isinstance(parts[0], Tokens):
-        return Tokens(*map(torch.stack, zip(*parts, strict=True)))
+        return Tokens(
+            *map(torch.stack, zip(*(part.parts for part in parts), strict=True))
+        )
     return tree_map(lambda *leaves: torch.stack(leaves), *parts)
 
 
 def _concatenate(trees: list[Any]) -> Any:
     """Concatenate pytrees of tensors along the leading dimension."""
-    return tree_map(lambda *parts: torch.cat(parts), *trees)
+    return _map(lambda *parts: torch.cat(parts), *trees)
+
+
+def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
+    """Apply ``function`` to the tensors of pytrees; an absent mask stays None."""
+    return tree_map(
+        lambda *leaves: None if leaves[0] is None else function(*leaves), *trees
+    )

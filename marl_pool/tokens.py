@@ -23,6 +23,8 @@ Types = Tensor | None
 class Tokens(NamedTuple):
     """A batch of sets of tokens; a pytree of tensors, batch dimensions first.
 
+    An absent action mask is a leaf None of the pytree.
+
     ``padding`` is torch's ``key_padding_mask``: True marks a slot without a token. Its
     features and types are arbitrary, NaN included.
 
@@ -42,6 +44,11 @@ class Tokens(NamedTuple):
     """``(*B, N)`` int64 in ``[0, K)``; 0 is the observer's own token."""
     padding: Tensor
     """``(*B, N)`` bool, True where the slot holds no token."""
+    action_mask: Tensor | None = None
+    """``(*B, L)`` bool, True for actions that are allowed; None where all are.
+
+    The row of an agent that does not act may have none.
+    """
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -54,11 +61,21 @@ class Tokens(NamedTuple):
         return self.types.shape[-1]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
-        """Apply ``function`` to each of the three tensors."""
-        return Tokens(*(function(tensor) for tensor in self))
+        """Apply ``function`` to each of the tensors."""
+        return Tokens(*map(function, self.parts))
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, without an absent action mask."""
+        return self[:3] if self.action_mask is None else self  # type: ignore[return-value]
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """The `parts` by name."""
+        return dict(zip(self._fields, self.parts, strict=False))
 
     def at(self, index: Any) -> "Tokens":
-        """Apply ``[index]`` to the batch dimensions of all three tensors."""
+        """Apply ``[index]`` to the batch dimensions of all tensors."""
         return self.map(lambda tensor: tensor[index])
 
     def flatten_batch(self) -> "Tokens":
@@ -68,8 +85,9 @@ class Tokens(NamedTuple):
 
 
 def append(tokens: Tokens, added: Tokens) -> Tokens:
-    """Append the slots of ``added`` to those of ``tokens``."""
-    return Tokens(*map(torch.cat, zip(tokens, added, strict=True), (-2, -1, -1)))
+    """Append the slots of ``added`` to those of ``tokens``, whose mask stays."""
+    joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))
+    return tokens._replace(**dict(zip(Tokens._fields, joined, strict=False)))
 
 
 def take_features(features: Tensor, origin: Tensor) -> Tensor:

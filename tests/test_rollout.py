@@ -16,7 +16,7 @@ from marl_pool.perturbations.base import Perturbation, choose
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.rollout import Rollout, Trajectory, Transition, collect
+from marl_pool.rollout import Rollout, Trajectory, Transition, _concatenate, collect
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys
@@ -254,7 +254,9 @@ def play_alone(
 def stack(rows: list[Any]) -> Trajectory:
     """Stack steps, each a tuple in the order of Trajectory's fields."""
     stacked = [
-        tree_map(lambda *parts: torch.stack(parts), *column)
+        tree_map(
+            lambda *parts: None if parts[0] is None else torch.stack(parts), *column
+        )
         for column in zip(*rows, strict=True)
     ]
     return Trajectory(*stacked)
@@ -264,7 +266,7 @@ def tensors(part: Trajectory) -> dict[str, Tensor]:
     """All tensors of a trajectory by name."""
     fields = part._asdict()
     states = {f"state {i}": t for i, t in enumerate(tree_leaves(fields.pop("states")))}
-    return {**fields.pop("tokens")._asdict(), **fields, **states}
+    return {**fields.pop("tokens").columns, **fields, **states}
 
 
 def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) -> None:
@@ -294,10 +296,7 @@ def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
     """Fragments one after the other."""
     fields = [part[name]._asdict() for part in parts]
     return Trajectory(
-        **{
-            key: tree_map(lambda *cut: torch.cat(cut), *(f[key] for f in fields))
-            for key in fields[0]
-        }
+        **{key: _concatenate([f[key] for f in fields]) for key in fields[0]}
     )
 
 
@@ -547,7 +546,9 @@ def test_moments_tell_what_the_policies_saw() -> None:
     for name, part in same.steps(2).items():
         for step in range(2):
             for got, expected in zip(
-                seen[step].tokens[name], part.tokens.at(step), strict=True
+                seen[step].tokens[name].parts,
+                part.tokens.at(step).parts,
+                strict=True,
             ):
                 assert torch.equal(got, expected)
 

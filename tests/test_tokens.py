@@ -29,21 +29,22 @@ def test_shapes() -> None:
 
 def test_tokens_are_a_pytree() -> None:
     leaves, spec = pytree.tree_flatten(tokens(2))
-    assert len(leaves) == 3
+    assert len(leaves) == 4
+    assert leaves[3] is None
     assert isinstance(pytree.tree_unflatten(leaves, spec), Tokens)
 
 
 def test_map_applies_to_every_part() -> None:
     doubled = tokens(2).map(lambda part: torch.cat((part, part)))
     assert isinstance(doubled, Tokens)
-    assert [len(part) for part in doubled] == [4, 4, 4]
+    assert [len(part) for part in doubled.parts] == [4, 4, 4]
 
 
 def test_at_indexes_the_batch() -> None:
     whole = tokens(4, 2)
     for index in ((slice(None), 1), torch.tensor([3, 0]), (2, 1)):
         part = whole.at(index)
-        for got, tensor in zip(part, whole, strict=True):
+        for got, tensor in zip(part.parts, whole.parts, strict=True):
             assert torch.equal(got, tensor[index])
     assert whole.at((2, 1)).features.shape == (5, 3)
 
@@ -64,11 +65,11 @@ def test_the_observer_has_the_first_type() -> None:
 
 def test_space_holds_the_tokens_and_nothing_else() -> None:
     space = SPEC.space()
-    assert set(space) == set(Tokens._fields)
+    assert set(space) == {*tokens(2).columns}
     assert space["features"] == spaces.Box(-np.inf, np.inf, (5, 3), np.float32)
     assert space["types"] == spaces.Box(0, 2, (5,), np.int64)
     assert space["padding"] == spaces.Box(0, 1, (5,), np.bool_)
-    arrays = {k: v.numpy() for k, v in tokens(2).at(1)._asdict().items()}
+    arrays = {k: v.numpy() for k, v in tokens(2).at(1).columns.items()}
     assert space.contains(arrays)
     assert not space.contains({**arrays, "types": arrays["types"] + 1})
     assert not space.contains({**arrays, "features": arrays["features"][:4]})

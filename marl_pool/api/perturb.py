@@ -248,7 +248,7 @@ class Perturber:
             if name in self.states:
                 tokens, self.states[name] = self.perturbation(tokens, self.states[name])
             for i, agent in enumerate(agents):
-                parts = tokens.at((0, i))._asdict().items()
+                parts = tokens.at((0, i)).columns.items()
                 seen[agent] = {
                     part: tensor.numpy().astype(self.dtypes[agent][part])
                     for part, tensor in parts

@@ -295,10 +295,12 @@ def _not_understood(
 
     flag, _, value = text.partition("=")
     key = flag.lstrip("-").replace("-", "_")
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)
     keys = []
     if verb in COMPOSED and key.partition(".")[0] in COMPOSED[verb].keys:
         keys = [key]
-    elif verb in COMPOSED:
+    elif verb in COMPOSED and not near and key != "run_dir":
         from marl_pool.config import compose
         from marl_pool.config.checks import places_of
 
@@ -313,7 +315,6 @@ def _not_understood(
             f"{text!r}: expected the run without a flag: marl-pool {verb} "
             f"{value or following}"
         )
-    flags = [flag for action in parser._actions for flag in action.option_strings]
-    near = difflib.get_close_matches(text.partition("=")[0], flags, n=1)
+    near = near or difflib.get_close_matches(flag, flags, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return InputError(f"unknown flag {text!r}: choose from {', '.join(flags)}.{hint}")

@@ -127,6 +127,8 @@ class BatchedEnv(ABC):
     """Attributes that hold the state, tensors with the batch dimension first."""
     version: ClassVar[int] = 0
     """Part of the registered id; raised when the dynamics change."""
+    has_action_masks: bool = False
+    """True if `observe` says which discrete actions are allowed."""
     steps_past_end: ClassVar[bool] = False
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""

@@ -178,7 +178,7 @@ def _check_saved_state(build: Build) -> None:
 def _check_kept(build: Build) -> None:
     env = build()
     env.reset()
-    seen = [part for tokens in env.observe().values() for part in tokens]
+    seen = [part for tokens in env.observe().values() for part in tokens.parts]
     copies = [part.clone() for part in seen]
     _play(env, 3, reset=False)
     _same([seen], [copies], "an observation before and after later steps")
@@ -206,8 +206,9 @@ RULES: dict[str, Callable[[Build], None]] = {
 
 
 def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
-    """Return actions that depend on environment number, agent and step alone."""
+    """Return actions by environment number, agent and step, allowed by the masks."""
     actions = {}
+    observed = env.observe() if env.has_action_masks else {}
     for name, group in env.groups.items():
         space = group.action_space
         shape = (env.num_envs, group.num_agents, *(space.shape or ()))
@@ -215,7 +216,11 @@ def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
         wave = 7.0 * env.env_ids.cpu()[:, None] + 3.0 * place.double() + 1.3 * step
         wave = wave.sin().view(shape)
         if isinstance(space, spaces.Discrete):
-            actions[name] = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
+            action = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
+            if name in observed and (mask := observed[name].action_mask) is not None:
+                allowed = mask.gather(-1, action[..., None])[..., 0]
+                action = torch.where(allowed, action, mask.byte().argmax(-1))
+            actions[name] = action
         else:
             actions[name] = wave.to(env.device, env.dtype)
     return actions

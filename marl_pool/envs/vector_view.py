@@ -135,7 +135,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         # Copies, so that a caller cannot modify the environment's tensors.
         return {
             name: part[:, 0].cpu().numpy().astype(self._dtypes[name])
-            for name, part in tokens._asdict().items()
+            for name, part in tokens.columns.items()
         }
 
     def _actions(self, actions: Any) -> torch.Tensor:

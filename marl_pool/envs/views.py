@@ -149,7 +149,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             # Copies, so that a caller cannot modify the environment's tensors.
             observations[agent] = {
                 name: part.cpu().numpy().astype(space[name].dtype)
-                for name, part in groups[group].at((0, i))._asdict().items()
+                for name, part in groups[group].at((0, i)).columns.items()
+                if name in space.spaces
             }
         return observations
 

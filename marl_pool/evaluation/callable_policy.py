@@ -17,7 +17,8 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Stream
 
 Act = Callable[[dict[str, np.ndarray]], ArrayLike]
-"""Takes observations ``{"features", "types", "padding"}`` of many agents at once."""
+"""Takes observations ``{"features", "types", "padding"}`` of many agents at once, and
+``"action_mask"`` where the environment has one."""
 
 
 class CallablePolicy(Policy):
@@ -28,7 +29,8 @@ class CallablePolicy(Policy):
     Args:
         act: takes a dictionary of arrays whose first dimension B counts environments
             times agents: ``features (B, N, F)``, ``types (B, N)`` and ``padding
-            (B, N)``, in the dtypes of the env's observation space. Returns actions:
+            (B, N)``, in the dtypes of the env's observation space, and ``action_mask
+            (B, n)`` bool, True = allowed, where there is one. Returns actions:
             ``(B, A)`` in the units of a Box, which clips them, or ``(B,)`` of a
             Discrete space.
         group: group of agents that it plays.
@@ -65,7 +67,7 @@ class CallablePolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
-        flat = tokens.flatten_batch()._asdict()
+        flat = tokens.flatten_batch().columns
         observation = {name: part.cpu().numpy() for name, part in flat.items()}
         shape, device = tokens.batch_shape, tokens.types.device
         with self._lock:
@@ -83,6 +85,8 @@ class CallablePolicy(Policy):
                 ) from error
             # Copy before the next call: the function may fill the same array again.
             found = self._checked(actions, shape.numel())
+        if "action_mask" in observation:
+            _validate_allowed(found, observation["action_mask"])
         # A function has neither log-probabilities nor values.
         action = torch.as_tensor(found, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
@@ -111,3 +115,17 @@ class CallablePolicy(Policy):
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")
         return actions.astype(np.int64 if discrete else np.float32)
+
+
+def _validate_allowed(actions: np.ndarray, mask: np.ndarray) -> None:
+    """Raise InputError if an agent that acts chose an action that is not allowed."""
+    inside = (actions >= 0) & (actions < mask.shape[1])
+    chosen = actions.clip(0, mask.shape[1] - 1)[:, None]
+    allowed = inside & np.take_along_axis(mask, chosen, 1)[:, 0]
+    # Agents that are absent may do nothing at all.
+    if (wrong := mask.any(1) & ~allowed).any():
+        row = int(wrong.argmax())
+        raise InputError(
+            f"policy: row {row}: expected one of the actions that action_mask allows, "
+            f"{np.flatnonzero(mask[row]).tolist()}, got {actions[row]}"
+        )

@@ -262,13 +262,11 @@ def _missing(name: str, listed_keys: str) -> InputError:
 
 
 def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
-    """Add the valid actions ``(*B, L)`` to tokens, where `Tokens` have room for them.
+    """Add the allowed actions ``(*B, L)``, numbers 0 and 1, to tokens.
 
     This is the one place where a mask of the observation is handed on.
     """
-    if MASK not in Tokens._fields:
-        return tokens
-    return Tokens(**{**tokens._asdict(), MASK: mask.bool()})
+    return tokens._replace(action_mask=mask.bool())
 
 
 def validate_indices(key: str, indices: Sequence[int], size: int) -> None:

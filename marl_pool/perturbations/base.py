@@ -304,7 +304,7 @@ class SampledPerturbation(Perturbation):
         if self.varies and seen.num_tokens == tokens.num_tokens:
             # Adding 0 turns -0 into 0; severity 0 must be the identity bit for bit.
             unperturbed = state["severity"] == 0
-            seen = Tokens(**choose(unperturbed, tokens._asdict(), seen._asdict()))
+            seen = Tokens(**choose(unperturbed, tokens.columns, seen.columns))
         return seen, {**state, "steps": steps + 1}
 
     @override
@@ -453,8 +453,8 @@ def _mix(where: Tensor, seen: Tokens, tokens: Tokens) -> Tokens:
         features = tokens.features.new_zeros(*batch, added, width)
         tokens = append(tokens, Tokens(features, types, types == 0))
     where = where[..., None]
-    return Tokens(
-        torch.where(where[..., None], seen.features, tokens.features),
-        torch.where(where, seen.types, tokens.types),
-        torch.where(where, seen.padding, tokens.padding),
+    return tokens._replace(
+        features=torch.where(where[..., None], seen.features, tokens.features),
+        types=torch.where(where, seen.types, tokens.types),
+        padding=torch.where(where, seen.padding, tokens.padding),
     )

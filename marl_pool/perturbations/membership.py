@@ -72,12 +72,11 @@ class Occlude(TokenShare):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        features, types, padding = tokens
-        missing = self.chosen(tokens, state)
+        missing, features = self.chosen(tokens, state), tokens.features
         if self.mode == "drop":
-            return Tokens(features, types, padding | missing)
+            return tokens._replace(padding=tokens.padding | missing)
         zeroed = torch.where(missing[..., None], 0, features).to(features.dtype)
-        return Tokens(zeroed, types, padding)
+        return tokens._replace(features=zeroed)
 
     @override
     def perceive(

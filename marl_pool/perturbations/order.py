@@ -119,8 +119,10 @@ class Shuffle(TokenShare):
             frames = known.unflatten(-1, (self.num_frames, -1))
             moved = take_features(frames.transpose(-3, -2), state["origins"])
             features = moved.transpose(-3, -2).flatten(-2)
-        return Tokens(
-            features, tokens.types.gather(-1, origin), tokens.padding.gather(-1, origin)
+        return tokens._replace(
+            features=features,
+            types=tokens.types.gather(-1, origin),
+            padding=tokens.padding.gather(-1, origin),
         )
 
 
@@ -148,10 +150,11 @@ class Rewire(TokenShare):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        features, types, padding = tokens
-        origin = state["origin"]
-        dead = padding | padding.gather(-1, origin)
-        return Tokens(take_features(features, origin), types, dead)
+        origin, padding = state["origin"], tokens.padding
+        return tokens._replace(
+            features=take_features(tokens.features, origin),
+            padding=padding | padding.gather(-1, origin),
+        )
 
 
 def permutation(scores: Tensor, taking_part: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ class Hand(Perturbation):
     ) -> tuple[Tokens, PerturbationState]:
         frozen, copies = state["frozen"][..., None], state["copies"]
         features = torch.where(frozen, state["readings"], tokens.features)
-        seen = Tokens(features, tokens.types, tokens.padding | state["hidden"])
+        seen = tokens._replace(
+            features=features, padding=tokens.padding | state["hidden"]
+        )
         if copies.shape[-1]:
             source = copies.clamp(min=0)
             added = Tokens(

@@ -91,21 +91,49 @@ class ActionSpec:
         return asdict(self)
 
 
-def sample(spec: ActionSpec, logits: Tensor, noise: Tensor) -> Tensor:
+def sample(
+    spec: ActionSpec, logits: Tensor, noise: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Sample actions, ``(*B, A)`` float or ``(*B,)`` int64, by inverse transform.
 
     Args:
         spec: action space.
         logits: ``(*B, L)`` parameters of the distributions.
         noise: ``(*B, noise_size)`` uniform in (0, 1).
+        mask: that of `mask_logits`, by which ``logits`` were masked.
     """
     if spec.discrete:
         # Count the cumulative probabilities below the noise.
         cumulative = logits.softmax(-1).cumsum(-1)
         below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
-        return below.clamp(max=spec.n - 1)
+        action = below.clamp(max=spec.n - 1)
+        if mask is None:
+            return action
+        # Noise that rounds to 0, and sums that a GPU rounds in another order.
+        allowed = mask.gather(-1, action[..., None])[..., 0]
+        return torch.where(allowed, action, logits.argmax(-1))
     mean, log_std = logits.chunk(2, dim=-1)
     return mean + log_std.exp() * torch.special.ndtri(noise)
+
+
+ILLEGAL_LOGIT = -1e9
+"""Logit of an action that is not allowed: finite, so that no gradient, entropy or
+divergence is NaN, and so small that its probability is exactly 0."""
+LOWEST_LOGIT = -1e8
+"""Limit of the other logits, so that they stay far above it."""
+
+
+def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Give actions that are not allowed a probability of 0.
+
+    Args:
+        logits: ``(*B, L)`` of discrete actions.
+        mask: ``(*B, L)`` bool, True for allowed actions, or None to allow all. A row
+            without any is a uniform distribution.
+    """
+    if mask is None:
+        return logits
+    return torch.where(mask, logits.clamp(min=LOWEST_LOGIT), ILLEGAL_LOGIT)
 
 
 def mode(spec: ActionSpec, logits: Tensor) -> Tensor:

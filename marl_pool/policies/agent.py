@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
-from marl_pool.policies.actions import ActionSpec, sample
+from marl_pool.policies.actions import ActionSpec, mask_logits, sample
 from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
@@ -120,10 +120,13 @@ class Agent(SpecifiedPolicy):
         # A Box has no noise: its outputs are the action.
         if not self.actions.discrete:
             action = logits
-        elif explore:
-            action = sample(self.actions, logits, self.noise(tokens, generator))
         else:
-            action = logits.argmax(-1)
+            logits = mask_logits(logits, tokens.action_mask)
+            if explore:
+                noise = self.noise(tokens, generator)
+                action = sample(self.actions, logits, noise, tokens.action_mask)
+            else:
+                action = logits.argmax(-1)
         state = self.next_state(action, memory, logits.dtype)
         zeros = torch.zeros_like(logits[..., 0])
         return Decision(action, zeros, zeros, logits, state)

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits, sample
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
@@ -52,6 +52,12 @@ class RandomPolicy(Policy):
         logits = noise.new_zeros(*tokens.batch_shape, self.actions.num_logits)
         if self.actions.discrete:
             action = (noise[..., 0] * self.actions.n).long()
+            if tokens.action_mask is not None:
+                logits = mask_logits(logits, tokens.action_mask)
+                action = sample(self.actions, logits, noise, tokens.action_mask)
+                log_probs = log_prob(self.actions, logits, action)
+                zeros = torch.zeros_like(log_probs)
+                return Decision(action, log_probs, zeros, logits, state)
         else:
             low, high = self.low.to(noise), self.high.to(noise)
             action = low + noise * (high - low)

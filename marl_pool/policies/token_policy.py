@@ -16,7 +16,13 @@ from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.kernels.native.mlp import mlp
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.networks import Part, SetNetwork, init_weights, seeded
-from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
+from marl_pool.policies.actions import (
+    ActionSpec,
+    log_prob,
+    mask_logits,
+    mode,
+    sample,
+)
 from marl_pool.policies.base import Decision, SpecifiedPolicy, State
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
@@ -211,7 +217,7 @@ class TokenPolicy(SpecifiedPolicy):
         prepared = _PREPARED.get().get(self)
         if prepared is None:
             return self._actor_critic(tokens)
-        shapes = [(part.shape[1:], part.dtype, part.device) for part in tokens]
+        shapes = [(part.shape[1:], part.dtype, part.device) for part in tokens[:3]]
         key = (self.training, *shapes)
         if key not in prepared:
             native = self._actor_critic(tokens)
@@ -270,7 +276,8 @@ class TokenPolicy(SpecifiedPolicy):
     ) -> Decision:
         logits, values, memory = self._outputs(tokens, state)
         if explore:
-            action = sample(self.actions, logits, self.noise(tokens, generator))
+            noise = self.noise(tokens, generator)
+            action = sample(self.actions, logits, noise, tokens.action_mask)
         else:
             action = mode(self.actions, logits)
         next_state = self.next_state(action, memory, logits.dtype)
@@ -312,7 +319,8 @@ class TokenPolicy(SpecifiedPolicy):
             for_action, for_value, memory = self._pool_step(tokens, state)
             logits, values = self.logits(for_action), self.values(for_value)
         batch = tokens.batch_shape
-        return logits.unflatten(0, batch), values.view(batch), memory
+        logits = mask_logits(logits.unflatten(0, batch), tokens.action_mask)
+        return logits, values.view(batch), memory
 
     @override
     @contextmanager

@@ -193,7 +193,12 @@ def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
         (tokens,) = env.observe().values()
         seen.append(tokens.flatten_batch())
         env.step(random_actions(env))
-    tokens = Tokens(*(torch.cat(parts)[:rows] for parts in zip(*seen, strict=True)))
+    tokens = Tokens(
+        *(
+            torch.cat(parts)[:rows]
+            for parts in zip(*(sets.parts for sets in seen), strict=True)
+        )
+    )
     steps = batch * size.trained_iterations
     return network, tokens, f"after {steps:,} env steps; {describe_ranges(network)}"
 

@@ -169,7 +169,7 @@ class BatchedVectorEnv(VectorEnv):
 
     def _observe(self) -> dict[str, np.ndarray]:
         tokens: Tokens = self.env.observe()[self.group]
-        return {k: v[:, 0].numpy() for k, v in tokens._asdict().items()}
+        return {k: v[:, 0].numpy() for k, v in tokens.columns.items()}
 
 
 def stock_runner(task: Task, size: Size, *, batched: bool) -> Callable[[], Any]:

@@ -126,7 +126,7 @@ def test_it_shows_what_a_rollout_shows(name: str) -> None:
         for _ in range(8):
             tokens = next(expected)
             for number, agent in enumerate(env.possible_agents):
-                for part, tensor in tokens.at(number)._asdict().items():
+                for part, tensor in tokens.at(number).columns.items():
                     np.testing.assert_array_equal(seen[agent][part], tensor.numpy())
             seen, *_ = env.step(still)
 
@@ -138,7 +138,7 @@ def test_a_gymnasium_env_shows_it_too(name: str) -> None:
     expected = iter(batched(name, "agent", SEED, "simple_centroid", **options))
     seen, _ = env.reset(seed=SEED)
     for _ in range(8):
-        for part, tensor in next(expected).at(0)._asdict().items():
+        for part, tensor in next(expected).at(0).columns.items():
             np.testing.assert_array_equal(seen[part], tensor.numpy())
         seen, *_ = env.step(np.zeros(5, np.float32))
 

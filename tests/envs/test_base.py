@@ -52,7 +52,7 @@ def test_the_example_of_the_docstring_is_an_environment() -> None:
     group = env.groups["agent"]
     assert start.features.shape == (5, 1, 1, 1)
     assert group.tokens.space().contains(
-        {k: v[0, 0].numpy() for k, v in start._asdict().items()}
+        {k: v[0, 0].numpy() for k, v in start.columns.items()}
     )
     first = start.features.flatten()
     assert len(first.unique()) == 5

@@ -79,7 +79,7 @@ def actions_for(env: BatchedEnv, step: int) -> dict[str, Tensor]:
 
 
 def seen(env: BatchedEnv) -> list[Tensor]:
-    return [part for tokens in env.observe().values() for part in tokens]
+    return [part for tokens in env.observe().values() for part in tokens.parts]
 
 
 def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
@@ -111,7 +111,7 @@ def test_observations_fit_their_description(name: str, options: Any) -> None:
         about = env.groups[group]
         about.tokens.check(tokens)
         assert tokens.batch_shape == (3, about.num_agents)
-        one = tokens.at((1, about.num_agents - 1))._asdict()
+        one = tokens.at((1, about.num_agents - 1)).columns
         arrays = {key: part.float().numpy() for key, part in one.items()}
         space = about.tokens.space()
         typed = {key: array.astype(space[key].dtype) for key, array in arrays.items()}

@@ -52,7 +52,7 @@ def test_envs_say_where_their_tensors_live(name: str, options: Any) -> None:
             if ended.any():
                 env.reset(ended)
             for tokens in env.observe().values():
-                assert on_cpu(*tokens)
+                assert on_cpu(*tokens.parts)
             assert on_cpu(*env.active.values())
         state = env.state_dict()
         env.select(torch.tensor([2, 0], **CPU)).observe()

@@ -122,7 +122,7 @@ def test_the_view_shows_what_a_batched_env_shows() -> None:
         for i in range(2):
             seen = observations[f"agent_{i}"]
             assert view.observation_space(f"agent_{i}").contains(seen)
-            for name, part in expected.at((0, i))._asdict().items():
+            for name, part in expected.at((0, i)).columns.items():
                 assert np.array_equal(seen[name], part.numpy())
         actions = rng.uniform(0, 1, (2, 5)).astype(np.float32)
         observations, rewards, *_ = view.step(

@@ -130,7 +130,9 @@ def bits(tensor: Tensor) -> Tensor:
 
 def same(a: Tokens, b: Tokens) -> bool:
     """Equal bit for bit, NaN and the sign of zero included."""
-    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+    return all(
+        torch.equal(bits(x), bits(y)) for x, y in zip(a.parts, b.parts, strict=True)
+    )
 
 
 def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:

@@ -93,7 +93,7 @@ def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> Non
 def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
     tokens, _ = moving_env(0)
     alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
-    beside = Tokens(*map(torch.cat, zip(tokens, alone, strict=True)))
+    beside = Tokens(*map(torch.cat, zip(tokens.parts, alone.parts, strict=True)))
     seen = play(build("inject", spread=0.0), beside)[0]
     assert not seen.padding.any()
     others = beside.features[1, 0, 1:]

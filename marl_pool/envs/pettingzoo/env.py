@@ -26,6 +26,7 @@ from marl_pool.envs.pettingzoo.views import (
     ViewMaker,
 )
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
+from marl_pool.observations.view import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -45,7 +46,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     and so is each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its
     entries, each entry with a type named by its path, as ``map/walls``; an entry
     ``self`` is the observer's own, and a vector in it is one token. The entry
-    ``action_mask`` of a Dict is not observed.
+    ``action_mask`` of a Dict says which Discrete actions are allowed: 1, or 0 for those
+    that no policy takes. It is no token, and at least one has to be allowed.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
@@ -148,6 +150,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             self.device,
             self._number,
         ).make()
+        self.has_action_masks = any(MASK in v.parts for v in self._views.values())
         self.groups = {
             name: AgentGroup(len(team.agents), self._views[name].spec, team.action)
             for name, team in self._teams.items()

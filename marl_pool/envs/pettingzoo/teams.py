@@ -14,8 +14,8 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
-from marl_pool.observations.make import validate_space
-from marl_pool.observations.view import TokenView
+from marl_pool.observations.make import split_action_mask, validate_space
+from marl_pool.observations.view import MASK, TokenView
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.utils.errors import InputError, described
 
@@ -158,6 +158,19 @@ def _make_team(
         raise InputError(
             f"{where} expected actions in a Box of floats, got {_one_line(action)}"
         )
+    # A mask has an entry for each choice.
+    _, mask = split_action_mask(observation)
+    if mask is not None:
+        if not isinstance(action, spaces.Discrete):
+            raise InputError(
+                f"{where} expected an action_mask of Discrete actions only, got one of "
+                f"{_one_line(action)}"
+            )
+        if mask.shape != (action.n,):
+            raise InputError(
+                f"{where} expected an action_mask of shape ({action.n},), as for "
+                f"{_one_line(action)}, got {mask.shape}"
+            )
     return PettingZooTeam(tuple(agents), observation, action)
 
 
@@ -211,9 +224,11 @@ class StepArrays:
         """Return active agents and observations, by ``group/part``.
 
         Raises:
-            InputError: a number that the space of an observation does not contain.
+            InputError: a number that the space of an observation does not contain, or
+                an agent that has to act and may not do anything.
         """
         self._validate_ranges()
+        self._validate_masks()
         tensors = {}
         for name, arrays in self.parts.items():
             for part, array in arrays.items():
@@ -230,4 +245,19 @@ class StepArrays:
                 agent = self.teams[name].agents[column]
                 raise InputError(
                     f"{self._where[row]}: agent {agent!r}: {misfit.message}"
+                )
+
+    def _validate_masks(self) -> None:
+        for name, arrays in self.parts.items():
+            if MASK not in arrays:
+                continue
+            stuck = arrays["active"] & ~arrays[MASK].any(-1)
+            # Nobody acts after the end of an episode.
+            stuck &= ~(self.terminated | self.truncated)[:, None]
+            if stuck.any():
+                row, column = np.argwhere(stuck)[0]
+                agent = self.teams[name].agents[column]
+                raise InputError(
+                    f"{self._where[row]}: agent {agent!r} of group {name!r}: "
+                    f"{MASK}: expected at least one allowed action, got none"
                 )

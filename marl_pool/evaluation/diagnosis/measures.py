@@ -121,7 +121,7 @@ def _recorder(
 
 
 def _concatenate(chunks: Sequence[GroupObservations]) -> GroupObservations:
-    tokens = zip(*(chunk.tokens for chunk in chunks), strict=True)
+    tokens = zip(*(chunk.tokens.parts for chunk in chunks), strict=True)
     return GroupObservations(
         Tokens(*map(torch.cat, tokens)),
         torch.cat([chunk.signal for chunk in chunks]),

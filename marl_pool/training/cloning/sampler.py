@@ -97,7 +97,8 @@ class Augmentation:
         for step in steps:
             perturbed, state = perturbation(step, state)
             results.append(perturbed)
-        return Tokens(*(torch.cat(parts, 1) for parts in zip(*results, strict=True)))
+        columns = zip(*(tokens.parts for tokens in results), strict=True)
+        return Tokens(*(torch.cat(column, 1) for column in columns))
 
     def perturb_prev_actions(
         self, actions: ActionSpec, prev_action: Tensor, turn: int

@@ -246,7 +246,12 @@ class BatchedPPOLearner(PPOTorchLearner):
             module.train()
         if Columns.LOSS_MASK in rows or module.policy.recurrent:
             return None
-        policy = module.policy.actor_critic(Tokens(**rows[Columns.OBS]))
+        tokens = Tokens(**rows[Columns.OBS])
+        # The kernel of a whole policy knows no action masks; that of the loss gets
+        # logits that are masked already.
+        if tokens.action_mask is not None:
+            return None
+        policy = module.policy.actor_critic(tokens)
         recorded = recorded_steps(rows)
         if policy is None or not recorded.fits(policy.network.values):
             return None

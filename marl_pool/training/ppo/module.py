@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure, tree_unflatten
 from typing_extensions import override
 
-from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.actions import ActionSpec, mask_logits
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.ppo.batch import STATE, VALUE_SCALE
@@ -54,7 +54,9 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
             pooled, below_value = self.policy.pool(tokens)
         return {
             Columns.EMBEDDINGS: below_value,
-            Columns.ACTION_DIST_INPUTS: self.policy.logits(pooled),
+            Columns.ACTION_DIST_INPUTS: mask_logits(
+                self.policy.logits(pooled), tokens.action_mask
+            ),
         }
 
     def _unroll(self, tokens: Tokens, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ def trajectory_rows(
     begins = torch.ones_like(trajectory.active)
     begins[1:] = ended[:-1] | ~trajectory.active[:-1]
     columns = {
-        Columns.OBS: trajectory.tokens._asdict(),
+        Columns.OBS: trajectory.tokens.columns,
         Columns.ACTIONS: trajectory.actions,
         **_recorded(trajectory, advantages, value_targets),
         BEGINS: begins,
@@ -121,7 +121,7 @@ def to_episodes(
         # RLlib expects T + 1 observations. The last one is never read, because values
         # are recorded, so the one before it is repeated.
         name: _by_agent(tensor, repeat_last=True)
-        for name, tensor in trajectory.tokens._asdict().items()
+        for name, tensor in trajectory.tokens.columns.items()
     }
     # Reorder the recorded tensors by environment and agent. Store the state of every
     # step: RLlib may cut a chunk anywhere between learners.

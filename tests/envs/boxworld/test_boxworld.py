@@ -132,7 +132,7 @@ def test_observation_matches_its_description(
     group.tokens.check(tokens)
     assert tokens.features.dtype == torch.float32
     assert tokens.batch_shape == (3, 1)
-    one = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
+    one = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
     assert group.tokens.space().contains(one)
     assert tokens.features.abs().max() <= 1
 

@@ -122,7 +122,7 @@ def test_observation_matches_its_description() -> None:
     assert group.action_space == spaces.Box(-1, 1, (3,))
     tokens = env.observe()["agent"]
     assert tokens.batch_shape == (2, 1)
-    parts = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
+    parts = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
     assert group.tokens.space().contains(parts)
 
 

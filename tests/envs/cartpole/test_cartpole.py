@@ -212,7 +212,7 @@ def test_observation_matches_its_description(options: dict[str, Any]) -> None:
     group.tokens.check(tokens)
     assert tokens.batch_shape == (2, 1)
     assert not tokens.padding.any()
-    one = {name: part.numpy() for name, part in tokens.at((0, 0))._asdict().items()}
+    one = {name: part.numpy() for name, part in tokens.at((0, 0)).columns.items()}
     assert group.tokens.space().contains(one)
 
 

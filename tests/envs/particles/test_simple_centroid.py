@@ -126,7 +126,7 @@ def test_observation_matches_its_description() -> None:
     group.tokens.check(tokens)
     assert tokens.features.shape == (2, 3, 34, 4)
     one = tokens.at((1, 2))
-    arrays = {name: part.numpy() for name, part in one._asdict().items()}
+    arrays = {name: part.numpy() for name, part in one.columns.items()}
     assert group.tokens.space().contains(arrays)
 
 

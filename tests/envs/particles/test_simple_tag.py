@@ -190,7 +190,7 @@ def test_observation_matches_its_description(prey: str, counts: str) -> None:
         shape = (2, agents[name], predators + others + obstacles, 4)
         assert tokens.features.shape == shape
         one = tokens.at((1, 0))
-        arrays = {key: part.numpy() for key, part in one._asdict().items()}
+        arrays = {key: part.numpy() for key, part in one.columns.items()}
         assert group.tokens.space().contains(arrays)
 
 

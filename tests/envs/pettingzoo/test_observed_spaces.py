@@ -145,7 +145,9 @@ def test_any_space_becomes_numbers_of_the_dtype_asked_for(kind, dtype):
     )
     again.reset()
     again.load_state_dict(state)
-    for part, other in zip(env.observe()["hen"], again.observe()["hen"], strict=True):
+    for part, other in zip(
+        env.observe()["hen"].parts, again.observe()["hen"].parts, strict=True
+    ):
         assert part.equal(other)
 
 

@@ -129,7 +129,7 @@ def test_observation_matches_its_description() -> None:
     tokens = env.observe()["agent"]
     assert tokens.features.dtype == torch.uint8
     assert tokens.batch_shape == (2, 1)
-    arrays = {name: part.numpy() for name, part in tokens.at((1, 0))._asdict().items()}
+    arrays = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
     assert group.tokens.space().contains(arrays)
 
 

@@ -1,0 +1,254 @@
+"""Action masks: no policy takes an action that the environment does not allow."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from torch.utils._pytree import tree_leaves, tree_map
+
+import marl_pool
+from helpers.ppo import assert_same, resumed, run_of
+from marl_pool.cli.main import main
+from marl_pool.config import compose
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.perturbations.membership import Occlude
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import (
+    ActionSpec,
+    entropy,
+    kl_divergence,
+    log_prob,
+    mask_logits,
+    mode,
+    sample,
+)
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+MODULE = f"{__name__}:MaskedEnv"
+
+
+class MaskedEnv(ParallelEnv):
+    """Two agents with five actions, of which two or fewer are allowed in a step."""
+
+    metadata: ClassVar = {"name": "masked", "render_modes": ["rgb_array"]}
+    possible_agents: ClassVar = ["a_0", "a_1"]
+
+    def __init__(self, width=5, action=None, stuck_at=None, render_mode=None):
+        self.width, self.action, self.stuck_at = width, action, stuck_at
+
+    def observation_space(self, agent):
+        return spaces.Dict(
+            observation=spaces.Box(-1, 1, (3,), np.float32),
+            action_mask=spaces.MultiBinary(self.width),
+        )
+
+    def action_space(self, agent):
+        return self.action or spaces.Discrete(5)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.time = list(self.possible_agents), 0
+        self.random = np.random.default_rng(seed)
+        return self._observe(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        for agent, action in actions.items():
+            if not self.masks[agent][action]:
+                raise RuntimeError(f"{agent} took the illegal action {action}")
+        self.time += 1
+        agents = self.agents
+        gone = {agent: self.time >= 4 + i for i, agent in enumerate(("a_0", "a_1"))}
+        over = {agent: gone[agent] for agent in agents}
+        self.agents = [agent for agent in agents if not gone[agent]]
+        rewards = {agent: float(actions[agent] == 1) for agent in agents}
+        off = dict.fromkeys(agents, False)
+        infos = {agent: {} for agent in agents}
+        return self._observe(agents), rewards, over, off, infos
+
+    def _observe(self, agents=None):
+        self.masks = {}
+        for agent in agents or self.agents:
+            mask = np.zeros(self.width, np.int8)
+            mask[self.random.integers(self.width, size=2)] = 1
+            self.masks[agent] = mask * (self.time != self.stuck_at)
+        return {
+            agent: {
+                "observation": self.random.uniform(-1, 1, 3).astype(np.float32),
+                "action_mask": mask,
+            }
+            for agent, mask in self.masks.items()
+        }
+
+    def render(self):
+        return np.full((8, 8, 3), 90, np.uint8)
+
+
+def masked_env(num_envs=3, **options):
+    return PettingZooEnv(num_envs, module=MODULE, options=options, seed=1)
+
+
+def random_masks(rows=400, width=5):
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(rows, width, generator=generator) < 0.4
+    mask[torch.arange(rows), torch.randint(width, (rows,), generator=generator)] = True
+    logits = 4 * torch.randn(rows, width, generator=generator)
+    return logits, mask
+
+
+def test_masked_distributions_equal_those_over_the_allowed_actions():
+    spec, (logits, mask) = ActionSpec(n=5), random_masks()
+    masked = mask_logits(logits, mask)
+    reference = torch.distributions.Categorical(
+        logits=logits.masked_fill(~mask, -torch.inf)
+    )
+    action = mode(spec, masked)
+    assert mask.gather(-1, action[:, None]).all()
+    torch.testing.assert_close(
+        log_prob(spec, masked, action), reference.log_prob(action)
+    )
+    assert (masked.softmax(-1)[~mask] == 0).all()
+    torch.testing.assert_close(entropy(spec, masked), reference.entropy())
+    other = mask_logits(logits.flip(0), mask)
+    theirs = torch.distributions.Categorical(logits=other.clamp(min=-200.0))
+    ours = torch.distributions.Categorical(logits=masked.clamp(min=-200.0))
+    torch.testing.assert_close(
+        kl_divergence(spec, masked, other),
+        torch.distributions.kl_divergence(ours, theirs),
+    )
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-30, 1e-7, 0.5, 1 - 1e-7, 1.0])
+@pytest.mark.parametrize("scale", [1.0, 1e12])
+def test_no_noise_and_no_logits_sample_an_action_that_is_not_allowed(number, scale):
+    spec, (logits, mask) = ActionSpec(n=5), random_masks()
+    masked = mask_logits(scale * logits, mask)
+    noise = torch.full((len(mask), 1), number)
+    action = sample(spec, masked, noise, mask)
+    assert mask.gather(-1, action[:, None]).all()
+    assert mask.gather(-1, mode(spec, masked)[:, None]).all()
+
+
+def test_gradients_are_finite_and_zero_where_an_action_is_not_allowed():
+    spec, (logits, mask) = ActionSpec(n=5), random_masks()
+    mask[:3] = False  # absent agents
+    logits.requires_grad_()
+    masked = mask_logits(logits, mask)
+    action = mode(spec, masked)
+    old = mask_logits(logits.detach().flip(-1), mask)
+    total = log_prob(spec, masked, action) + entropy(spec, masked)
+    (total + kl_divergence(spec, old, masked)).sum().backward()
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[~mask] == 0).all()
+    assert (logits.grad[3:][mask[3:]] != 0).any()
+
+
+def test_an_absent_mask_is_no_part_of_tokens():
+    tokens = Tokens(torch.zeros(2, 3, 4), torch.zeros(2, 3), torch.zeros(2, 3).bool())
+    assert len(tokens.parts) == len(tokens.columns) == 3
+    assert tokens.map(torch.clone).action_mask is None
+    masked = tokens._replace(action_mask=torch.ones(2, 5).bool())
+    assert len(tree_leaves(masked)) == 4
+    assert masked.at(0).action_mask.shape == (5,)
+    assert tree_map(lambda part: part[:1], masked).action_mask.shape == (1, 5)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("kind", ["token", "lstm", "random"])
+@pytest.mark.parametrize("perturbation", [None, Occlude(severity=0.5)])
+def test_policies_take_allowed_actions_only(explore, kind, perturbation):
+    env = masked_env()
+    group = env.groups["a"]
+    if kind == "random":
+        policy = RandomPolicy(group.action_space)
+    else:
+        policy = make_policy(
+            group.tokens, group.action_space, pooling="ada" if kind == "token" else kind
+        )
+    rollout = Rollout(env, {"a": policy}, explore=explore, perturbation=perturbation)
+    trajectory = rollout.steps(12)["a"]
+    mask, active = trajectory.tokens.action_mask, trajectory.active
+    assert mask.shape == (12, 3, 2, 5)
+    assert not active.all()
+    allowed = mask.gather(-1, trajectory.actions[..., None])[..., 0]
+    assert allowed[active].all()
+    assert len(set(trajectory.actions[active].tolist())) > 1
+    # Continue exactly.
+    state = rollout.state_dict()
+    after = rollout.steps(5)["a"]
+    rollout.load_state_dict(state)
+    again = rollout.steps(5)["a"]
+    assert torch.equal(after.actions, again.actions)
+
+
+def lowest(observation):
+    return observation["action_mask"].argmax(-1)
+
+
+def test_a_function_is_told_what_is_allowed():
+    task = {"name": "pettingzoo", "module": MODULE}
+    assert marl_pool.evaluate(lowest, task, episodes=2) is not None
+
+
+def test_an_action_of_a_function_that_is_not_allowed_is_refused():
+    def illegal(observation):
+        return observation["action_mask"].argmin(-1)
+
+    task = {"name": "pettingzoo", "module": MODULE}
+    with pytest.raises(InputError, match="that action_mask allows, "):
+        marl_pool.evaluate(illegal, task, episodes=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 4}, r"agent 'a_0': expected an action_mask of shape \(5,\)"),
+        ({"action": spaces.Box(-1, 1, (5,))}, "action_mask of Discrete actions only"),
+    ],
+)
+def test_masks_that_do_not_fit_the_actions_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        masked_env(**options)
+
+
+def test_an_agent_that_may_do_nothing_is_refused():
+    env = masked_env(stuck_at=2)
+    policy = RandomPolicy(env.groups["a"].action_space)
+    expected = "step 2: agent 'a_0' of group 'a': action_mask: expected at least one"
+    with pytest.raises(InputError, match=expected):
+        Rollout(env, {"a": policy}).steps(3)
+
+
+TRAINING = [
+    "env=pettingzoo",
+    f"env.module={MODULE}",
+    "ppo.num_envs=4",
+    "ppo.batch_size=64",
+    "ppo.minibatch_size=32",
+    "ppo.kl_coeff=0.2",
+    "ppo.entropy_coeff=0.01",
+    "checkpoint.every=1",
+    "ppo.num_epochs=2",
+    "threads=1",
+]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("pooling", ["ada", "lstm"])
+def test_training_resumes_exactly(tmp_path, monkeypatch, pooling, kernels):
+    if not kernels:
+        monkeypatch.setenv("MARL_POOL_KERNELS", "torch")
+    overrides = [*TRAINING, f"pooling={pooling}"]
+    whole = run_of(tmp_path / "whole", compose("train", [*overrides, "total_steps=64"]))
+    run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=32"]))
+    assert_same(resumed(tmp_path / "part", 64), whole)
+    assert len(list(whole.rows())) == 2
+
+
+def test_a_check_takes_allowed_actions(capsys):
+    assert main(["check-env", "env=pettingzoo", f"env.module={MODULE}"]) == 0
+    assert "illegal" not in capsys.readouterr().out
