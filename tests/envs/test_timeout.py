@@ -94,7 +94,10 @@ def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
 
 @pytest.mark.parametrize(
     ("fault", "told"),
-    [("hangs", "took longer than 2 seconds"), ("raises", ", raised by a step of FaultyPole")],
+    [
+        ("hangs", "took longer than 2 seconds"),
+        ("raises", ", raised by a step of FaultyPole"),
+    ],
 )
 def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, told):
     assert clone_of_a_faulty_pole(tmp_path / "run", fault, monkeypatch) == 1
