@@ -166,8 +166,8 @@ def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
     rest.load_state_dict(state)
     got = rest.steps(6)["agent"]
     for one, other in zip(
-        (*expected.tokens, expected.actions, expected.rewards),
-        (*got.tokens, got.actions, got.rewards),
+        (*expected.tokens.parts, expected.actions, expected.rewards),
+        (*got.tokens.parts, got.actions, got.rewards),
         strict=True,
     ):
         assert torch.equal(one, other)

@@ -144,5 +144,5 @@ def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
             for features, kind, padded in zip(*row, strict=True)
             if not padded
         )
-        for row in zip(*flat, strict=True)
+        for row in zip(*flat.parts, strict=True)
     ]

@@ -326,7 +326,7 @@ def test_a_fixed_policy_prepares_once_for_each_shape(
 ) -> None:
     policy = make_policy().eval()
     sets = [make_tokens(policy.network, rows, seed=rows) for rows in (5, 9, 5)]
-    sets.append(Tokens(*(part[:, :4] for part in sets[0])))
+    sets.append(sets[0].map(lambda part: part[:, :4]))
     calls: list[Tokens] = []
     prepare = policy._actor_critic
     monkeypatch.setattr(

@@ -526,7 +526,7 @@ def test_samples_of_a_space_fit_and_the_number_in_a_batch_does_not_matter(space,
     together = convert(view, *samples)
     for row, sample in enumerate(samples):
         alone = convert(view, sample)
-        for part, single in zip(together, alone, strict=True):
+        for part, single in zip(together.parts, alone.parts, strict=True):
             assert part[row].equal(single[0])
 
 

@@ -210,7 +210,7 @@ def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
                 at, own = (env, agent), used[env, agent, 9:]
                 places = origin[at][9:][own]
                 assert len(set(places.tolist())) == len(places)
-                for part, clean in zip(seen, now, strict=True):
+                for part, clean in zip(seen.parts, now.parts, strict=True):
                     assert torch.equal(part[at][9:][own], clean[at][places])
 
 

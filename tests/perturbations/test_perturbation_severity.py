@@ -320,7 +320,9 @@ def test_the_policy_sees_it_and_the_env_does_not(
     before, after = (each.steps(5)["agent"] for each in (clean, perturbed))
     assert torch.equal(before.rewards, after.rewards)
     for here, there in zip(
-        clean.env.observe()["agent"], perturbed.env.observe()["agent"], strict=True
+        clean.env.observe()["agent"].parts,
+        perturbed.env.observe()["agent"].parts,
+        strict=True,
     ):
         assert torch.equal(here, there)
     assert not same(before.tokens.at(4), after.tokens.at(4))
