@@ -21,7 +21,7 @@ def validate_finite(
     rewards: Tensor,
     *,
     env_ids: Tensor,
-    first_step: int,
+    first_steps: Tensor | None = None,
     playing: Tensor | None = None,
 ) -> None:
     """Raise `NonFiniteError` for NaN and infinite numbers, padding aside.
@@ -32,7 +32,8 @@ def validate_finite(
         logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
         rewards: ``(T, num_envs, agents)``.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
-        first_step: number of the first of the T steps, for the message.
+        first_steps: ``(num_envs,)`` number of the first of the T steps, for the
+            message; None for 0.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
     features = tokens.features
@@ -51,9 +52,10 @@ def validate_finite(
         kind = next(iter(counts))
         step, row, agent = masks[kind].nonzero()[0].tolist()
         seen = ", ".join(f"{kind} of {count} steps" for kind, count in counts.items())
+        step += 0 if first_steps is None else int(first_steps[row])
         raise NonFiniteError(
             f"NaN or infinite: {seen}; first of agent {agent} of group {group!r} in "
-            f"environment {int(env_ids[row])} at step {first_step + step}"
+            f"environment {int(env_ids[row])} at step {step}"
         )
 
 
@@ -67,4 +69,4 @@ def _may_be_bad(parts: Iterable[Tensor]) -> bool:
     # NaN and infinity reach a sum, which costs far less than a test of each number; a
     # sum of finite numbers may be infinite too. Bytes are always finite.
     sums = [part.sum() for part in parts if part.is_floating_point()]
-    return not math.isfinite(sum(map(float, sums)))
+    return not math.isfinite(float(sum(sums)))  # one read

@@ -265,7 +265,6 @@ class Rollout:
                 trajectory.logits,
                 trajectory.rewards,
                 env_ids=self.env.env_ids,
-                first_step=0,
             )
         return trajectories
 
@@ -418,7 +417,7 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            number = int(self._lengths.max())
+            lengths = self._lengths
             transition = self._step(reads=True)
             for name, decision in transition.decisions.items():
                 validate_finite(
@@ -427,7 +426,7 @@ class Rollout:
                     decision.logits[None],
                     transition.step.rewards[name][None],
                     env_ids=self.env.env_ids,
-                    first_step=number,
+                    first_steps=lengths,
                     playing=~over,
                 )
             yield transition

@@ -355,8 +355,13 @@ def _preset_misfit(
     for group, value in choices:
         if group not in kind.config_groups:
             return f"expected groups of {typed(verb)}, got {group}={value}"
-        if value not in (known := options_for(verb, group, config_dir)):
-            return f"{group}: expected one of {', '.join(known)}, got {value}"
+        # Presets that choose each other would ask for each other's options for ever.
+        if group in kind.presets:
+            options = sorted(files_of(group, config_dir))
+        else:
+            options = options_for(verb, group, config_dir)
+        if value not in options:
+            return f"{group}: expected one of {', '.join(options)}, got {value}"
     return ""
 
 

@@ -9,28 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import marl_pool
 from marl_pool.cli import main as cli
-from marl_pool.config import assign, compose
+from marl_pool.config import compose
 from marl_pool.policies.storage import load_policy
 from marl_pool.runs import Run
 from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.overrides import overrides_of, written
 
 TINY = ("ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8", "total_steps=16")
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="$"))
-NAMES = st.from_regex(r"k[a-z_]*", fullmatch=True)
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
-    lambda inner: (
-        st.lists(inner)
-        | st.dictionaries(st.from_regex(r"k[a-z_]*", fullmatch=True), inner)
-    ),
-    max_leaves=6,
-)
 
 
 @pytest.fixture
@@ -42,18 +29,6 @@ def trained(monkeypatch, tmp_path) -> list[dict[str, Any]]:
     stand_in.train = lambda run, config: seen.append(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     return seen
-
-
-@given(st.lists(PLAIN) | st.none() | st.booleans() | st.integers() | TEXT)
-def test_a_value_is_taken_as_it_is_and_written_as_it_is_read(value):
-    assert assign({}, overrides_of({"key": value})) == {"key": value}
-    assert assign({}, [f"key={written(value)}"]) == {"key": value}
-
-
-@given(st.floats(allow_nan=False))
-def test_floats_keep_every_bit(value):
-    text = f"ppo.lr={written(value)}"
-    assert assign({"ppo": {}}, [text])["ppo"]["lr"].hex() == value.hex()
 
 
 @pytest.mark.parametrize(

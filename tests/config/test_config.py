@@ -660,6 +660,19 @@ def test_a_wrong_file_of_ones_own_is_named(tmp_path, content, message):
     assert message in str(refused.value)
 
 
+def test_presets_may_choose_each_other(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    for name, other in (("first", "second"), ("second", "first")):
+        text = f"defaults:\n  - experiment: {other}\nseed: 7\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    assert compose("train", ["experiment=first"], tmp_path)["seed"] == 7
+    (tmp_path / "experiment" / "second.yaml").write_text(
+        "defaults:\n  - experiment: third\n"
+    )
+    with pytest.raises(InputError, match=r"second.yaml: experiment: expected one of"):
+        compose("train", ["experiment=second"], tmp_path)
+
+
 def test_a_required_option_may_be_swept():
     swept = ["env=pettingzoo", "env.module=mpe2.simple_v3,mpe2.simple_spread_v3"]
     plan = plan_sweep(swept)

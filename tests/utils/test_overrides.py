@@ -125,6 +125,17 @@ def test_what_is_written_is_read_again(value):
     assert parse(f"key={written(value)}").value == value
 
 
+@given(st.floats(allow_nan=False))
+def test_floats_keep_every_bit(value):
+    assert parse(f"key={written(value)}").value.hex() == value.hex()
+
+
+@given(st.lists(PLAIN) | st.none() | st.booleans() | st.integers() | TEXT)
+def test_a_value_of_python_is_taken_as_it_is(value):
+    (override,) = overrides_of({"key": value})
+    assert override.value == value
+
+
 def test_options_of_python_keep_their_values():
     options = {"pooling": {"query": "1,2", "name": "ada"}, "ppo.lr": (1, "null")}
     assert [(part.key, part.value) for part in overrides_of(options)] == [

@@ -70,7 +70,8 @@ template <class V> INLINE V smaller(V a, V b) { return a < b ? a : b; }
 template <class Real> constexpr Real kTiny = Real(1e-30);
 template <class Real> constexpr Real kHuge = std::numeric_limits<Real>::max();
 
-// 1 / x and 1 / √x for positive x, to about a rounding error; not finite for NaN and infinity. The exponent,
+// 1 / x and 1 / √x for positive x, to about a rounding error; not finite for NaN and
+// infinity. The exponent,
 // halved for the root, and its sign are changed in the bits, which is right to a few per
 // cent; each step then cubes the error. Instructions that divide take several times as
 // long as the products here.
