@@ -140,6 +140,8 @@ def row(entry: Entry) -> tuple[str, ...]:
 
 
 def _refused(entry: Entry, reason: str) -> str:
+    # The line of the code that raised changes with the versions.
+    reason = re.sub(r" \([^()\s]+\.py:\d+\)", "", reason)
     return f"refused: {reason}. {REMEDIES.get(entry.module, '')}".strip()
 
 

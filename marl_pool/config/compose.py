@@ -110,16 +110,8 @@ def compose_only(
     parsed = [parse(part) if isinstance(part, str) else part for part in overrides]
     # Separate the options of groups from the values of keys.
     chosen: dict[str, str] = {}
-    typed_groups = set()
-    for part, override in zip(overrides, parsed, strict=True):
+    for override in parsed:
         if override.key in kind.config_groups:
-            # From Python the later one counts, as for keys.
-            if isinstance(part, str) and override.key in typed_groups:
-                raise InputError(
-                    f"{override.key}: expected one option, got {chosen[override.key]} "
-                    f"and {override.value}"
-                )
-            typed_groups.add(override.key)
             chosen[override.key] = _option(verb, override, folder)
         else:
             _validate_group(verb, override.key)

@@ -56,10 +56,6 @@ def test_values_are_refused_in_words_of_the_package(refused, given, message):
         (["train", "--lr", "3e-4"], "got a flag. Did you mean ppo.lr=3e-4?"),
         (["train", "--every=3"], "got a flag. Did you mean checkpoint.every=3?"),
         (["train", "num_heads=2"], "did you mean encoder.num_heads or pooling.num_h"),
-        (
-            ["train", "pooling=ada", "pooling=max"],
-            "pooling: expected one option, got ada and max",
-        ),
         (["train", "--run-dir="], "--run-dir: expected a path, got an empty text"),
         (["evaluate", "--out", ""], "--out: expected a path, got an empty text"),
         (["evaluate", "--run-dir", "x"], "without a flag: marl-pool evaluate x"),

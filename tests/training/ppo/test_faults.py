@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -90,10 +91,12 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
     kept = path / "checkpoints" / "iter_000001"
+    place = re.search(r"\([\w/]*faulty\.py:\d+\)", line)[0]
     assert line == (
-        "marl-pool: iteration 2: EscapedError: the hens escaped, raised while sampling "
-        f"from Faulty; traceback in {path / 'error.txt'}; try "
-        f"`marl-pool check-env env=helpers.faulty:Faulty`; kept {kept}"
+        "marl-pool: iteration 2: EscapedError: the hens escaped "
+        f"{place}, raised while sampling from Faulty; traceback in "
+        f"{path / 'error.txt'}; try `marl-pool check-env env=helpers.faulty:Faulty`; "
+        f"kept {kept}"
     )
     text = (path / "error.txt").read_text()
     assert "Traceback" in text
