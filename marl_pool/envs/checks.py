@@ -11,7 +11,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
 from marl_pool.tokens import Tokens
-from marl_pool.utils.errors import described
+from marl_pool.utils.errors import InputError, described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
 
@@ -56,6 +56,8 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
             }
         except BrokenContractError as broken:
             findings[rule] = str(broken)
+        except InputError as error:
+            findings[rule] = str(error)
         except Exception as error:  # whatever a user's environment raises
             findings[rule] = f"expected no error, got {described(error)}"
     return findings
@@ -73,8 +75,10 @@ def _check_groups(build: Build) -> None:
     """Check that groups are declared, and do not depend on the episode."""
     env = build()
     _expect(bool(env.groups), "groups", "at least one", "none")
-    for group in env.groups.values():
-        _expect(isinstance(group, AgentGroup), "groups", "AgentGroup", type(group))
+    for name, group in env.groups.items():
+        _expect(isinstance(name, str), "names of groups", "str", repr(name))
+        kind = type(group).__name__
+        _expect(isinstance(group, AgentGroup), f"{name}: group", "AgentGroup", kind)
     before = dict(env.groups)
     env.reset()
     _expect(env.groups == before, "groups after reset", before, env.groups)
@@ -92,6 +96,8 @@ def _check_observations(build: Build) -> None:
             [*observed],
         )
         for name, group in env.groups.items():
+            kind = type(observed[name]).__name__
+            _expect(isinstance(observed[name], Tokens), name, "Tokens", kind)
             _check_tokens(name, group, observed[name], env.dtype)
             features = observed[name].features[~observed[name].padding]
             finite = not features.is_floating_point() or bool(features.isfinite().all())
@@ -133,16 +139,40 @@ def _check_steps(build: Build) -> None:
             got = tuple(rewards.shape)
             _expect(got == shape, f"{name}: shape of rewards", shape, got)
             kind = rewards.dtype
-            _expect(kind.is_floating_point, f"{name}: rewards", "float", kind)
+            _expect(kind == env.dtype, f"{name}: dtype of rewards", env.dtype, kind)
             good = bool(rewards.isfinite().all())
             _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
-        ended = (tuple(step.terminated.shape), step.terminated.dtype)
-        expected = ((NUM_ENVS,), torch.bool)
-        _expect(ended == expected, "terminated", expected, ended)
+        for part in ("terminated", "truncated"):
+            ends = getattr(step, part)
+            form, expected = (tuple(ends.shape), ends.dtype), ((NUM_ENVS,), torch.bool)
+            _expect(form == expected, part, expected, form)
+        missed = (env.steps >= env.max_steps) & ~(step.terminated | step.truncated)
+        _expect(not missed.any(), "truncated after max_steps", True, False)
         over = step.terminated | step.truncated
         if over.all():
             return
         env.reset(over)
+
+
+def _check_active(build: Build) -> None:
+    env = build()
+    env.reset()
+    for number in range(STEPS):
+        active = env.active
+        keys = active.keys()
+        _expect(keys == env.groups.keys(), "groups of active", [*env.groups], [*keys])
+        for name, group in env.groups.items():
+            form = ((NUM_ENVS, group.num_agents), torch.bool)
+            got = (tuple(active[name].shape), active[name].dtype)
+            _expect(got == form, f"{name}: active", form, got)
+        alive = torch.cat([*active.values()], dim=1).any(1)
+        _expect(bool(alive.all()), "active agents of an environment", "any", "none")
+        step = env.step(_actions(env, number))
+        for name, rewards in step.rewards.items():
+            earned = rewards[~active[name]]
+            wrong = earned[earned != 0][:1].tolist()
+            _expect(not wrong, f"{name}: rewards of agents not active", 0, wrong)
+        env.reset(step.terminated | step.truncated)
 
 
 def _check_seeds(build: Build) -> None:
@@ -196,6 +226,7 @@ RULES: dict[str, Callable[[Build], None]] = {
     "groups are declared": _check_groups,
     "observations have the declared shapes, dtypes and types": _check_observations,
     "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
+    "some agents are active, and the others earn nothing": _check_active,
     "a seed determines the episodes": _check_seeds,
     "an environment plays the same episode alone and in a batch": _check_batch,
     "a saved state continues exactly": _check_saved_state,

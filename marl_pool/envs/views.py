@@ -1,6 +1,7 @@
 """PettingZoo and Gymnasium views of one environment: a batch of one."""
 
 import secrets
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -37,7 +38,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     Raises:
         InputError: an unknown name or mode, a wrong option or a number out of range; in
             `step`, no episode that was begun, an unknown agent, a living one without an
-            action, or an invalid action. Actions of agents that are gone are ignored.
+            action, or an invalid action. Actions of agents that are gone are ignored;
+            in `render`, no episode was begun.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         }
         self.possible_agents = list(self._places)
         self.agents: list[str] = []
-        self._playing = False
+        self._begun = self._playing = False
         groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent has its own space, because users seed their samplers one by one.
         self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
@@ -96,7 +98,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             seeded = {**self._options, "seed": int(seed)}
             self.env = make_batched_env(self._name, 1, **seeded)
         self.env.reset()
-        self._playing = True
+        self._begun = self._playing = True
         self.agents = self._living()
         return self._observe(self.agents), {agent: {} for agent in self.agents}
 
@@ -132,7 +134,11 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     @override
     def render(self) -> np.ndarray | None:
-        return None if self.render_mode is None else self.env.frame()
+        if self.render_mode is None:
+            return None
+        if not self._begun:
+            raise InputError("render: expected reset() first, got no episode")
+        return self.env.frame()
 
     def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
         return [(agent, *self._places[agent]) for agent in agents]
@@ -155,7 +161,9 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         return observations
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
-        """Convert actions to the batched form; inactive agents get zeros."""
+        """Convert actions to the batched form; agents that are gone get zeros."""
+        if not isinstance(actions, Mapping):
+            raise InputError(f"actions: expected a dict by agent, got {actions!r:.80}")
         for agent in actions:
             if agent not in self._places:
                 raise InputError(

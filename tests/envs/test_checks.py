@@ -1,9 +1,13 @@
 """Checks of a user's environment before training."""
 
+from typing import Any, ClassVar
+
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.faulty_envs import FaultyPole
+from helpers.toy import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
 
@@ -87,6 +91,86 @@ def test_each_part_of_an_observation_is_held_to_its_spec(monkeypatch, change, me
     monkeypatch.setattr(Misshapen, "change", staticmethod(changed))
     problems = check_env(f"{__name__}:Misshapen", fault="none")
     assert message in problems[next(rule for rule in RULES if "observations" in rule)]
+
+
+class Miscounting(FaultyPole):
+    """A pole one of whose properties or results of a step is changed."""
+
+    changes: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def active(self):
+        change = self.changes.get("active", lambda active: active)
+        return {"agent": change(super().active["agent"])}
+
+    def step(self, actions):
+        step = super().step(actions)
+        parts = {name: c for name, c in self.changes.items() if name != "active"}
+        return step._replace(**{n: c(getattr(step, n)) for n, c in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "message"),
+    [
+        (
+            {"rewards": lambda r: {"agent": r["agent"].double()}},
+            "rewards",
+            "agent: dtype of rewards: expected torch.float32, got torch.float64",
+        ),
+        ({"rewards": lambda r: {}}, "rewards", "rewarded groups: expected ['agent']"),
+        ({"terminated": Tensor.long}, "rewards", "terminated: expected ((3,), torch.b"),
+        ({"truncated": Tensor.long}, "rewards", "truncated: expected ((3,), torch.bo"),
+        ({"truncated": lambda t: t[:, None]}, "rewards", "truncated: expected ((3,), "),
+        ({"truncated": torch.zeros_like}, "rewards", "truncated after max_steps: exp"),
+        ({"active": Tensor.float}, "some", "agent: active: expected ((3, 1), torch.bo"),
+        ({"active": lambda a: a[0]}, "some", "agent: active: expected ((3, 1), torch"),
+        ({"active": torch.zeros_like}, "some", "active agents of an environment: exp"),
+    ],
+)
+def test_steps_and_lives_are_held_to_their_rules(monkeypatch, changes, rule, message):
+    monkeypatch.setattr(Miscounting, "changes", changes)
+    problems = check_env(f"{__name__}:Miscounting", fault="none")
+    name = next(name for name in RULES if name.startswith(rule))
+    assert message in problems[name]
+
+
+class Haunted(FoxAndHens):
+    """The last hen is absent, and earns all the same."""
+
+    @property
+    def active(self):
+        active = super().active
+        active["hen"][:, 2] = False
+        return active
+
+
+def test_agents_that_are_not_active_earn_nothing():
+    problems = check_env(f"{__name__}:Haunted")
+    found = {name: problem for name, problem in problems.items() if problem}
+    ((rule, problem),) = found.items()
+    assert rule.startswith("some agents are active")
+    assert problem.startswith("hen: rewards of agents not active: expected 0, got [")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("lives on", "env.module: step 3: agent 'a_0': ended in step 2 and is in"),
+        ("old reset", "env.module: reset: expected 2 dicts, observations, infos, got"),
+        ("raises", "expected no error, got RuntimeError: the door is shut ("),
+    ],
+)
+def test_a_pettingzoo_env_that_breaks_a_rule_is_named(fault, message):
+    options = {"module": "helpers.unruly:Unruly", "options": {"fault": fault}}
+    problems = check_env("pettingzoo", **options)
+    assert problems["a seed determines the episodes"].startswith(message)
+    if fault == "raises":
+        assert "unruly.py:" in problems["a seed determines the episodes"]
+
+
+def test_a_pettingzoo_env_that_keeps_the_rules_passes():
+    options = {"module": "helpers.unruly:Unruly", "options": {"fault": None}}
+    assert check_env("pettingzoo", **options) == dict.fromkeys(RULES, "")
 
 
 def test_the_command_prints_a_line_for_each_rule(capsys):

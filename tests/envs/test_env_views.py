@@ -317,7 +317,11 @@ def test_a_step_needs_an_episode_and_actions_of_its_agents():
     action = {"agent_0": view.action_space("agent_0").sample()}
     with pytest.raises(InputError, match="step: expected reset"):
         view.step(action)
+    with pytest.raises(InputError, match="render: expected reset"):
+        make_env("simple_centroid", render_mode="rgb_array").render()
     view.reset(seed=1)
+    with pytest.raises(InputError, match="actions: expected a dict by agent, got None"):
+        view.step(None)
     with pytest.raises(InputError, match="expected agents of agent_0, got 'agent_7'"):
         view.step({**action, "agent_7": action["agent_0"]})
     view.step(action)

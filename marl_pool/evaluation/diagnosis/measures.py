@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import SIMULATORS
 from marl_pool.evaluation.diagnosis import theory
 from marl_pool.evaluation.loading import EvaluationTarget
@@ -65,8 +66,10 @@ def record_observations(
     """
     # Fail before playing if the signal is undefined or the limit is too small.
     env = target.make_env(1)
-    env.reset()
-    env.signal()
+    with env_call(env, "a reset"):
+        env.reset()
+    with env_call(env, "the signal"):
+        env.signal()
     agents = max(group.num_agents for group in env.groups.values())
     if limit < episodes * agents:
         raise InputError(
