@@ -50,8 +50,8 @@ def with_caption(image: np.ndarray, caption: Caption) -> np.ndarray:
     """
     height, width = image.shape[:2]
     line = _line(width)
-    rows = len(caption.lines) + caption.legend_rows + 2
-    low = height + rows * line
+    # A row of tokens in two lines, text and legend, and what hangs below a baseline.
+    low = height + (2 + len(caption.lines) + caption.legend_rows) * line + line // 2
     framed = np.full((low + low % 2, width + width % 2, 3), PAPER, np.uint8)
     framed[:height, :width] = image
     # The row of tokens, then text, then the legend.

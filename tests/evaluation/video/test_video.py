@@ -13,6 +13,7 @@ from PIL import Image
 
 from helpers.toy import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
+from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.evaluation.settings import RenderSettings
 from marl_pool.evaluation.video.frames import (
     Caption,
@@ -21,7 +22,7 @@ from marl_pool.evaluation.video.frames import (
     write_frames,
 )
 from marl_pool.evaluation.video.render import attention_of, episode_frames, render_run
-from marl_pool.perception import Perception
+from marl_pool.perception import Mark, Perception
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
@@ -231,6 +232,18 @@ def test_captions_make_a_higher_image_of_even_sides(size: int) -> None:
     assert framed.shape[0] > size
     np.testing.assert_array_equal(framed[:size, :size], image)
     assert (framed[size:] != with_caption(image, Caption(("", "")))[size:]).any()
+
+
+@pytest.mark.parametrize("size", [200, 400, 512, 641])
+@pytest.mark.parametrize("legend_rows", [0, 2])
+def test_no_letter_is_cut_at_the_lower_edge(size: int, legend_rows: int) -> None:
+    blank = np.full((size, size, 3), PAPER, np.uint8)
+    legend = {Mark.HIDDEN, Mark.ALTERED} if legend_rows else set()
+    caption = Caption(("jpgqy", "jpgqy"), "jpgqy", legend, legend_rows)
+    framed = with_caption(blank, caption)
+    written = (framed[size:] != PAPER).any((1, 2)).nonzero()[0]
+    lowest = framed.shape[0] - size - 1 - written.max()
+    assert lowest >= 2
 
 
 def test_a_long_line_is_written_smaller() -> None:
