@@ -22,7 +22,8 @@ class _Loss(ctypes.Structure):
 
     _fields_ = (
         ("rows", ctypes.c_int64),
-        *fields(ctypes.c_int32, "width discrete"),
+        *fields(ctypes.c_int32, "width choices"),
+        ("sizes", ctypes.POINTER(ctypes.c_int32)),
         *fields(ctypes.c_double, "clip value_coeff value_clip entropy_coeff kl_coeff"),
         *fields(ctypes.c_void_p, "logits values actions log_probs old_logits"),
         *fields(ctypes.c_void_p, "advantages targets for_logits for_values"),
@@ -53,11 +54,13 @@ class RecordedSteps:
     """Columns of the training batch.
 
     Args:
-        actions: ``(B, L / 2)``, or ``(B,)`` int64 for choices.
+        actions: as those of an `ActionSpec`: ``(B, K + A)``, int64 without a Box, or
+            ``(B,)`` int64 for one choice.
         log_probs: ``(B,)``.
         logits: ``(B, L)`` of the policy that sampled.
         advantages: ``(B,)``.
         targets: ``(B,)``.
+        sizes: number of options of each of the K choices.
     """
 
     actions: Tensor
@@ -65,6 +68,18 @@ class RecordedSteps:
     logits: Tensor
     advantages: Tensor
     targets: Tensor
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The tensors."""
+        return (
+            self.actions,
+            self.log_probs,
+            self.logits,
+            self.advantages,
+            self.targets,
+        )
 
     def fits(self, *outputs: Tensor) -> bool:
         """Return True if the kernel can compute the loss of logits and values.
@@ -83,7 +98,8 @@ class RecordedSteps:
 
     def contiguous(self) -> "RecordedSteps":
         """Return the columns in contiguous memory."""
-        return RecordedSteps(*[column.contiguous() for column in vars(self).values()])
+        columns = (column.contiguous() for column in self.columns)
+        return RecordedSteps(*columns, sizes=self.sizes)
 
 
 def ppo_loss(
@@ -126,7 +142,7 @@ class _LossFunction(torch.autograd.Function):
         compute = entry("ppo_loss", logits.dtype)
         compute.restype = ctypes.c_bool
         if not compute(ctypes.byref(columns), pointer(loss)):
-            raise _unknown_action(width)
+            raise _unknown_action(recorded.sizes)
         ctx.save_for_backward(for_logits.view_as(logits), for_values)
         return loss.view(())
 
@@ -150,28 +166,36 @@ def _loss_argument(
     The gradients by logits and values need memory for B · L and B numbers.
     """
     rows, width = logits.shape
-    discrete = recorded.actions.dtype == torch.int64
+    sizes = recorded.sizes
+    # The Box has a mean and a log-std for each number.
+    numbers, odd = divmod(width - sum(sizes), 2)
+    require(numbers >= 0 and not odd, "tensors of fitting shapes")
+    entries = len(sizes) + numbers
+    shapes = [(rows, entries)]
+    if numbers == 0 and len(sizes) == 1:
+        shapes.append((rows,))
+    require(recorded.actions.shape in shapes, "tensors of fitting shapes")
+    integral = recorded.actions.dtype == torch.int64
+    require(integral == (numbers == 0), "integers for choices alone")
     require(recorded.logits.shape == logits.shape, "tensors of fitting shapes")
-    require(
-        recorded.actions.shape == ((rows,) if discrete else (rows, width / 2)),
-        "tensors of fitting shapes",
-    )
     for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
         require(column.shape == (rows,), "tensors of fitting shapes")
-    columns = (logits, values, *vars(recorded).values(), for_logits, for_values)
+    columns = (logits, values, *recorded.columns, for_logits, for_values)
     for column in columns:
         require(column.is_contiguous(), "contiguous tensors")
     return _Loss(
         rows,
         width,
-        discrete,
+        len(sizes),
+        (ctypes.c_int32 * len(sizes))(*sizes),
         *vars(coefficients).values(),
         *map(Tensor.data_ptr, columns),
     )
 
 
-def _unknown_action(width: int) -> IndexError:
-    return IndexError(f"actions: expected 0 to {width - 1}")
+def _unknown_action(sizes: tuple[int, ...]) -> IndexError:
+    ranges = ", ".join(f"0 to {size - 1}" for size in sizes)
+    return IndexError(f"actions: expected {ranges}")
 
 
 class _Results(ctypes.Structure):
@@ -236,7 +260,7 @@ def ppo_gradient(
     call = ActorCriticCall(policy, logits, values, value_scale)
     status = call("ppo_gradient", ctypes.byref(columns), ctypes.byref(results))
     if status == _UNKNOWN_ACTION:
-        raise _unknown_action(width)
+        raise _unknown_action(recorded.sizes)
     return PPOGradient(loss.view(()), logits, values)
 
 
