@@ -54,6 +54,7 @@ class ActionRows:
         low: lower bounds of the numbers of all Boxes. ``high``: the upper.
         is_scalar: True for a Discrete.
         counts_from_zero: True if the space, too, counts all choices from 0.
+        has_float_boxes: True if all Boxes hold floats.
 
     Raises:
         InputError: another space.
@@ -68,6 +69,8 @@ class ActionRows:
         self.sizes = tuple(size for leaf in self._leaves for size in leaf.sizes)
         self.low = tuple(number for leaf in self._leaves for number in leaf.low)
         self.high = tuple(number for leaf in self._leaves for number in leaf.high)
+        boxes = [leaf.space for leaf in self._leaves if not leaf.sizes]
+        self.has_float_boxes = all(box.dtype.kind == "f" for box in boxes)  # type: ignore[union-attr]
         self.counts_from_zero = not any(leaf.start.any() for leaf in self._leaves)
 
     def flatten(self, action: Any) -> np.ndarray:
@@ -134,8 +137,7 @@ def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
             for key, part in space.items():
                 yield from _leaves(part, (*path, key))
         case spaces.Discrete():
-            sizes = (int(space.n),)
-            yield _Leaf(space, path, sizes, np.array(space.start), none, none)
+            yield _Leaf(space, path, (int(space.n),), np.array(space.start), none, none)
         case spaces.MultiDiscrete() if space.nvec.size:
             sizes = tuple(map(int, space.nvec.flat))
             yield _Leaf(space, path, sizes, np.asarray(space.start), none, none)

@@ -124,7 +124,7 @@ class ActionSpec:
             return spaces.Discrete(self.n)
         if not self.choices:
             return spaces.Box(low, high)
-        choices = spaces.MultiDiscrete(self.choices)
+        choices = spaces.MultiDiscrete(list(self.choices))
         return spaces.Tuple((choices, spaces.Box(low, high))) if self.low else choices
 
     def to_vectors(self, actions: Tensor) -> Tensor:
@@ -142,9 +142,10 @@ class ActionSpec:
         if not count:
             return numbers
         # Repeat each choice for all of its options.
-        owners, options = _options(self.choices)
-        repeated = actions[..., constant(owners, actions.device)]
-        vectors = repeated == constant(options, actions.device)
+        owners, options = (
+            constant(numbers, actions.device) for numbers in _options(self.choices)
+        )
+        vectors = actions[..., owners] == options
         if self.integral:
             return vectors.long()
         return torch.cat([vectors.float(), numbers], -1)

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,6 +15,7 @@ from marl_pool.kernels.native.call import entry, fields, pointer, pointers
 from marl_pool.kernels.native.plan import are_precise, may_run
 
 _UNKNOWN_ACTION = 3  # Status of kernel.hpp
+_COLUMNS = ("actions", "log_probs", "logits", "advantages", "targets")
 
 
 class _Loss(ctypes.Structure):
@@ -73,13 +74,7 @@ class RecordedSteps:
     @property
     def columns(self) -> tuple[Tensor, ...]:
         """The tensors."""
-        return (
-            self.actions,
-            self.log_probs,
-            self.logits,
-            self.advantages,
-            self.targets,
-        )
+        return tuple(getattr(self, name) for name in _COLUMNS)
 
     def fits(self, *outputs: Tensor) -> bool:
         """Return True if the kernel can compute the loss of logits and values.
@@ -98,8 +93,8 @@ class RecordedSteps:
 
     def contiguous(self) -> "RecordedSteps":
         """Return the columns in contiguous memory."""
-        columns = (column.contiguous() for column in self.columns)
-        return RecordedSteps(*columns, sizes=self.sizes)
+        columns = zip(_COLUMNS, self.columns, strict=True)
+        return replace(self, **{name: part.contiguous() for name, part in columns})
 
 
 def ppo_loss(
@@ -171,10 +166,9 @@ def _loss_argument(
     numbers, odd = divmod(width - sum(sizes), 2)
     require(numbers >= 0 and not odd, "tensors of fitting shapes")
     entries = len(sizes) + numbers
-    shapes = [(rows, entries)]
-    if numbers == 0 and len(sizes) == 1:
-        shapes.append((rows,))
-    require(recorded.actions.shape in shapes, "tensors of fitting shapes")
+    is_one = recorded.actions.dim() == 1 and entries == 1 == len(sizes)
+    shape = (rows,) if is_one else (rows, entries)
+    require(recorded.actions.shape == shape, "tensors of fitting shapes")
     integral = recorded.actions.dtype == torch.int64
     require(integral == (numbers == 0), "integers for choices alone")
     require(recorded.logits.shape == logits.shape, "tensors of fitting shapes")
