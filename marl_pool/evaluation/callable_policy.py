@@ -144,7 +144,7 @@ def _validate_allowed(actions: np.ndarray, mask: np.ndarray, spec: ActionSpec) -
     firsts = np.cumsum((0, *spec.sizes[:-1]))
     allowed = np.take_along_axis(mask, firsts + choices, 1)
     # Agents that are absent may do nothing at all.
-    wrong = mask.any(1)[:, None] & ~allowed
+    wrong = mask.any(1, keepdims=True) & ~allowed
     if wrong.any():
         row, number = map(int, np.argwhere(wrong)[0])
         options = mask[row, firsts[number] :][: spec.sizes[number]]

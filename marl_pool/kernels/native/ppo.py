@@ -93,8 +93,8 @@ class RecordedSteps:
 
     def contiguous(self) -> "RecordedSteps":
         """Return the columns in contiguous memory."""
-        columns = zip(_COLUMNS, self.columns, strict=True)
-        return replace(self, **{name: part.contiguous() for name, part in columns})
+        columns: Any = {name: getattr(self, name).contiguous() for name in _COLUMNS}
+        return replace(self, **columns)
 
 
 def ppo_loss(
