@@ -15,6 +15,7 @@ from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.policies.base import Decision, Policy, State
+from marl_pool.policies.masks import validate_masks
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import without_reads
@@ -241,7 +242,7 @@ class Rollout:
             For each group, its steps.
 
         Raises:
-            InputError: ``count`` is below 1.
+            InputError: ``count`` is below 1, or an action mask allows nothing.
             NonFiniteError: an observation, logit or reward is NaN or infinite; its step
                 is counted from the start of the fragment.
         """
@@ -259,6 +260,17 @@ class Rollout:
                 for name in self.policies
             }
         for name, trajectory in trajectories.items():
+            if self.sync_free and trajectory.tokens.action_mask is not None:
+                # Steps are counted from the start of the fragment.
+                for t, mask in enumerate(trajectory.tokens.action_mask):
+                    validate_masks(
+                        name,
+                        self.env.groups[name].actions,
+                        mask,
+                        trajectory.active[t],
+                        env_ids=self.env.env_ids,
+                        steps=torch.full_like(self._lengths, t),
+                    )
             validate_finite(
                 name,
                 trajectory.tokens,
@@ -418,7 +430,7 @@ class Rollout:
         while len(positions):
             # Act and step.
             lengths = self._lengths
-            transition = self._step(reads=True)
+            transition = self._step(reads=True, playing=~over)
             for name, decision in transition.decisions.items():
                 validate_finite(
                     name,
@@ -480,12 +492,15 @@ class Rollout:
         self._played = state["played"]
         self._finished = [Episodes(*parts) for parts in state["finished"]]
 
-    def _step(self, *, reads: bool) -> Transition:
+    def _step(self, *, reads: bool, playing: Tensor | None = None) -> Transition:
         """Act and step once; the caller then observes and ends episodes.
 
         Args:
             reads: values may be read.
+            playing: ``(num_envs,)`` bool, environments that count; None for all.
         """
+        if reads:
+            self._validate_masks(playing)
         # Act: every policy decides from the perturbed tokens of its group.
         decisions = {
             name: policy.act(
@@ -528,6 +543,21 @@ class Rollout:
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
+
+    def _validate_masks(self, playing: Tensor | None) -> None:
+        """Raise InputError if an agent may do nothing at all."""
+        for name, tokens in self.tokens.items():
+            if tokens.action_mask is None:
+                continue
+            active = self.env.active[name]
+            validate_masks(
+                name,
+                self.env.groups[name].actions,
+                tokens.action_mask,
+                active if playing is None else active & playing[:, None],
+                env_ids=self.env.env_ids,
+                steps=self._lengths,
+            )
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""

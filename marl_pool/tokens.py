@@ -45,9 +45,9 @@ class Tokens(NamedTuple):
     padding: Tensor
     """``(*B, N)`` bool, True where the slot holds no token."""
     action_mask: Tensor | None = None
-    """``(*B, L)`` bool, True for actions that are allowed; None where all are.
-
-    The row of an agent that does not act may have none.
+    """``(*B, num_options)`` bool, True for options of the choices that are allowed, see
+    `ActionSpec`; None where all are. The row of an agent that does not act may allow
+    none.
     """
 
     @property

@@ -97,7 +97,7 @@ def played(
     }
     rollout = Rollout(env, policies, perturbation=perturbation, sync_free=sync_free)
     leaves = tree_leaves((rollout.steps(STEPS), rollout.pop_finished()))
-    return [leaf.cpu() for leaf in leaves]
+    return [leaf.cpu() for leaf in leaves if leaf is not None]
 
 
 def check_env(name: str, device: str, kind: str | None = None) -> None:

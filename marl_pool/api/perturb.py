@@ -9,14 +9,18 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
+from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
+from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.token_dict import TOKEN_PARTS, token_spec
+from marl_pool.observations.view import MASK, join_masks
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
@@ -39,13 +43,14 @@ def perturb_env(
 
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
-            dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``.
+            dicts of ``features`` ``(N, F)``, ``types`` and ``padding`` ``(N,)``, and an
+            ``action_mask`` where there is one, in which perturbed actions are allowed.
         perturbation: a `Perturbation`, its name, or ``{"name": …, **options}``.
         seed: seed of the perturbation, until ``reset(seed=…)`` sets another.
 
     Raises:
         InputError: observations of a different form, an invalid perturbation, or one of
-            actions with a space that is neither Discrete nor a bounded vector.
+            actions with a space that `ActionRows` refuses.
     """
     if isinstance(env, gymnasium.Env):
         return PerturbedEnv(env, perturbation, seed)
@@ -86,12 +91,12 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
     ) -> tuple[dict[Any, Observation], dict[Any, dict[str, Any]]]:
         """Begin the next episode, or the first one of ``seed``."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        return self._perturber.begin(observations, seed), infos
+        return self._perturber.begin(observations, infos, seed), infos
 
     @override
     def step(self, actions: dict[Any, Any]) -> Any:
-        observations, *rest = self.env.step(self._perturber.act(actions))
-        return self._perturber.observe(observations), *rest
+        observations, *rest, infos = self.env.step(self._perturber.act(actions))
+        return self._perturber.observe(observations, infos), *rest, infos
 
 
 class PerturbedEnv(
@@ -124,13 +129,15 @@ class PerturbedEnv(
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the next episode, or the first one of ``seed``."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._perturber.begin({ALONE: observation}, seed)[ALONE], info
+        seen = self._perturber.begin({ALONE: observation}, {ALONE: info}, seed)
+        return seen[ALONE], info
 
     @override
     def step(self, action: Any) -> Any:
         executed = self._perturber.act({ALONE: action})[ALONE]
-        observation, *rest = self.env.step(executed)
-        return self._perturber.observe({ALONE: observation})[ALONE], *rest
+        observation, *rest, info = self.env.step(executed)
+        seen = self._perturber.observe({ALONE: observation}, {ALONE: info})
+        return seen[ALONE], *rest, info
 
 
 class Perturber:
@@ -164,12 +171,13 @@ class Perturber:
         known = batched.groups if isinstance(batched, BatchedEnv) else {}
         self.specs = {}
         for name, (agent, *_) in self.groups.items():
-            space = seen[agent]
+            space, _ = split_action_mask(seen[agent])
             spec = token_spec(space)
             if spec is None:
+                got = " ".join(str(seen[agent]).split())
                 raise InputError(
                     f"env: agent {agent!r}: expected observations in a Dict of "
-                    f"{', '.join(TOKEN_PARTS)}, got {' '.join(str(space).split())}"
+                    f"{', '.join(TOKEN_PARTS)}, got {got}"
                 )
             self.specs[name] = known[name].tokens if name in known else spec
         # The options of a perturbation are checked against the tokens' specs.
@@ -181,6 +189,25 @@ class Perturber:
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
             for agent, space in seen.items()
         }
+        self.observed: Mapping[Any, Any] = seen
+        self.masks = {
+            agent: split_action_mask(space)[1] for agent, space in seen.items()
+        }
+        self.rows: dict[str, ActionRows] = {}
+        if isinstance(self.perturbation, ActionPerturbation):
+            self.rows = {
+                name: ActionRows(actions(agents[0]))
+                for name, agents in self.groups.items()
+                if self.perturbation.covers(name)
+            }
+        for name, rows in self.rows.items():
+            agent, options = self.groups[name][0], sum(rows.sizes)
+            mask = self.masks[agent]
+            if mask is not None and mask.shape != (options,):
+                raise InputError(
+                    f"env: agent {agent!r}: expected an {MASK} of shape ({options},), "
+                    f"got {mask.shape}"
+                )
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
         self.states: dict[str, PerturbationState] = {}
@@ -189,13 +216,6 @@ class Perturber:
             for name, agents in self.groups.items()
             for agent in agents
         }
-        self.actions: dict[str, ActionSpec] = {}
-        if isinstance(self.perturbation, ActionPerturbation):
-            self.actions = {
-                name: ActionSpec.of(actions(agents[0]))
-                for name, agents in self.groups.items()
-                if self.perturbation.covers(name)
-            }
 
     def act(self, actions: Mapping[Any, Any]) -> dict[Any, Any]:
         """Perturb the actions of the present agents in one step.
@@ -206,21 +226,36 @@ class Perturber:
         if not self.states:
             raise InputError("Cannot call env.step() before calling env.reset()")
         executed = dict(actions)
-        for name, spec in self.actions.items():
+        for name, rows in self.rows.items():
+            agents, spec = self.groups[name], ActionSpec.of_rows(rows)
+            # Arrays of a Box keep their dtype.
+            is_array = isinstance(rows.space, spaces.Box)
+            flat = {
+                agent: np.asarray(actions[agent])
+                if is_array
+                else rows.flatten(actions[agent])
+                for agent in agents
+                if agent in actions
+            }
             # Absent agents do nothing.
-            agents, none = self.groups[name], 0 if spec.discrete else np.zeros(spec.dim)
-            stacked = np.stack([actions.get(agent, none) for agent in agents])[None]
+            none = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
+            stacked = np.stack([flat.get(agent, none) for agent in agents])[None]
             chosen = torch.from_numpy(stacked)
             changed, self.states[name] = self.perturbation.act(
                 chosen, self.states[name], spec
             )
-            for agent, action in zip(agents, changed[0].numpy(), strict=True):
+            for agent, row in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
-                    executed[agent] = action.astype(np.asarray(actions[agent]).dtype)
+                    executed[agent] = (
+                        row.astype(flat[agent].dtype) if is_array else rows.restore(row)
+                    )
         return executed
 
     def begin(
-        self, observations: Mapping[Any, Observation], seed: int | None
+        self,
+        observations: Mapping[Any, Observation],
+        infos: Mapping[Any, Any],
+        seed: int | None,
     ) -> dict[Any, Observation]:
         """Begin an episode, and perturb its first observations.
 
@@ -231,31 +266,38 @@ class Perturber:
         self.played += 1
         env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for part, name in enumerate(self.groups):
-            tokens = self._tokens(name, observations)
+            tokens = self._tokens(name, observations, infos)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
             if self.perturbation.covers(name):
                 start = self.perturbation.start(tokens, keys, episodes=played)
                 self.states[name] = start
-        return self.observe(observations)
+        return self.observe(observations, infos)
 
     def observe(
-        self, observations: Mapping[Any, Observation]
+        self, observations: Mapping[Any, Observation], infos: Mapping[Any, Any]
     ) -> dict[Any, Observation]:
         """Perturb the observations of the present agents in one step."""
         seen: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
-            tokens = self._tokens(name, observations)
+            tokens = self._tokens(name, observations, infos)
             if name in self.states:
                 tokens, self.states[name] = self.perturbation(tokens, self.states[name])
             for i, agent in enumerate(agents):
-                parts = tokens.at((0, i)).columns.items()
+                parts = tokens.at((0, i)).columns
                 seen[agent] = {
-                    part: tensor.numpy().astype(self.dtypes[agent][part])
-                    for part, tensor in parts
+                    part: parts[part].numpy().astype(dtype)
+                    for part, dtype in self.dtypes[agent].items()
                 }
+                if agent in observations and MASK in observations[agent]:
+                    seen[agent][MASK] = observations[agent][MASK]
         return {agent: seen[agent] for agent in observations}
 
-    def _tokens(self, name: str, observations: Mapping[Any, Observation]) -> Tokens:
+    def _tokens(
+        self,
+        name: str,
+        observations: Mapping[Any, Observation],
+        infos: Mapping[Any, Any],
+    ) -> Tokens:
         """Stack a group's tokens, ``(1, agents, …)``; absent agents are padding."""
         spec, agents = self.specs[name], self.groups[name]
         blank = {
@@ -269,26 +311,53 @@ class Perturber:
             part: np.stack([one[part] for one in seen])[None] for part in TOKEN_PARTS
         }
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
-        return tokens._replace(types=tokens.types.long(), padding=tokens.padding.bool())
+        return tokens._replace(
+            types=tokens.types.long(),
+            padding=tokens.padding.bool(),
+            action_mask=self._mask(name, observations, infos),
+        )
+
+    def _mask(
+        self,
+        name: str,
+        observations: Mapping[Any, Observation],
+        infos: Mapping[Any, Any],
+    ) -> Tensor | None:
+        """Stack the action masks of a group whose actions are perturbed."""
+        if name not in self.rows:
+            return None
+        masks = []
+        for agent in self.groups[name]:
+            parts = observations.get(agent, {}), infos.get(agent, {})
+            mask = next((part[MASK] for part in parts if MASK in part), None)
+            masks.append(join_masks(mask))
+        if all(mask is None for mask in masks):
+            return None
+        allowed = np.ones(sum(self.rows[name].sizes), np.bool_)
+        stacked = [allowed if mask is None else np.asarray(mask) != 0 for mask in masks]
+        return torch.from_numpy(np.stack(stacked)[None])
 
     def _space(self, name: str, agent: Any) -> spaces.Dict:
         """Return the space of an agent's observations after the perturbation."""
         spec, dtypes = self.specs[name], self.dtypes[agent]
         count = spec.num_tokens
         if self.perturbation.covers(name):
-            tokens = self._tokens(name, {})
+            tokens = self._tokens(name, {}, {})
             tokens = tokens._replace(padding=torch.zeros_like(tokens.padding))
             start = self.perturbation.start(tokens, torch.zeros(1, dtype=torch.int64))
             count = self.perturbation(tokens, start)[0].num_tokens
         # Noise is unbounded, except that bytes stay bytes.
         low, high = (0, 255) if spec.dtype == "uint8" else (-np.inf, np.inf)
-        return spaces.Dict(
+        space = spaces.Dict(
             features=spaces.Box(
                 low, high, (count, spec.num_features), dtypes["features"]
             ),
             types=spaces.Box(0, spec.num_types - 1, (count,), dtypes["types"]),
             padding=spaces.Box(0, 1, (count,), dtypes["padding"]),
         )
+        if self.masks[agent] is not None:
+            space[MASK] = self.observed[agent][MASK]
+        return space
 
 
 def _perturbation(

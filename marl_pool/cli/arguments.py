@@ -240,6 +240,7 @@ def _parsers(
     add("export", what="folder of a run, or of a policy", nargs="?", **run)
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
     add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", metavar="FILE")
+    add("export", "--action-mask", "let the file take an action mask", **flag)
     add("show", what="folder of a run or sweep", nargs="?", **run)
     what = "folder with runs; default: the working directory"
     add("ls", "folder", what, metavar="DIR", nargs="?", default=".")

@@ -187,6 +187,8 @@ EXPORT = """\
 The file computes the most likely action from features, types and padding of a batch of
 sets. It is compared with the policy on random sets. torch writes a file for
 torch.export.load, onnx one for any ONNX runtime. Policies with a memory have no export.
+With --action-mask a fourth input, action_mask (B, L) bool, says which options of the
+action's choices are allowed.
 
 examples:
   marl-pool export runs/my-run --to onnx

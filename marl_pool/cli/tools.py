@@ -140,7 +140,9 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
         path = out.with_stem(f"{out.stem}-{module}") if len(modules) > 1 else out
         with Progress(0, unit="exports") as progress:
             progress.doing = f"exporting {module}"
-            difference = export_policy(policy, path, arguments.to)
+            difference = export_policy(
+                policy, path, arguments.to, masked=arguments.action_mask
+            )
         told = f"{module}: actions differ by at most {difference:.1g}"
         print(printable(told), file=sys.stderr)
         print_paths([path])

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -17,7 +18,9 @@ from marl_pool.envs.drawing.marks import (
     draw_perceived_patches,
 )
 from marl_pool.envs.patches import PatchGrid
+from marl_pool.observations.view import MASK
 from marl_pool.perception import Mark, Perception
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -33,8 +36,23 @@ class AgentGroup:
     """Number of these agents in one environment."""
     tokens: TokenSpec
     """Shape and type names of one agent's observation."""
-    action_space: spaces.Box | spaces.Discrete
-    """Actions of one agent."""
+    action_space: spaces.Space[Any]
+    """Actions of one agent, a space that `ActionSpec.of` accepts."""
+    has_action_masks: bool = field(default=False, kw_only=True)
+    """True if every observation says which options of the choices are allowed, by
+    `Tokens.action_mask`."""
+
+    @cached_property
+    def actions(self) -> ActionSpec:
+        """The action space as numbers."""
+        return ActionSpec.of(self.action_space)
+
+    def observation_space(self) -> spaces.Dict:
+        """Return the space of one agent's observations."""
+        space = self.tokens.space()
+        if self.has_action_masks:
+            space[MASK] = spaces.MultiBinary(self.actions.num_options)
+        return space
 
 
 class Step(NamedTuple):
@@ -52,7 +70,7 @@ Advance = tuple[dict[str, Tensor], Tensor]
 """Rewards of each group ``(num_envs, agents)``; ``terminated`` ``(num_envs,)`` bool."""
 
 DISCRETE_DTYPES = (torch.int64, torch.int32)
-"""Valid dtypes of discrete actions; torch would read a bool or uint8 as a mask."""
+"""Valid dtypes of choices; torch would read a bool or uint8 as a mask."""
 
 
 class EnvOptions(TypedDict, total=False):
@@ -127,8 +145,6 @@ class BatchedEnv(ABC):
     """Attributes that hold the state, tensors with the batch dimension first."""
     version: ClassVar[int] = 0
     """Part of the registered id; raised when the dynamics change."""
-    has_action_masks: bool = False
-    """True if `observe` says which discrete actions are allowed."""
     steps_past_end: ClassVar[bool] = False
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
@@ -173,6 +189,11 @@ class BatchedEnv(ABC):
             )
             for name, group in self.groups.items()
         }
+
+    @property
+    def has_action_masks(self) -> bool:
+        """True if `observe` says which options of actions are allowed."""
+        return any(group.has_action_masks for group in self.groups.values())
 
     def signal(self) -> dict[str, Tensor]:
         """Return masks of the tokens that matter for the task, self included.
@@ -244,8 +265,8 @@ class BatchedEnv(ABC):
         """Advance every environment by one step, also those whose episode has ended.
 
         Args:
-            actions: for each group ``(num_envs, agents, A)`` float in the units of
-                the action space (clipped to it), or ``(num_envs, agents)`` int64.
+            actions: for each group ``(num_envs, agents, …)``, as its `ActionSpec` has
+                them, in the units of the action space and clipped to it.
 
         Raises:
             InputError: wrong groups, shapes or dtypes.
@@ -264,16 +285,15 @@ class BatchedEnv(ABC):
                 f"got {', '.join(actions) or 'none'}"
             )
         for name, group in groups.items():
-            action, space = actions[name], group.action_space
-            shape = (self.num_envs, group.num_agents, *(space.shape or ()))
+            action, spec = actions[name], group.actions
+            shape = (self.num_envs, group.num_agents, *spec.shape)
             # Each group needs an action for each agent in each environment.
             if action.shape != shape:
                 raise InputError(
                     f"actions of {name!r}: expected the shape {shape}, "
                     f"got {tuple(action.shape)}"
                 )
-            discrete = isinstance(space, spaces.Discrete)
-            if discrete and action.dtype not in DISCRETE_DTYPES:
+            if spec.integral and action.dtype not in DISCRETE_DTYPES:
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
+from marl_pool.observations.view import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, described
 
@@ -121,6 +121,12 @@ def _check_tokens(
         got = tuple(tensor.shape)
         _expect(got == form, f"{name}: shape of {part}", form, got)
         _expect(tensor.dtype == kind, f"{name}: dtype of {part}", kind, tensor.dtype)
+    if group.has_action_masks or tokens.action_mask is not None:
+        options = group.actions.num_options
+        mask = tokens.action_mask
+        shown = "none" if mask is None else (tuple(mask.shape), mask.dtype)
+        wanted = ((NUM_ENVS, group.num_agents, options), torch.bool)
+        _expect(shown == wanted, f"{name}: {MASK}", wanted, shown)
     types = tokens.types[~tokens.padding]
     wrong = types[(types < 0) | (types >= spec.num_types)]
     numbers = f"numbers below {spec.num_types}"
@@ -241,19 +247,24 @@ def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
     actions = {}
     observed = env.observe() if env.has_action_masks else {}
     for name, group in env.groups.items():
-        space = group.action_space
-        shape = (env.num_envs, group.num_agents, *(space.shape or ()))
+        spec = group.actions
+        shape = (env.num_envs, group.num_agents, *spec.shape)
         place = torch.arange(torch.Size(shape[1:]).numel())
         wave = 7.0 * env.env_ids.cpu()[:, None] + 3.0 * place.double() + 1.3 * step
         wave = wave.sin().view(shape)
-        if isinstance(space, spaces.Discrete):
-            action = ((wave + 1) / 2 * int(space.n)).long().to(env.device)
-            if name in observed and (mask := observed[name].action_mask) is not None:
-                allowed = mask.gather(-1, action[..., None])[..., 0]
-                action = torch.where(allowed, action, mask.byte().argmax(-1))
-            actions[name] = action
+        # Choices come first; the numbers of a Box are in [-1, 1].
+        row, count = (wave[..., None] if spec.discrete else wave), len(spec.sizes)
+        sizes = torch.tensor(spec.sizes)
+        choices = ((row[..., :count] + 1) / 2 * sizes).long().to(env.device)
+        if name in observed and (mask := observed[name].action_mask) is not None:
+            table = spec.table(mask, False)
+            allowed = table.gather(-1, choices[..., None])[..., 0]
+            choices = torch.where(allowed, choices, table.byte().argmax(-1))
+        if spec.integral:
+            actions[name] = choices.view(shape)
         else:
-            actions[name] = wave.to(env.device, env.dtype)
+            numbers = row[..., count:].to(env.device, env.dtype)
+            actions[name] = torch.cat([choices.to(env.dtype), numbers], -1)
     return actions
 
 
@@ -262,11 +273,10 @@ def _seen(env: BatchedEnv) -> list[Tensor]:
     return [
         part
         for tokens in env.observe().values()
-        for part in (
-            tokens.features.masked_fill(tokens.padding[..., None], 0),
-            tokens.types.masked_fill(tokens.padding, 0),
-            tokens.padding,
-        )
+        for part in tokens._replace(
+            features=tokens.features.masked_fill(tokens.padding[..., None], 0),
+            types=tokens.types.masked_fill(tokens.padding, 0),
+        ).parts
     ]
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, iterate
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -71,7 +72,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             "render_fps": 10,
             "autoreset_mode": AutoresetMode.SAME_STEP,
         }
-        space = group.tokens.space()
+        space = group.observation_space()
         self._dtypes = {name: part.dtype for name, part in space.items()}
         self.single_observation_space = space
         self.single_action_space = group.action_space
@@ -140,6 +141,8 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
 
     def _actions(self, actions: Any) -> torch.Tensor:
         """Convert actions of all environments; raise `InputError` for wrong ones."""
+        if not isinstance(self.single_action_space, spaces.Discrete | spaces.Box):
+            return self._rows(actions)
         array, space = np.asarray(actions), self.action_space
         if isinstance(self.single_action_space, spaces.Discrete):
             fits = space.contains(array)
@@ -153,3 +156,15 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             raise InputError(f"actions: expected {space}, got {got}")
         typed = array.astype(self.single_action_space.dtype)
         return torch.from_numpy(typed).to(self.env.device)[:, None]
+
+    def _rows(self, actions: Any) -> torch.Tensor:
+        """Convert actions of a space that is neither Discrete nor a Box."""
+        space, single = self.action_space, ActionRows(self.single_action_space)
+        try:
+            found = [single.flatten(action) for action in iterate(space, actions)]
+        except (InputError, LookupError, TypeError, ValueError) as error:
+            raise InputError(f"actions: expected {space}: {error}") from error
+        if len(found) != self.num_envs:
+            raise InputError(f"actions: expected {space}, got {len(found)} of them")
+        rows = torch.from_numpy(np.stack(found)).to(self.env.device)
+        return (rows.float() if rows.is_floating_point() else rows)[:, None]

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
+from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.utils.errors import InputError
 
 Observation = dict[str, np.ndarray]
@@ -25,10 +26,11 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
     """One environment behind PettingZoo's ``ParallelEnv``.
 
     Agents are named ``"<group>_<index>"``. An observation is a dict of NumPy arrays,
-    the three parts of `marl_pool.tokens.Tokens`. Episodes follow the option ``seed``,
-    starting at ``first_episode``; ``reset(seed=…)`` starts over with that seed.
-    Without either, the first reset takes a seed from the operating system, so that
-    new views differ. An agent that ceases to be active is terminated.
+    the parts of `marl_pool.tokens.Tokens`, with ``action_mask`` if the group has one
+    from the start; a mask that shows only after a reset is in the infos. An agent that
+    ceases to be active is terminated. Episodes follow the option ``seed``, starting at
+    ``first_episode``; ``reset(seed=…)`` starts over with that seed. Without either, the
+    first reset takes a seed from the operating system, so that new views differ.
 
     Args:
         name: a registered environment, or ``package.module:Class``.
@@ -71,11 +73,15 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             for number in range(about.num_agents)
         }
         self.possible_agents = list(self._places)
+        self._rows = {
+            name: ActionRows(group.action_space)
+            for name, group in self.env.groups.items()
+        }
         self.agents: list[str] = []
         self._begun = self._playing = False
         groups = {agent: self.env.groups[g] for agent, (g, _) in self._places.items()}
         # Each agent has its own space, because users seed their samplers one by one.
-        self.observation_spaces = {a: g.tokens.space() for a, g in groups.items()}
+        self.observation_spaces = {a: g.observation_space() for a, g in groups.items()}
         self.action_spaces = {a: deepcopy(g.action_space) for a, g in groups.items()}
 
     @override
@@ -100,7 +106,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self.env.reset()
         self._begun = self._playing = True
         self.agents = self._living()
-        return self._observe(self.agents), {agent: {} for agent in self.agents}
+        return self._observe(self.agents)
 
     @override
     def step(
@@ -124,12 +130,13 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         reported = [a for a in self.possible_agents if a in self.agents or a in living]
         self._playing = not (ended or truncated)
         self.agents = living if self._playing else []
+        observations, infos = self._observe(reported)
         return (
-            self._observe(reported),
+            observations,
             {a: float(step.rewards[g][0, i]) for a, g, i in self._where(reported)},
             {agent: ended or agent not in living for agent in reported},
             dict.fromkeys(reported, truncated),
-            {agent: {} for agent in reported},
+            infos,
         )
 
     @override
@@ -148,17 +155,24 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         agents = self._where(self.possible_agents)
         return [agent for agent, group, i in agents if active[group][0, i]]
 
-    def _observe(self, agents: list[str]) -> dict[str, Observation]:
-        groups, observations = self.env.observe(), {}
+    def _observe(
+        self, agents: list[str]
+    ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
+        """Return observations and infos, which hold what is in no space."""
+        groups = self.env.observe()
+        observations: dict[str, Observation] = {}
+        infos: dict[str, dict[str, Any]] = {}
         for agent, group, i in self._where(agents):
             space = self.observation_spaces[agent]
             # Copies, so that a caller cannot modify the environment's tensors.
+            columns = groups[group].at((0, i)).columns
+            arrays = {name: part.cpu().numpy() for name, part in columns.items()}
             observations[agent] = {
-                name: part.cpu().numpy().astype(space[name].dtype)
-                for name, part in groups[group].at((0, i)).columns.items()
-                if name in space.spaces
+                name: arrays.pop(name).astype(part.dtype)
+                for name, part in space.items()
             }
-        return observations
+            infos[agent] = {name: part.astype(np.int8) for name, part in arrays.items()}
+        return observations, infos
 
     def _batch(self, actions: dict[str, Any]) -> dict[str, Tensor]:
         """Convert actions to the batched form; agents that are gone get zeros."""
@@ -172,8 +186,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
                 )
         batch = {
             name: np.zeros(
-                (1, group.num_agents, *(group.action_space.shape or ())),
-                group.action_space.dtype,
+                (1, group.num_agents, *group.actions.shape),
+                np.int64 if group.actions.integral else np.float32,
             )
             for name, group in self.env.groups.items()
         }
@@ -181,15 +195,10 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             space = self.action_spaces[agent]
             if agent not in actions:
                 raise InputError(f"action of {agent!r}: expected {space}, got none")
-            action = np.asarray(actions[agent])
-            if isinstance(space, spaces.Discrete):
-                fits = bool(space.contains(action))
-            else:
-                numbers = action.shape == space.shape and action.dtype.kind in "biuf"
-                fits = numbers and bool(np.isfinite(action).all())
-            if not fits:
-                raise InputError(f"action of {agent!r}: expected {space}, got {action}")
-            batch[group_name][0, i] = action
+            try:
+                batch[group_name][0, i] = self._rows[group_name].flatten(actions[agent])
+            except InputError as error:
+                raise InputError(f"action of {agent!r}: {error}") from error
         device = self.env.device
         return {name: torch.from_numpy(a).to(device) for name, a in batch.items()}
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
+from marl_pool.observations.view import MASK
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -30,9 +31,10 @@ class CallablePolicy(Policy):
         act: takes a dictionary of arrays whose first dimension B counts environments
             times agents: ``features (B, N, F)``, ``types (B, N)`` and ``padding
             (B, N)``, in the dtypes of the env's observation space, and ``action_mask
-            (B, n)`` bool, True = allowed, where there is one. Returns actions:
-            ``(B, A)`` in the units of a Box, which clips them, or ``(B,)`` of a
-            Discrete space.
+            (B, n)`` bool, True = allowed, where there is one. Returns actions as
+            `ActionSpec` has them: ``(B, A)`` in the units of a Box, which clips them;
+            ``(B,)`` of a Discrete space; ``(B, K)`` of several choices, each counted
+            from 0; or ``(B, K + A)``, the choices before the numbers of a Box.
         group: group of agents that it plays.
 
     Raises:
@@ -85,8 +87,8 @@ class CallablePolicy(Policy):
                 ) from error
             # Copy before the next call: the function may fill the same array again.
             found = self._checked(actions, shape.numel())
-        if "action_mask" in observation:
-            _validate_allowed(found, observation["action_mask"])
+        if MASK in observation:
+            _validate_allowed(found, observation[MASK], self.group.actions)
         # A function has neither log-probabilities nor values.
         action = torch.as_tensor(found, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
@@ -101,10 +103,9 @@ class CallablePolicy(Policy):
             raise InputError(
                 f"policy: expected an array of actions: {error}"
             ) from error
-        space, dtype = self.group.action_space, actions.dtype
-        shape = (count, *(space.shape or ()))
-        discrete = isinstance(space, spaces.Discrete)
-        kind, codes = ("an integer", "iu") if discrete else ("a real", "iuf")
+        spec, dtype = self.group.actions, actions.dtype
+        shape = (count, *spec.shape)
+        kind, codes = ("an integer", "iu") if spec.integral else ("a real", "iuf")
         # Check shape, kind and values before anything is cast.
         if actions.shape != shape:
             raise InputError(
@@ -114,18 +115,41 @@ class CallablePolicy(Policy):
             raise InputError(f"policy: expected actions of {kind} dtype, got {dtype}")
         if not np.isfinite(actions).all():
             raise InputError("policy: expected finite actions, got NaN or infinity")
-        return actions.astype(np.int64 if discrete else np.float32)
+        _validate_choices(actions, spec)
+        return actions.astype(np.int64 if spec.integral else np.float32)
 
 
-def _validate_allowed(actions: np.ndarray, mask: np.ndarray) -> None:
-    """Raise InputError if an agent that acts chose an action that is not allowed."""
-    inside = (actions >= 0) & (actions < mask.shape[1])
-    chosen = actions.clip(0, mask.shape[1] - 1)[:, None]
-    allowed = inside & np.take_along_axis(mask, chosen, 1)[:, 0]
-    # Agents that are absent may do nothing at all.
-    if (wrong := mask.any(1) & ~allowed).any():
-        row = int(wrong.argmax())
+def _choices(actions: np.ndarray, spec: ActionSpec) -> np.ndarray:
+    """Return the choices of actions, ``(B, K)``."""
+    rows = actions[:, None] if spec.discrete else actions
+    return rows[:, : len(spec.sizes)]
+
+
+def _validate_choices(actions: np.ndarray, spec: ActionSpec) -> None:
+    """Raise InputError for choices that are no options."""
+    choices = _choices(actions, spec)
+    inside = (choices >= 0) & (choices < spec.sizes) & (choices == choices // 1)
+    if not inside.all():
+        row, number = np.argwhere(~inside)[0]
+        which = "" if spec.discrete else f"choice {number}: "
         raise InputError(
-            f"policy: row {row}: expected one of the actions that action_mask allows, "
-            f"{np.flatnonzero(mask[row]).tolist()}, got {actions[row]}"
+            f"policy: row {row}: {which}expected 0 to {spec.sizes[number] - 1}, got "
+            f"{choices[row, number]}"
+        )
+
+
+def _validate_allowed(actions: np.ndarray, mask: np.ndarray, spec: ActionSpec) -> None:
+    """Raise InputError if an agent that acts chose an option that is not allowed."""
+    choices = _choices(actions, spec).astype(np.int64)
+    firsts = np.cumsum((0, *spec.sizes[:-1]))
+    allowed = np.take_along_axis(mask, firsts + choices, 1)
+    # Agents that are absent may do nothing at all.
+    wrong = mask.any(1, keepdims=True) & ~allowed
+    if wrong.any():
+        row, number = map(int, np.argwhere(wrong)[0])
+        options = mask[row, firsts[number] :][: spec.sizes[number]]
+        which = "" if spec.discrete else f"choice {number}: "
+        raise InputError(
+            f"policy: row {row}: {which}expected one of the actions that action_mask "
+            f"allows, {np.flatnonzero(options).tolist()}, got {choices[row, number]}"
         )

@@ -1,5 +1,6 @@
 """From a Gymnasium space to its view as tokens."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -160,11 +161,18 @@ class LeavesView(TokenView):
 def split_action_mask(
     space: spaces.Space[Any],
 ) -> tuple[spaces.Space[Any], PlainSpace | None]:
-    """Split the space of the entry ``action_mask`` off a Dict; None without one."""
+    """Split the space of the entry ``action_mask`` off a Dict; None without one.
+
+    A Tuple of masks, one for each choice, becomes the space of all in a row.
+    """
     if not isinstance(space, spaces.Dict) or MASK not in space.keys() - {*TOKEN_PARTS}:
         return space, None
     rest = {key: part for key, part in space.items() if key != MASK}
-    return spaces.Dict(rest), space[MASK]  # type: ignore[return-value]
+    mask: Any = space[MASK]
+    parts = mask.spaces if isinstance(mask, spaces.Tuple) else ()
+    if parts and all(is_vector(part) for part in parts):
+        mask = spaces.MultiBinary(sum(math.prod(part.shape or ()) for part in parts))
+    return spaces.Dict(rest), mask
 
 
 def is_vector(
@@ -194,7 +202,10 @@ def _refusal(space: spaces.Space[Any]) -> str:
     rest, mask = split_action_mask(space)
     if mask is not None:
         if not isinstance(mask, PlainSpace) or len(mask.shape or ()) != 1:
-            return "a Dict whose action_mask is a MultiBinary(n) or a Box of (n,)"
+            return (
+                "a Dict whose action_mask is a MultiBinary(n), a Box of (n,) or a "
+                "Tuple of them"
+            )
         return _refusal(rest) if len(rest) else "a Dict with an observation"  # type: ignore[arg-type]
     match space:
         case spaces.Dict() | spaces.Tuple():

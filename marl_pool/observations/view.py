@@ -17,7 +17,7 @@ from marl_pool.utils.errors import InputError
 SELF_NAME = "self"
 """Name of the type of the observer's own tokens, which is type 0."""
 MASK = "action_mask"
-"""Key of an observation's entry that says which actions are valid."""
+"""Key of an entry, of an observation or of infos, that says which actions are valid."""
 Arrays = Mapping[str, np.ndarray]
 """Arrays ``(*B, …)`` by the names of parts."""
 
@@ -209,7 +209,7 @@ class EntryView(TokenView):
         rest = {key: part for key, part in observation.items() if key != MASK}
         if self.key is not None:
             rest = read_entries(rest, [self.key])[self.key]
-        return {**self.entry.read(rest), MASK: observation[MASK]}
+        return {**self.entry.read(rest), MASK: join_masks(observation[MASK])}
 
     @override
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
@@ -261,8 +261,15 @@ def _missing(name: str, listed_keys: str) -> InputError:
     return InputError(f"{label(name)}expected one{among}, as in its space, got none")
 
 
+def join_masks(mask: Any) -> Any:
+    """Concatenate the masks of several choices; another mask is returned as it is."""
+    if isinstance(mask, tuple | list) and isinstance(mask[0], np.ndarray | list):
+        return np.concatenate(mask)
+    return mask
+
+
 def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
-    """Add the allowed actions ``(*B, L)``, numbers 0 and 1, to tokens.
+    """Add a mask of allowed options ``(*B, L)``, numbers 0 and 1, to tokens.
 
     This is the one place where a mask of the observation is handed on.
     """

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from marl_pool.perturbations.base import (
@@ -45,11 +46,12 @@ class ActionPerturbation(SampledPerturbation):
         """Change actions, each of which is in the range of ``spec``.
 
         Args:
-            actions: ``(num_envs, agents)`` integers or ``(num_envs, agents, A)``.
+            actions: ``(num_envs, agents, …)``; see `ActionSpec`.
             numbers: ``(num_envs, agents, numbers of the spec)`` float64 in (0, 1).
             spec: space of the actions.
-            state: ``severity`` ``(num_envs,)`` float64, and ``executed`` if there was
-                an earlier action in any episode.
+            state: ``severity`` ``(num_envs,)`` float64; ``executed`` if there was an
+                earlier action in any episode; ``allowed``, the action mask, if the
+                environment has one.
         """
 
     def size(self, spec: ActionSpec) -> int:
@@ -64,7 +66,10 @@ class ActionPerturbation(SampledPerturbation):
     def __call__(
         self, tokens: Tokens, state: PerturbationState
     ) -> tuple[Tokens, PerturbationState]:
-        return tokens, {**state, "steps": state["steps"] + 1}
+        state = {**state, "steps": state["steps"] + 1}
+        if tokens.action_mask is not None:
+            state["allowed"] = tokens.action_mask
+        return tokens, state
 
     @override
     def act(
@@ -76,7 +81,7 @@ class ActionPerturbation(SampledPerturbation):
         spec, steps = ActionSpec.of(space), state["steps"] - 1
         shape = (actions.shape[1], self.size(spec))
         numbers = uniform_like(state["keys"], self.turn(steps), shape)
-        changed = self.change(in_range(actions, spec), numbers, spec, state)
+        changed = self.change(spec.clip(actions), numbers, spec, state)
         # Unperturbed agents keep their actions bit for bit, even those out of range.
         perturbed = (state["severity"] > 0)[:, None].expand(actions.shape[:2])
         affected = self.affected(steps, actions.shape[1])
@@ -92,8 +97,8 @@ class ActionNoise(ActionPerturbation):
 
     A continuous action becomes ``a + severity * scale * r * ε`` with ``ε ~ N(0, 1)``
     for each dimension and r half the width of its range, clipped to the range. A
-    discrete action is replaced with probability ``severity`` by one of all actions, all
-    equally likely.
+    discrete action is replaced with probability ``severity`` by one of all actions that
+    are allowed, all equally likely. Several choices are replaced independently.
 
     Source: the two criteria of Tessler, Efroni and Mannor, *Action Robust Reinforcement
     Learning and Applications in Continuous Control* (2019,
@@ -114,7 +119,7 @@ class ActionNoise(ActionPerturbation):
 
     @override
     def size(self, spec: ActionSpec) -> int:
-        return 2 if spec.discrete else len(spec.low)
+        return 2 * len(spec.sizes) + len(spec.low)
 
     @override
     def change(
@@ -124,15 +129,26 @@ class ActionNoise(ActionPerturbation):
         spec: ActionSpec,
         state: PerturbationState,
     ) -> Tensor:
-        severity = state["severity"].view(-1, 1)
+        severity, count = state["severity"].view(-1, 1), len(spec.sizes)
         if spec.discrete:
             decision, choice = numbers.unbind(-1)
-            random = (choice * spec.n).to(actions.dtype)
-            return torch.where(decision < severity, random, actions)
-        low, high = _bounds(spec, actions)
+            random = _random_options(choice[..., None], spec, state)[..., 0]
+            return torch.where(decision < severity, random.to(actions.dtype), actions)
+        changed = actions
+        if count:
+            decision, choice = numbers[..., :count], numbers[..., count : 2 * count]
+            random = _random_options(choice, spec, state).to(actions.dtype)
+            hit = decision < severity[..., None]
+            choices = torch.where(hit, random, actions[..., :count])
+            changed = torch.cat([choices, actions[..., count:]], -1)
+        if spec.integral:
+            return changed
+        # Choices have no error.
+        low, high = (constant(b, actions.device, actions.dtype) for b in spec.bounds)
         deviation = (severity[..., None] * self.scale).to(actions.dtype)
-        errors = normal(numbers).to(actions.dtype) * deviation * (high - low) / 2
-        return in_range(actions + errors, spec)
+        errors = normal(numbers[..., 2 * count :]).to(actions.dtype) * deviation
+        errors = pad(errors, (count, 0)) * (high - low) / 2
+        return spec.clip(changed + errors)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -142,9 +158,10 @@ class DropActions(ActionPerturbation):
     With ``instead="repeat"`` the action that was executed last is executed again: the
     sticky actions of Machado et al., *Revisiting the Arcade Learning Environment*
     (2018, https://arxiv.org/abs/1709.06009, section 5), where severity is their ς. With
-    ``instead="zero"``, and where an episode begins with a loss, it is action 0 of a
-    discrete space, which is no-op in most environments, or the number nearest to 0 in
-    each dimension of a continuous one. ``every=k`` loses k steps in a row.
+    ``instead="zero"``, and where an episode begins with a loss, it is option 0 of each
+    choice, which is no-op in most environments, and the number nearest to 0 in each
+    dimension of a continuous space. Where an option is not allowed, it is the first one
+    that is. ``every=k`` loses k steps in a row.
 
     Args:
         severity: probability that an action is lost.
@@ -163,27 +180,40 @@ class DropActions(ActionPerturbation):
         spec: ActionSpec,
         state: PerturbationState,
     ) -> Tensor:
-        fallback = in_range(torch.zeros_like(actions), spec)
+        fallback = spec.clip(torch.zeros_like(actions))
         if self.instead == "repeat" and "executed" in state:
             begun = (state["steps"] > 1)[:, None]
             fallback = torch.where(_like(begun, actions), state["executed"], fallback)
+        if "allowed" in state:
+            fallback = _first_allowed(fallback, spec, state["allowed"])
         lost = numbers[..., 0] < state["severity"].view(-1, 1)
         return torch.where(_like(lost, actions), fallback, actions)
+
+
+def _random_options(
+    numbers: Tensor, spec: ActionSpec, state: PerturbationState
+) -> Tensor:
+    """Return an option of each choice for each of ``numbers`` ``(*B, K)`` in (0, 1)."""
+    if "allowed" not in state:
+        sizes = constant(spec.sizes, numbers.device)
+        return (numbers * sizes).long()
+    # The option at which so many are allowed; an absent agent has none.
+    counts = spec.table(state["allowed"], False).cumsum(-1)
+    number = (numbers * counts[..., -1]).long() + 1
+    return (counts < number[..., None]).sum(-1) % counts.shape[-1]
+
+
+def _first_allowed(actions: Tensor, spec: ActionSpec, mask: Tensor) -> Tensor:
+    """Replace options that are not allowed by the first one that is."""
+    first = spec.table(mask, False).byte().argmax(-1).to(actions.dtype)
+    allowed = spec.allowed(actions, mask)
+    if spec.discrete:
+        return torch.where(allowed[..., 0], actions, first[..., 0])
+    count = len(spec.sizes)
+    choices = torch.where(allowed, actions[..., :count], first)
+    return torch.cat([choices, actions[..., count:]], -1)
 
 
 def _like(mask: Tensor, actions: Tensor) -> Tensor:
     """View a mask ``(num_envs, …)`` so that it broadcasts with the actions."""
     return mask.view(*mask.shape, *[1] * (actions.dim() - mask.dim()))
-
-
-def _bounds(spec: ActionSpec, actions: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = (
-        constant(bounds, actions.device, actions.dtype)
-        for bounds in (spec.low, spec.high)
-    )
-    return low, high
-
-
-def in_range(actions: Tensor, spec: ActionSpec) -> Tensor:
-    """Clip actions to the bounds of a Box; discrete ones are returned as they are."""
-    return actions if spec.discrete else actions.clamp(*_bounds(spec, actions))

@@ -19,7 +19,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
-ActionSpace = spaces.Box | spaces.Discrete | ActionSpec
+ActionSpace = spaces.Space[Any] | ActionSpec
 SEVERITY_POSITION = -1
 """Position of the severity in a perturbation's stream; other numbers begin at 0."""
 PerturbationState = dict[str, Tensor]
@@ -97,8 +97,8 @@ class Perturbation(ABC):
         Called after `__call__` for the same step. By default actions are unchanged.
 
         Args:
-            actions: in units of the space, ``(num_envs, agents)`` integers or
-                ``(num_envs, agents, A)`` floats.
+            actions: in units of the space, ``(num_envs, agents, …)``; see
+                `ActionSpec`.
             state: the state that `__call__` returned.
             space: action space of one agent.
         """

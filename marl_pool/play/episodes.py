@@ -12,9 +12,7 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.perturbations.actions import in_range
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
-from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens, append, identity_origin, take_features
@@ -225,9 +223,9 @@ class LiveEpisode:
             chosen = self.rollout.policies[name].scale(decided)
             state = self.rollout.perturbation_states.get(name, {})
             executed = state["executed"][0] if "executed" in state else chosen
-            spec = ActionSpec.of(self.env.groups[name].action_space)
+            clipped = self.env.groups[name].actions.clip(executed)
             self.actions[name] = self._received(chosen)
-            self.executed[name] = self._received(in_range(executed, spec))
+            self.executed[name] = self._received(clipped)
         if transition.step.terminated[0]:
             self.over = "terminated"
         elif transition.step.truncated[0]:
@@ -242,8 +240,7 @@ class LiveEpisode:
 
     def chosen(self, group: str) -> Tensor:
         """Return the latest actions as the environment would clip them."""
-        spec = ActionSpec.of(self.env.groups[group].action_space)
-        return in_range(self.actions[group], spec)
+        return self.env.groups[group].actions.clip(self.actions[group])
 
     def perceived(self) -> dict[str, Tokens]:
         """Return what the policies see now, and act on in the next step."""

@@ -51,7 +51,8 @@ def make_policy(
 
     Args:
         spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a bounded Box of one
+            dimension, or a Tuple or Dict of them; see `ActionSpec`.
         pooling: a name, or ``{"name": …, **options}``.
         encoder: a name, or ``{"name": …, **options}``.
         **options: other options of `TokenPolicy`.
@@ -73,7 +74,8 @@ def make_agent(
 
     Args:
         spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a bounded Box of one
+            dimension, or a Tuple or Dict of them; see `ActionSpec`.
         name: a key of `AGENTS`, or ``package.module:Class``.
         **options: options of that class.
     """

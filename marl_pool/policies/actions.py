@@ -1,121 +1,217 @@
 """Action spaces and the distributions over them."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.nn.functional import pad
 
+from marl_pool.policies.action_spaces import ActionRows
+from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """An action space, Discrete(n) or a bounded Box of one dimension, JSON-ready.
+    """An action space as `ActionRows` flattens it, JSON-ready.
+
+    There are four kinds. An action of ``Discrete(n)`` is an integer ``()``, one of a
+    bounded Box a vector of numbers ``(A,)``, and one of several choices, as in a
+    MultiDiscrete, a vector of integers ``(K,)``. Where there is a Box beside choices,
+    it is a vector of ``K + A`` floats, the choices first.
 
     Attributes:
-        n: number of discrete actions; 0 for a Box.
-        low: lower bounds of a Box; empty for Discrete.
-        high: upper bounds of a Box.
+        n: number of options of the only choice; 0 for another space.
+        low: lower bounds of the Box; empty without one.
+        high: upper bounds of the Box.
+        choices: number of options of each of several choices, or of choices beside a
+            Box.
     """
 
     n: int = 0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for bound in ("low", "high"):  # lists if read from JSON
-            object.__setattr__(self, bound, tuple(getattr(self, bound)))
-        if len(self.low) != len(self.high) or (self.n > 0) == (len(self.low) > 0):
+        for name in ("low", "high", "choices"):  # lists if read from JSON
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        has_parts = bool(self.low or self.choices)
+        positive = self.n >= 0 and all(size > 0 for size in self.choices)
+        paired = len(self.low) == len(self.high)
+        if not (paired and positive) or (self.n > 0) == has_parts:
             raise InputError(f"action space: expected choices or bounds, got {self}")
 
     @classmethod
     def of(cls, space: "spaces.Space | ActionSpec") -> "ActionSpec":
-        """Convert a Gymnasium space.
+        """Convert a Gymnasium space that counts choices from 0.
 
         Raises:
-            InputError: neither a bounded one-dimensional Box nor a Discrete from 0.
+            InputError: a space that `ActionRows` refuses, or one that counts from
+                another number.
         """
         if isinstance(space, ActionSpec):
             return space
-        # Discrete actions are numbered from 0.
-        if isinstance(space, spaces.Discrete) and space.start == 0:
-            return cls(n=int(space.n))
-        if (
-            isinstance(space, spaces.Box)
-            and len(space.shape) == 1
-            and np.isfinite([space.low, space.high]).all()
-        ):
-            return cls(low=tuple(space.low.tolist()), high=tuple(space.high.tolist()))
-        raise InputError(
-            "action space: expected Discrete(n) or a bounded Box of one dimension, "
-            f"got {space}"
-        )
+        rows = ActionRows(space)
+        if not rows.counts_from_zero:
+            raise InputError(
+                f"action space: expected choices counted from 0, got {space}"
+            )
+        return cls.of_rows(rows)
+
+    @classmethod
+    def of_rows(cls, rows: ActionRows) -> "ActionSpec":
+        """Describe rows, in which choices are counted from 0 whatever the space."""
+        if rows.is_scalar:
+            return cls(n=rows.sizes[0])
+        return cls(low=rows.low, high=rows.high, choices=rows.sizes)
 
     @property
     def discrete(self) -> bool:
-        """True for Discrete, False for a Box."""
+        """True for Discrete, whose action is a number and no vector."""
         return self.n > 0
 
     @property
+    def integral(self) -> bool:
+        """True if actions are int64: there is no Box."""
+        return not self.low
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of options of each choice."""
+        return (self.n,) if self.discrete else self.choices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an action."""
+        return () if self.discrete else (len(self.choices) + len(self.low),)
+
+    @cached_property
+    def num_options(self) -> int:
+        """Number of options of all choices, the width of an action mask."""
+        return sum(self.sizes)
+
+    @property
     def num_logits(self) -> int:
-        """L: n for Discrete, or a mean and a log-std for each dimension of a Box."""
-        return self.n if self.discrete else 2 * len(self.low)
+        """L: one for each option, and a mean and a log-std for each number of a Box."""
+        return self.num_options + 2 * len(self.low)
 
     @property
     def dim(self) -> int:
         """A: the width of an action as a vector; see `to_vectors`."""
-        return self.n if self.discrete else len(self.low)
-
-    def to_vectors(self, actions: Tensor) -> Tensor:
-        """Convert actions to the vectors ``(*B, A)`` that a recurrent policy receives.
-
-        Discrete actions become one-hot; actions of a Box are clipped to [-1, 1], as the
-        environment clips them, in float32: the last bits of a float64 depend on the
-        order of the tokens, and would enter the memory.
-        """
-        if self.discrete:
-            choices = torch.arange(self.n, device=actions.device)
-            return (actions[..., None] == choices).long()
-        return actions.clamp(-1, 1).float()
+        return self.num_options + len(self.low)
 
     @property
     def noise_size(self) -> int:
         """Number of uniform random numbers that one sample consumes."""
-        return 1 if self.discrete else len(self.low)
+        return len(self.sizes) + len(self.low)
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Lowest and highest numbers of an action that is a vector."""
+        most = tuple(size - 1 for size in self.choices)
+        return (0,) * len(most) + self.low, most + self.high
+
+    def space(self) -> spaces.Space[Any]:
+        """Return a Gymnasium space of this spec; its Box has float32 numbers."""
+        low, high = (np.array(part, np.float32) for part in (self.low, self.high))
+        if self.discrete:
+            return spaces.Discrete(self.n)
+        if not self.choices:
+            return spaces.Box(low, high)
+        choices = spaces.MultiDiscrete(list(self.choices))
+        return spaces.Tuple((choices, spaces.Box(low, high))) if self.low else choices
+
+    def to_vectors(self, actions: Tensor) -> Tensor:
+        """Convert actions to the vectors ``(*B, A)`` that a recurrent policy receives.
+
+        Choices become one-hot; numbers of a Box are clipped to [-1, 1], as the
+        environment clips them, in float32: the last bits of a float64 depend on the
+        order of the tokens, and would enter the memory.
+        """
+        if self.discrete:
+            options = torch.arange(self.n, device=actions.device)
+            return (actions[..., None] == options).long()
+        count = len(self.choices)
+        numbers = actions[..., count:].clamp(-1, 1).float()
+        if not count:
+            return numbers
+        # Repeat each choice for all of its options.
+        owners, options = (
+            constant(numbers, actions.device) for numbers in _options(self.choices)
+        )
+        vectors = actions[..., owners] == options
+        if self.integral:
+            return vectors.long()
+        return torch.cat([vectors.float(), numbers], -1)
+
+    def clip(self, actions: Tensor) -> Tensor:
+        """Clip actions to the bounds of the space; choices are returned as they are."""
+        if self.integral:
+            return actions
+        device, dtype = actions.device, actions.dtype
+        low, high = (constant(bound, device, dtype) for bound in self.bounds)
+        return actions.clamp(low, high)
+
+    def allowed(self, actions: Tensor, mask: Tensor) -> Tensor:
+        """Return whether each choice of ``actions`` is allowed, ``(*B, K)`` bool.
+
+        Args:
+            actions: as `sample` returns them.
+            mask: ``(*B, num_options)`` bool.
+        """
+        choices = actions[..., None] if self.discrete else actions
+        table = self.table(mask, False)
+        return table.gather(-1, choices[..., : len(self.sizes), None].long())[..., 0]
+
+    def table(self, values: Tensor, padding: float) -> Tensor:
+        """Arrange numbers of options ``(*B, L)`` as ``(*B, K, M)``, a row each choice.
+
+        M is the largest number of options; shorter rows end with ``padding``.
+        """
+        count, width = len(self.sizes), max(self.sizes)
+        options = values[..., : self.num_options]
+        if count * width == self.num_options:
+            return options.unflatten(-1, (count, width))
+        # The index behind the last option is that of the padding.
+        padded = pad(options, (0, 1), value=padding)
+        index = constant(_table_index(self.sizes), values.device)
+        return padded.index_select(-1, index).unflatten(-1, (count, width))
+
+    def numbers(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-std ``(*B, len(low))`` of the Box from logits."""
+        mean, log_std = _after(self.num_options, logits).chunk(2, dim=-1)
+        return mean, log_std
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready form that ``ActionSpec(**…)`` accepts."""
-        return asdict(self)
+        parts = asdict(self)
+        return parts if self.choices else {k: parts[k] for k in ("n", "low", "high")}
 
 
-def sample(
-    spec: ActionSpec, logits: Tensor, noise: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Sample actions, ``(*B, A)`` float or ``(*B,)`` int64, by inverse transform.
-
-    Args:
-        spec: action space.
-        logits: ``(*B, L)`` parameters of the distributions.
-        noise: ``(*B, noise_size)`` uniform in (0, 1).
-        mask: that of `mask_logits`, by which ``logits`` were masked.
-    """
-    if spec.discrete:
-        # Count the cumulative probabilities below the noise.
-        cumulative = logits.softmax(-1).cumsum(-1)
-        below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
-        action = below.clamp(max=spec.n - 1)
-        if mask is None:
-            return action
-        # Noise that rounds to 0, and sums that a GPU rounds in another order.
-        allowed = mask.gather(-1, action[..., None])[..., 0]
-        return torch.where(allowed, action, logits.argmax(-1))
-    mean, log_std = logits.chunk(2, dim=-1)
-    return mean + log_std.exp() * torch.special.ndtri(noise)
+def _options(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return for all options, in their order, the number of the choice and its own."""
+    pairs = [(k, i) for k, size in enumerate(sizes) for i in range(size)]
+    return tuple(k for k, _ in pairs), tuple(i for _, i in pairs)
 
 
+def _table_index(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the options in each row of `ActionSpec.table`, rows end with the sum."""
+    width, total, index = max(sizes), sum(sizes), []
+    first = 0
+    for size in sizes:
+        index += [*range(first, first + size), *[total] * (width - size)]
+        first += size
+    return tuple(index)
+
+
+NO_OPTION = -1e30
+"""Logit of what is no option: finite, far below `ILLEGAL_LOGIT`."""
 ILLEGAL_LOGIT = -1e9
 """Logit of an action that is not allowed: finite, so that no gradient, entropy or
 divergence is NaN, and so small that its probability is exactly 0."""
@@ -124,49 +220,176 @@ LOWEST_LOGIT = -1e8
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Give actions that are not allowed a probability of 0.
+    """Give options that are not allowed a probability of 0.
 
     Args:
-        logits: ``(*B, L)`` of discrete actions.
-        mask: ``(*B, L)`` bool, True for allowed actions, or None to allow all. A row
-            without any is a uniform distribution.
+        logits: ``(*B, L)``, those of options first.
+        mask: ``(*B, num_options)`` bool, True for allowed options, or None to allow
+            all. A choice without any is a uniform distribution.
     """
     if mask is None:
         return logits
+    # The numbers of a Box beside choices are not masked.
+    if numbers := logits.shape[-1] - mask.shape[-1]:
+        mask = pad(mask, (0, numbers), value=True)
     return torch.where(mask, logits.clamp(min=LOWEST_LOGIT), ILLEGAL_LOGIT)
+
+
+def sample(
+    spec: ActionSpec, logits: Tensor, noise: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Sample actions by inverse transform; `ActionSpec` has their shapes and dtypes.
+
+    Args:
+        spec: action space.
+        logits: ``(*B, L)`` parameters of the distributions.
+        noise: ``(*B, noise_size)`` uniform in (0, 1).
+        mask: that of `mask_logits`, by which ``logits`` were masked.
+    """
+    count = len(spec.sizes)
+    if spec.integral:
+        return sample_choices(spec, logits, logits, noise, mask)
+    mean, log_std = spec.numbers(logits)
+    numbers = mean + log_std.exp() * torch.special.ndtri(_after(count, noise))
+    return sample_choices(spec, logits, numbers, noise, mask) if count else numbers
+
+
+def sample_choices(
+    spec: ActionSpec,
+    logits: Tensor,
+    numbers: Tensor,
+    noise: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Sample the choices of actions whose ``numbers`` of a Box are given.
+
+    Args:
+        spec: an action space with choices.
+        logits: ``(*B, ≥ num_options)``, those of options first.
+        numbers: ``(*B, len(low))``; ignored without a Box.
+        noise: ``(*B, ≥ K)`` uniform in (0, 1), those of the choices first.
+        mask: as in `sample`.
+    """
+    if spec.discrete:
+        return _sample_options(logits, noise, mask, spec.n - 1)
+    allowed = None if mask is None else spec.table(mask, False)
+    last = constant(tuple(size - 1 for size in spec.choices), logits.device)
+    noise = noise[..., : len(spec.choices), None]
+    return _join(
+        spec, _sample_options(_table(spec, logits), noise, allowed, last), numbers
+    )
+
+
+def _sample_options(
+    logits: Tensor, noise: Tensor, mask: Tensor | None, last: Tensor | int
+) -> Tensor:
+    """Sample an option from logits ``(*B, M)`` by noise ``(*B, 1)``."""
+    # Count the cumulative probabilities below the noise.
+    cumulative = logits.softmax(-1).cumsum(-1)
+    below = (cumulative < noise * cumulative[..., -1:]).sum(-1)
+    option = below.clamp(max=last)
+    if mask is None:
+        return option
+    # Noise that rounds to 0, and sums that a GPU rounds in another order.
+    allowed = mask.gather(-1, option[..., None])[..., 0]
+    return torch.where(allowed, option, logits.argmax(-1))
 
 
 def mode(spec: ActionSpec, logits: Tensor) -> Tensor:
     """Return the most likely actions; shapes as in `sample`."""
-    return logits.argmax(-1) if spec.discrete else logits.chunk(2, dim=-1)[0]
+    if spec.discrete:
+        return logits.argmax(-1)
+    return most_likely(spec, logits, spec.numbers(logits)[0])
+
+
+def most_likely(spec: ActionSpec, logits: Tensor, numbers: Tensor) -> Tensor:
+    """Return actions of the most likely choices and of a Box's numbers.
+
+    Args:
+        spec: action space.
+        logits: ``(*B, ≥ num_options)``, those of options first.
+        numbers: ``(*B, len(low))``.
+    """
+    if not spec.sizes:
+        return numbers
+    choices = _table(spec, logits).argmax(-1)
+    return choices if spec.discrete else _join(spec, choices, numbers)
 
 
 def log_prob(spec: ActionSpec, logits: Tensor, action: Tensor) -> Tensor:
     """Return the log-probability ``(*B,)`` of ``action``."""
-    if spec.discrete:
-        return logits.log_softmax(-1).gather(-1, action[..., None])[..., 0]
-    mean, log_std = logits.chunk(2, dim=-1)
-    squares = ((action - mean) * (-log_std).exp()).square()
-    constant = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
-    return -constant - torch.add(log_std, squares, alpha=0.5).sum(-1)
+
+    def of_choices() -> Tensor:
+        count = len(spec.choices)
+        choices = action if spec.discrete else action[..., :count].long()
+        log_probs = _table(spec, logits).log_softmax(-1)
+        return log_probs.gather(-1, choices[..., None])[..., 0]
+
+    def of_numbers() -> Tensor:
+        mean, log_std = spec.numbers(logits)
+        numbers = _after(len(spec.choices), action)
+        squares = ((numbers - mean) * (-log_std).exp()).square()
+        volume = 0.5 * mean.shape[-1] * float(np.log(2 * np.pi))
+        return -volume - torch.add(log_std, squares, alpha=0.5).sum(-1)
+
+    return _sum(spec, of_choices, of_numbers)
 
 
 def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:
     """Return the entropy ``(*B,)`` of the distributions, in nats."""
-    if spec.discrete:
-        log_probs = logits.log_softmax(-1)
+
+    def of_choices() -> Tensor:
+        log_probs = _table(spec, logits).log_softmax(-1)
         return -(log_probs.exp() * log_probs).sum(-1)
-    _, log_std = logits.chunk(2, dim=-1)
-    return log_std.sum(-1) + 0.5 * log_std.shape[-1] * float(1 + np.log(2 * np.pi))
+
+    def of_numbers() -> Tensor:
+        _, log_std = spec.numbers(logits)
+        volume = 0.5 * log_std.shape[-1] * float(1 + np.log(2 * np.pi))
+        return log_std.sum(-1) + volume
+
+    return _sum(spec, of_choices, of_numbers)
 
 
 def kl_divergence(spec: ActionSpec, logits: Tensor, other: Tensor) -> Tensor:
     """Return the divergence ``(*B,)`` of ``other`` from ``logits``, in nats."""
-    if spec.discrete:
-        log_probs = logits.log_softmax(-1)
-        return (log_probs.exp() * (log_probs - other.log_softmax(-1))).sum(-1)
-    mean, log_std = logits.chunk(2, dim=-1)
-    other_mean, other_log_std = other.chunk(2, dim=-1)
-    precision = (-2 * other_log_std).exp()
-    squares = ((2 * log_std).exp() + (mean - other_mean).square()) * precision
-    return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)
+
+    def of_choices() -> Tensor:
+        log_probs, others = (
+            _table(spec, part).log_softmax(-1) for part in (logits, other)
+        )
+        return (log_probs.exp() * (log_probs - others)).sum(-1)
+
+    def of_numbers() -> Tensor:
+        mean, log_std = spec.numbers(logits)
+        other_mean, other_log_std = spec.numbers(other)
+        precision = (-2 * other_log_std).exp()
+        squares = ((2 * log_std).exp() + (mean - other_mean).square()) * precision
+        return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)
+
+    return _sum(spec, of_choices, of_numbers)
+
+
+def _table(spec: ActionSpec, logits: Tensor) -> Tensor:
+    """Return the logits of options, in a table if there are several choices."""
+    return logits if spec.discrete else spec.table(logits, NO_OPTION)
+
+
+def _sum(
+    spec: ActionSpec, of_choices: Callable[[], Tensor], of_numbers: Callable[[], Tensor]
+) -> Tensor:
+    """Return what independent choices and numbers add up to."""
+    if not spec.sizes:
+        return of_numbers()
+    choices = of_choices() if spec.discrete else of_choices().sum(-1)
+    return choices if spec.integral else choices + of_numbers()
+
+
+def _after(count: int, row: Tensor) -> Tensor:
+    """Return what follows the first ``count`` numbers, without a view if all do."""
+    return row[..., count:] if count else row
+
+
+def _join(spec: ActionSpec, choices: Tensor, numbers: Tensor) -> Tensor:
+    if spec.integral:
+        return choices
+    return torch.cat([choices.to(numbers.dtype), numbers], -1)

@@ -12,7 +12,12 @@ from torch.utils._pytree import tree_map, tree_map_only
 from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
-from marl_pool.policies.actions import ActionSpec, mask_logits, sample
+from marl_pool.policies.actions import (
+    ActionSpec,
+    mask_logits,
+    most_likely,
+    sample_choices,
+)
 from marl_pool.policies.base import Decision, Policy, SpecifiedPolicy, State
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
@@ -25,11 +30,10 @@ Unroll = Callable[[Tensor, Mask, Tensor, Memory], tuple[Tensor, Memory]]
 
 
 class Agent(SpecifiedPolicy):
-    """A policy whose output is the action itself, or one logit for each choice.
+    """A policy whose output is the action itself, or one logit for each option.
 
     It has no value head: it is found by an evolution strategy or cloned from a teacher.
-    It acts deterministically; while exploring, a discrete action is sampled from its
-    logits.
+    It acts deterministically; while exploring, choices are sampled from their logits.
 
     A subclass implements `unroll`. That suffices to act, to evaluate a population in
     one batch (`Population`), and to be cloned from whole sequences. So `unroll` must be
@@ -45,7 +49,7 @@ class Agent(SpecifiedPolicy):
         self, spec: TokenSpec, action_space: spaces.Space | ActionSpec, **options: Any
     ) -> None:
         super().__init__(spec, action_space, **options)
-        self.noise_size = 1 if self.actions.discrete else 0
+        self.noise_size = len(self.actions.sizes)
 
     @abstractmethod
     def unroll(
@@ -61,8 +65,9 @@ class Agent(SpecifiedPolicy):
             memory: ``(B, …)`` before the first set.
 
         Returns:
-            Outputs ``(B, T, L)``, the action in [-1, 1] for a Box, logits for
-            Discrete(L); and the memory after the last set.
+            Outputs ``(B, T, A)`` with A = `ActionSpec.dim`, a logit for each option of
+            the choices, then the numbers of a Box in [-1, 1]; and the memory after the
+            last set.
         """
 
     def unroll_hidden(
@@ -117,23 +122,30 @@ class Agent(SpecifiedPolicy):
     ) -> Decision:
         """Turn one step's result of `unroll` into a decision; see `Policy.act`."""
         logits = outputs[:, 0].unflatten(0, tokens.batch_shape)
+        actions, mask = self.actions, tokens.action_mask
         # A Box has no noise: its outputs are the action.
-        if not self.actions.discrete:
+        if not actions.sizes:
             action = logits
         else:
-            logits = mask_logits(logits, tokens.action_mask)
+            logits = mask_logits(logits, mask)
+            count = actions.num_options
+            numbers = logits if actions.integral else logits[..., count:]
             if explore:
                 noise = self.noise(tokens, generator)
-                action = sample(self.actions, logits, noise, tokens.action_mask)
+                action = sample_choices(actions, logits, numbers, noise, mask)
             else:
-                action = logits.argmax(-1)
+                action = most_likely(actions, logits, numbers)
         state = self.next_state(action, memory, logits.dtype)
         zeros = torch.zeros_like(logits[..., 0])
         return Decision(action, zeros, zeros, logits, state)
 
     def bound(self, outputs: Tensor) -> Tensor:
-        """Apply tanh to outputs that are actions of a Box; logits stay."""
-        return outputs if self.actions.discrete else tanh(outputs)
+        """Apply tanh to outputs that are numbers of a Box; logits stay."""
+        if self.actions.integral:
+            return outputs
+        if not (count := self.actions.num_options):
+            return tanh(outputs)
+        return torch.cat([outputs[..., :count], tanh(outputs[..., count:])], -1)
 
     def unroll_arguments(
         self, tokens: Tokens, state: State

@@ -23,7 +23,7 @@ class Decision(NamedTuple):
     """Result of a policy; ``B`` are the tokens' batch dimensions."""
 
     action: Tensor
-    """``(*B, A)`` float, before `Policy.scale`, or ``(*B,)`` int64."""
+    """``(*B, A)``, before `Policy.scale`, or ``(*B,)`` int64; see `ActionSpec`."""
     log_prob: Tensor
     """``(*B,)`` log-probability of ``action``."""
     value: Tensor
@@ -116,12 +116,12 @@ class SpecifiedPolicy(Policy):
 
     Args:
         spec: sizes and types of the tokens.
-        action_space: Discrete, or a bounded Box of one dimension.
+        action_space: a space that `ActionSpec.of` accepts.
         **options: other keyword arguments of the subclass's constructor, JSON-ready.
 
     Attributes:
         config: keyword arguments of the constructor, JSON-ready.
-        low: lower bounds of the Box, ``(A,)``; empty for Discrete. ``high``: the upper.
+        low: lower bounds of the Box; empty without one. ``high``: the upper.
     """
 
     low: Tensor
@@ -202,10 +202,13 @@ class SpecifiedPolicy(Policy):
 
     @override
     def scale(self, action: Tensor) -> Tensor:
-        """Map [-1, 1] to the bounds of a Box; discrete actions are returned as is."""
-        if self.actions.discrete:
+        """Map [-1, 1] to the bounds of a Box; choices are returned as they are."""
+        if self.actions.integral:
             return action
-        return self.low + (action + 1) * ((self.high - self.low) / 2)
+        count = len(self.actions.choices)
+        numbers = action[..., count:] if count else action
+        scaled = self.low + (numbers + 1) * ((self.high - self.low) / 2)
+        return torch.cat([action[..., :count], scaled], -1) if count else scaled
 
 
 def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.kernels.native import use_kernels
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.atomic import new_path
@@ -20,7 +21,8 @@ from marl_pool.utils.errors import InputError
 
 Format = Literal["torch", "onnx"]
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
-INPUTS = ("features", "types", "padding")
+INPUTS = ("features", "types", "padding", "action_mask")
+"""Names of the inputs; the last one only of a masked export."""
 TOLERANCE = 1e-4
 """Largest difference of an action, in the units of its space, relative to its size."""
 
@@ -37,19 +39,31 @@ class ActionNetwork(nn.Module):
         self.policy = policy
 
     @override
-    def forward(self, features: Tensor, types: Tensor, padding: Tensor) -> Tensor:
-        """Return actions ``(B, A)`` in the units of the space, or ``(B,)`` int64.
+    def forward(
+        self,
+        features: Tensor,
+        types: Tensor,
+        padding: Tensor,
+        action_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return actions ``(B, …)`` in the units of the space; see `ActionSpec`.
 
         Args:
             features: ``(B, N, F)``.
             types: ``(B, N)`` int64.
             padding: ``(B, N)`` bool, True where there is no token.
+            action_mask: ``(B, num_options)`` bool, True for options that are allowed;
+                None for all.
         """
         tokens = Tokens(features[:, None], types[:, None], padding[:, None])
+        if action_mask is not None:
+            tokens = tokens._replace(action_mask=action_mask[:, None])
         return self.policy.scale(self.policy.act(tokens).action)[:, 0]
 
 
-def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
+def export_policy(
+    policy: SpecifiedPolicy, path: Path, to: Format, *, masked: bool = False
+) -> float:
     """Write a policy to a file, and compare it with the policy on random tokens.
 
     The batch size is free, the number of tokens is that of the policy's spec.
@@ -58,22 +72,31 @@ def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
         policy: a policy without a memory.
         path: new file.
         to: ``"torch"`` for `torch.export.load`, ``"onnx"`` for any ONNX runtime.
+        masked: the file also takes an action mask.
 
     Returns:
         The largest difference of an action.
 
     Raises:
-        InputError: a policy with a memory, operations that cannot be exported, or
-            actions that differ by more than `TOLERANCE`.
+        InputError: a policy with a memory, or with ``masked`` without choices;
+            operations that cannot be exported, or actions that differ by more than
+            `TOLERANCE`.
     """
     if policy.recurrent:
         raise InputError(
             "export: expected a policy without a memory, got one that carries "
             "previous actions and readings from step to step"
         )
+    if masked and not policy.actions.sizes:
+        raise InputError("export: expected no action mask, since actions are a Box")
     if path.exists():
         raise InputError(f"{path} exists; choose another --out")
     network, batch = ActionNetwork(policy.eval()), torch.export.Dim("batch")
+
+    def inputs(count: int) -> tuple[Tensor, ...]:
+        mask = [_random_mask(policy.actions, count)] if masked else []
+        return (*_random_tokens(policy.spec, count), *mask)
+
     with (
         use_kernels("torch"),
         torch.no_grad(),
@@ -83,11 +106,11 @@ def export_policy(policy: SpecifiedPolicy, path: Path, to: Format) -> float:
         try:
             program = torch.export.export(
                 network,
-                _random_tokens(policy.spec, 3),
-                dynamic_shapes=({0: batch},) * len(INPUTS),
+                inputs(3),
+                dynamic_shapes=({0: batch},) * len(inputs(3)),
             )
             _save(program, beside, to)
-            tokens = _random_tokens(policy.spec, 64)
+            tokens = inputs(64)
             expected, got = network(*tokens), _run(beside, tokens, to)
         except ModuleNotFoundError:
             raise
@@ -116,8 +139,9 @@ def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None
         return
     import onnxscript  # noqa: F401  torch reports its absence in other words
 
+    count = len(program.graph_signature.user_inputs)
     converted = torch.onnx.export(
-        program, input_names=INPUTS, output_names=("action",), verbose=False
+        program, input_names=INPUTS[:count], output_names=("action",), verbose=False
     )
     assert converted is not None
     converted.save(str(path))
@@ -130,7 +154,7 @@ def _run(path: Path, tokens: tuple[Tensor, ...], to: Format) -> Tensor:
     from onnxruntime import InferenceSession
 
     session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = dict(zip(INPUTS, (part.numpy() for part in tokens), strict=True))
+    given = dict(zip(INPUTS, (part.numpy() for part in tokens), strict=False))
     (action,) = session.run(None, given)
     return torch.from_numpy(action)
 
@@ -146,6 +170,14 @@ def _without_warnings() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
+
+
+def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
+    """Sample masks that allow the last option of each choice, and others."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(batch, actions.num_options, generator=generator) < 0.5
+    last = torch.tensor(actions.sizes).cumsum(0) - 1
+    return mask.index_fill(1, last, True)
 
 
 def _random_tokens(spec: TokenSpec, batch: int) -> tuple[Tensor, Tensor, Tensor]:

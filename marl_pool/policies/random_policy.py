@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits, sample
+from marl_pool.policies.actions import ActionSpec, mask_logits, sample_choices
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Stream
@@ -21,7 +21,7 @@ class RandomPolicy(Policy):
     Its actions are in the units of the action space.
 
     Args:
-        action_space: Discrete, or a bounded Box of one dimension.
+        action_space: a space that `ActionSpec.of` accepts.
     """
 
     low: Tensor
@@ -34,11 +34,10 @@ class RandomPolicy(Policy):
         for name in ("low", "high"):
             bounds = torch.tensor(getattr(self.actions, name), **_FLOAT32)
             self.register_buffer(name, bounds, persistent=False)
-        # Every action has the same log-probability.
-        volume = (self.high - self.low).prod()
-        if self.actions.discrete:
-            volume = torch.tensor(float(self.actions.n), **_FLOAT32)
-        self.log_prob = -volume.log().item()
+        # Every action has the same log-probability, unless some are not allowed.
+        self.log_volume = (self.high - self.low).prod().log().item()
+        options = torch.tensor(self.actions.sizes, **_FLOAT32).prod()
+        self.log_prob = -options.log().item() - self.log_volume
 
     @override
     def act(
@@ -48,20 +47,24 @@ class RandomPolicy(Policy):
         generator: Stream | None = None,
         explore: bool = False,
     ) -> Decision:
+        spec, mask = self.actions, tokens.action_mask
         noise = self.noise(tokens, generator)
-        logits = noise.new_zeros(*tokens.batch_shape, self.actions.num_logits)
-        if self.actions.discrete:
-            action = (noise[..., 0] * self.actions.n).long()
-            if tokens.action_mask is not None:
-                logits = mask_logits(logits, tokens.action_mask)
-                action = sample(self.actions, logits, noise, tokens.action_mask)
-                log_probs = log_prob(self.actions, logits, action)
-                zeros = torch.zeros_like(log_probs)
-                return Decision(action, log_probs, zeros, logits, state)
-        else:
-            low, high = self.low.to(noise), self.high.to(noise)
-            action = low + noise * (high - low)
+        logits = noise.new_zeros(*tokens.batch_shape, spec.num_logits)
+        low, high = self.low.to(noise), self.high.to(noise)
+        count = len(spec.sizes)
+        numbers = low + noise[..., count:] * (high - low)
         log_probs = noise.new_full(tokens.batch_shape, self.log_prob)
+        if mask is not None:
+            logits = mask_logits(logits, mask)
+            action = sample_choices(spec, logits, numbers, noise, mask)
+            allowed = spec.table(mask, False).sum(-1).clamp(min=1)
+            log_probs = -allowed.to(noise).log().sum(-1) - self.log_volume
+        elif spec.discrete:
+            action = (noise[..., 0] * spec.n).long()
+        elif count:
+            action = sample_choices(spec, logits, numbers, noise)
+        else:
+            action = numbers
         return Decision(action, log_probs, torch.zeros_like(log_probs), logits, state)
 
     @override

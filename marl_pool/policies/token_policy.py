@@ -52,8 +52,9 @@ class TokenPolicy(SpecifiedPolicy):
 
     Tokens are embedded, encoded and pooled to one vector (`SetNetwork`), which two
     small networks read: the *action head*, logits of a categorical distribution for
-    Discrete(n), and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
+    each choice, and for a Box mean and log-std of a diagonal Gaussian, where [-1, 1] is
     scaled to the bounds of the action space; the *value head*, the estimated return.
+    Several choices and a Box are independent, given the observation.
 
     With a recurrent pooling head (`MemoryPooling`) the policy has its memory; otherwise
     it is memoryless.
@@ -86,7 +87,8 @@ class TokenPolicy(SpecifiedPolicy):
     """
 
     lowest_logits: Tensor
-    """Lower limits of the logits of a Box, ``(L,)``; ``highest_logits``: the upper."""
+    """Lower limits of the logits, ``(L,)``; ``highest_logits``: the upper. Both are
+    empty without a Box."""
     highest_logits: Tensor
 
     def __init__(
@@ -131,12 +133,14 @@ class TokenPolicy(SpecifiedPolicy):
             )
         self.noise_size = self.actions.noise_size
         self.activation = activation
-        # Means have no limits.
+        # Choices and means have no limits.
+        count = 0 if self.actions.integral else self.actions.num_options
         bounds = zip((-torch.inf, torch.inf), log_std_range, strict=True)
         names = ("lowest_logits", "highest_logits")
         for name, (mean, log_std) in zip(names, bounds, strict=True):
             parts = [torch.full_like(self.low, limit) for limit in (mean, log_std)]
-            self.register_buffer(name, torch.cat(parts), persistent=False)
+            limits = torch.cat([self.low.new_full((count,), mean), *parts])
+            self.register_buffer(name, limits, persistent=False)
         # One set network, or one for each head.
         network |= {
             "action_dim": self.actions.dim,
@@ -245,7 +249,7 @@ class TokenPolicy(SpecifiedPolicy):
             return None
         limits = (self.lowest_logits, self.highest_logits)
         native = ActorCritic(
-            network, action, value, None if self.actions.discrete else limits
+            network, action, value, None if self.actions.integral else limits
         )
         return native if native.is_precise() else None
 
@@ -261,7 +265,7 @@ class TokenPolicy(SpecifiedPolicy):
     def logits(self, pooled: Tensor) -> Tensor:
         """Return logits ``(*B, L)`` from the inputs ``(*B, D)`` of the action head."""
         logits = self.action_head(pooled)
-        if self.actions.discrete:
+        if self.actions.integral:
             return logits
         # One operation, several times as fast as to clamp the log-stds apart.
         return logits.clamp(self.lowest_logits, self.highest_logits)

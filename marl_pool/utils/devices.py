@@ -32,7 +32,6 @@ def without_reads() -> Iterator[None]:
         _forbidden.reset(token)
 
 
-@lru_cache(maxsize=256)
 def constant(
     values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> Tensor:
@@ -40,5 +39,15 @@ def constant(
 
     It is shared, so do not write into it.
     """
+    # A tensor that torch.export traces has no numbers for later calls.
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, device=device, dtype=dtype)
+    return _constant(values, device, dtype)
+
+
+@lru_cache(maxsize=256)
+def _constant(
+    values: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> Tensor:
     # Without the dtype, (1,) and (True,) would be the same constant.
     return torch.tensor(values, device=device, dtype=dtype)

@@ -75,7 +75,15 @@ class Options(dict[str, Any]):
 # Bounds
 
 SIZES = (
-    *("action_dim", "channels", "clusters", "convolutions", "count", "counts"),
+    *(
+        "action_dim",
+        "channels",
+        "choices",
+        "clusters",
+        "convolutions",
+        "count",
+        "counts",
+    ),
     *("crop_padding", "dim", "dim_ff", "dim_out", "distractor_length", "duplicates"),
     *("entities", "expected_tokens", "features", "fourier_bands", "goal_length"),
     *("head_hidden", "hidden", "k", "key_units", "memory", "message_dim", "n"),

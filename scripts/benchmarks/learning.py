@@ -124,8 +124,9 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
         return by_autograd
     actions = mode(policy.actions, logits)
     flat = FlatParameters(policy.parameters())
+    log_probs = log_prob(policy.actions, logits, actions)
     recorded = RecordedSteps(
-        actions, log_prob(policy.actions, logits, actions), logits, values, values
+        actions, log_probs, logits, values, values, policy.actions.sizes
     )
     terms = Coefficients(clip=0.2, value=0.5, value_clip=math.inf, entropy=0.0, kl=0.0)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders import encoder_names
+from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
@@ -134,3 +135,20 @@ def random_tokens(
     types = types.clamp(max=spec.num_types - 1)
     parts = (x.float(), types, padding)
     return Tokens(*(part.unflatten(0, batch) for part in parts))
+
+
+def random_actions(
+    spec: ActionSpec,
+    rows: int,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Sample actions ``(rows, …)``; numbers of a Box are normal."""
+    columns = [torch.randint(n, (rows,), generator=generator) for n in spec.sizes]
+    if spec.discrete:
+        return columns[0]
+    if spec.integral:
+        return torch.stack(columns, -1)
+    shape = (rows, len(spec.low))
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.cat([*(column[:, None].to(dtype) for column in columns), numbers], -1)

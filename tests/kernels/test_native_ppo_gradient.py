@@ -16,6 +16,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
+from helpers.samples import random_actions
 from helpers.set_networks import HEADS, WIDTHS, make_tokens
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.kernels.native.actor_critic import ActorCritic
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 BOX, CHOICES = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3), ActionSpec(n=4)
+JOINT = ActionSpec(low=(-1.0,) * 2, high=(1.0,) * 2, choices=(3, 2))
+SEVERAL = ActionSpec(choices=(2, 4, 1))
 ALL_TERMS = Coefficients(clip=0.2, value=0.3, value_clip=2.0, entropy=0.01, kl=0.3)
 NATIVE = sorted(set(HEADS) - {"gated", "pma"})
 
@@ -75,9 +78,8 @@ def make_rows(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    chosen = torch.randint(0, max(actions.n, 1), (rows,), generator=generator)
     return {
-        Columns.ACTIONS: chosen if actions.discrete else normal(rows, width // 2),
+        Columns.ACTIONS: random_actions(actions, rows, generator, dtype),
         Columns.ACTION_LOGP: -2 + normal(rows),
         Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
         Postprocessing.ADVANTAGES: normal(rows),
@@ -94,7 +96,8 @@ def in_one_call(
 ) -> list[Tensor]:
     """Return loss, logits, values and all gradients by the kernel."""
     flat = FlatParameters(policy.parameters())
-    given, recorded = policy.actor_critic(tokens), recorded_steps(rows)
+    given = policy.actor_critic(tokens)
+    recorded = recorded_steps(rows, policy.actions)
     assert given is not None
     assert recorded.fits(given.network.values)
     flat.view_grad()
@@ -137,7 +140,7 @@ def assert_close(got: list[Tensor], expected: list[Tensor], rtol: float) -> None
 
 @given(
     pooling=st.sampled_from(NATIVE),
-    actions=st.sampled_from([BOX, CHOICES]),
+    actions=st.sampled_from([BOX, CHOICES, SEVERAL, JOINT]),
     rows=st.sampled_from([1, 8, 17, 130, 300]),
     head_width=st.sampled_from([1, 3, 8]),
     scaled=st.booleans(),
@@ -162,7 +165,7 @@ def test_gradient_is_autograds_in_float64(
     assert_close(got, expected, 1e-8)
 
 
-@pytest.mark.parametrize("actions", [BOX, CHOICES])
+@pytest.mark.parametrize("actions", [BOX, CHOICES, SEVERAL, JOINT])
 @pytest.mark.parametrize("pooling", ["ada", "max"])
 def test_float32_is_as_precise_as_torchs(pooling: str, actions: ActionSpec) -> None:
     found = []
@@ -309,7 +312,7 @@ def test_a_subclass_is_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("actions", [BOX, CHOICES])
+@pytest.mark.parametrize("actions", [BOX, CHOICES, SEVERAL, JOINT])
 def test_outputs_in_one_call_are_those_of_separate_calls(
     actions: ActionSpec, dtype: torch.dtype
 ) -> None:

@@ -14,6 +14,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
+from helpers.samples import random_actions
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.kernels.native.ppo import Coefficients, ppo_loss
 from marl_pool.policies.actions import ActionSpec
@@ -34,9 +35,8 @@ def make(
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
     width = actions.num_logits
-    chosen = torch.randint(0, max(actions.n, 1), (rows,), generator=generator)
     columns = {
-        Columns.ACTIONS: chosen if actions.discrete else normal(rows, width // 2),
+        Columns.ACTIONS: random_actions(actions, rows, generator, dtype),
         Columns.ACTION_LOGP: -2 + normal(rows),
         Columns.ACTION_DIST_INPUTS: 0.5 * normal(rows, width),
         Postprocessing.ADVANTAGES: normal(rows),
@@ -55,7 +55,7 @@ def results(
     columns, *outputs = inputs
     logits, values = (part.clone().requires_grad_() for part in outputs)
     if native:
-        recorded = recorded_steps(columns)
+        recorded = recorded_steps(columns, actions)
         assert recorded.fits(logits, values)
         loss = ppo_loss(c, recorded, logits, values)
     else:
@@ -74,6 +74,9 @@ SPACES = {
     "narrow box": ActionSpec(low=(-1.0,), high=(1.0,)),
     "discrete": ActionSpec(n=6),
     "one choice": ActionSpec(n=1),
+    "choices": ActionSpec(choices=(3, 1, 4)),
+    "one of several": ActionSpec(choices=(5,)),
+    "choices and box": ActionSpec(low=(-1.0,) * 2, high=(1.0,) * 2, choices=(2, 3)),
 }
 PLAIN = Coefficients(clip=0.2, value=0.3, value_clip=float("inf"), entropy=0.0, kl=0.0)
 
@@ -103,7 +106,7 @@ def test_loss_and_gradients_are_torchs_in_float64(
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("space", ["box", "discrete"])
+@pytest.mark.parametrize("space", ["box", "discrete", "choices and box"])
 def test_float32_is_as_precise_as_torchs(space: str) -> None:
     actions, c = SPACES[space], Coefficients(0.2, 0.3, 0.5, 0.01, 0.3)
     inputs = make(actions, 512, torch.float32)
@@ -139,20 +142,52 @@ def test_an_action_beyond_the_choices_is_refused(action: int) -> None:
     columns, logits, values = make(SPACES["discrete"], 20, torch.float32)
     columns[Columns.ACTIONS][19] = action
     with pytest.raises(IndexError, match="actions: expected 0 to 5"):
-        ppo_loss(PLAIN, recorded_steps(columns), logits, values)
+        ppo_loss(PLAIN, recorded_steps(columns, SPACES["discrete"]), logits, values)
+
+
+@pytest.mark.parametrize("action", [-1.0, 3.0, float("nan")])
+@pytest.mark.parametrize("space", ["choices", "choices and box"])
+def test_a_choice_of_several_beyond_its_options_is_refused(
+    space: str, action: float
+) -> None:
+    actions = SPACES[space]
+    columns, logits, values = make(actions, 20, torch.float32)
+    number = -1 if action != action and actions.integral else action
+    columns[Columns.ACTIONS][19, actions.choices.index(3)] = number
+    with pytest.raises(IndexError, match="actions: expected 0 to "):
+        ppo_loss(PLAIN, recorded_steps(columns, actions), logits, values)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "claimed"),
+    [
+        ("discrete", "box"),
+        ("box", "discrete"),
+        ("choices", "discrete"),
+        ("choices", "box"),
+        ("choices and box", "box"),
+        ("choices and box", "choices"),
+        ("discrete", "choices"),
+    ],
+)
+def test_actions_of_another_space_are_refused(recorded: str, claimed: str) -> None:
+    columns, logits, values = make(SPACES[recorded], 20, torch.float32)
+    wrong = recorded_steps(columns, SPACES[claimed])
+    with pytest.raises(RuntimeError, match="the compiled kernel expected"):
+        ppo_loss(PLAIN, wrong, logits, values)
 
 
 def test_sizes_are_checked() -> None:
     columns, logits, values = make(BOX, 20, torch.float32)
     for key, column in columns.items():
-        wrong = recorded_steps({**columns, key: column[1:]})
+        wrong = recorded_steps({**columns, key: column[1:]}, BOX)
         with pytest.raises(RuntimeError, match="the compiled kernel expected"):
             ppo_loss(PLAIN, wrong, logits, values)
 
 
 def test_other_types_are_left_to_torch() -> None:
     columns, logits, values = make(BOX, 20, torch.float32)
-    recorded = recorded_steps(columns)
+    recorded = recorded_steps(columns, BOX)
     assert recorded.fits(logits, values)
     assert not recorded.fits(logits.double(), values)
     assert not recorded.fits(logits.bfloat16(), values.bfloat16())

@@ -1,7 +1,7 @@
 """Any PettingZoo parallel environment as a batched environment."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -26,7 +26,7 @@ from marl_pool.envs.pettingzoo.views import (
     ViewMaker,
 )
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
-from marl_pool.observations.view import MASK
+from marl_pool.observations.view import MASK, with_action_mask
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -46,8 +46,15 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     and so is each number of a MultiDiscrete. A Dict or Tuple is the tokens of all its
     entries, each entry with a type named by its path, as ``map/walls``; an entry
     ``self`` is the observer's own, and a vector in it is one token. The entry
-    ``action_mask`` of a Dict says which Discrete actions are allowed: 1, or 0 for those
-    that no policy takes. It is no token, and at least one has to be allowed.
+    ``action_mask`` of a Dict, or of an agent's infos from the reset on, says which
+    options of its choices are allowed: 1, or 0 for those that no policy takes. It is no
+    token, and one option of each choice has to be allowed.
+
+    *Actions* are Discrete, MultiDiscrete, MultiBinary, a bounded Box of floats of one
+    dimension, or a Tuple or Dict of them. In a batch an action is a row of numbers, as
+    `marl_pool.policies.action_spaces.ActionRows` makes it: choices, counted from 0,
+    then the numbers of Boxes. The mask of several choices is one row, or a tuple of
+    masks.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
@@ -150,11 +157,17 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             self.device,
             self._number,
         ).make()
-        self.has_action_masks = any(MASK in v.parts for v in self._views.values())
         self.groups = {
-            name: AgentGroup(len(team.agents), self._views[name].spec, team.action)
+            name: AgentGroup(
+                len(team.agents),
+                self._views[name].spec,
+                team.batched_action,
+                has_action_masks=MASK in self._views[name].parts,
+            )
             for name, team in self._teams.items()
         }
+        # Groups whose masks are in infos, which show only after a reset.
+        self._informed: frozenset[str] = frozenset()
         self._renderer = FrameRenderer(
             module, partial(self._build, render_mode="rgb_array")
         )
@@ -166,12 +179,19 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         """For each group, ``(num_envs, agents)`` bool: agents in the episode."""
         return {name: self._state[f"{name}/active"] for name in self._teams}
 
+    @property
+    @override
+    def has_action_masks(self) -> bool:
+        return super().has_action_masks or bool(self._informed)
+
     @override
     def observe(self) -> dict[str, Tokens]:
         observations, active = {}, self.active
         for name, view in self._views.items():
             parts = {part: self._state[f"{name}/{part}"] for part in view.parts}
             tokens = view.tokens(parts)
+            if name in self._informed:
+                tokens = with_action_mask(tokens, self._state[f"{name}/{MASK}"])
             padding = tokens.padding | ~active[name][..., None]
             observations[name] = tokens._replace(padding=padding)
         return observations
@@ -184,6 +204,11 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        self._informed = frozenset(
+            name
+            for name, view in self._views.items()
+            if f"{name}/{MASK}" in self._state and MASK not in view.parts
+        )
         arrays = self._step_arrays(self.num_envs)
         for row, step in self._replay_saved(state).items():
             arrays.write(row, step)
@@ -209,14 +234,34 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
-        arrays = self._step_arrays(len(rows))
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
-        for i, (row, seed) in enumerate(pairs):
-            arrays.write(i, self._replay(row, ActionLog(seed)))
+        steps = [self._replay(row, ActionLog(seed)) for row, seed in pairs]
+        self._find_masks(steps)
+        arrays = self._step_arrays(len(rows))
+        for i, step in enumerate(steps):
+            arrays.write(i, step)
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():
             state[key][rows] = tensor
         self._set_tensors(state)
+
+    def _find_masks(self, resets: Sequence[ParallelStep]) -> None:
+        """Add storage of action masks for groups with masks in the infos of resets."""
+        informed = {agent for step in resets for agent in step.masks}
+        for name, team in self._teams.items():
+            if MASK in self._views[name].parts or informed.isdisjoint(team.agents):
+                continue
+            if name not in self._informed:
+                if not team.spec.sizes:
+                    raise InputError(
+                        f"env.module: reset: group {name!r}: infos: expected no "
+                        f"{MASK}, since actions are no choices"
+                    )
+                # The other environments are in episodes without masks.
+                shape = (self.num_envs, len(team.agents), team.spec.num_options)
+                allowed = torch.ones(shape, dtype=torch.bool, device=self.device)
+                self._state[f"{name}/{MASK}"] = allowed
+                self._informed |= {name}
 
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
@@ -250,7 +295,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         return by_agent
 
     def _step_arrays(self, num_envs: int) -> StepArrays:
-        return StepArrays(num_envs, self._teams, self._views, self._number)
+        return StepArrays(
+            num_envs, self._teams, self._views, self._number, self._informed
+        )
 
     @override
     def _tensors(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from marl_pool.envs.simulation import (
     ReplayCursor,
     Simulator,
 )
+from marl_pool.observations.view import MASK
 from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
@@ -110,6 +111,8 @@ class ParallelStep(NamedTuple):
     truncated: bool = False
     where: str = ""
     """Begin of errors about this step."""
+    masks: Mapping[Any, Any] = {}
+    """Action masks in the infos of the agents that are observed."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -135,9 +138,10 @@ class ParallelSimulator(Simulator[ParallelStep]):
     def reset(self, seed: int) -> ParallelStep:
         result = self.env.reset(seed=seed)
         where = "env.module: reset"
-        observations, _ = split(result, RESET_PARTS, where)
+        observations, infos = split(result, RESET_PARTS, where)
         self.lives.begin(self._agents())
-        return ParallelStep(self.lives.seen(observations), where=where)
+        seen = self.lives.seen(observations)
+        return ParallelStep(seen, where=where, masks=_masks(infos, seen))
 
     @override
     def step(self, action: np.ndarray) -> ParallelStep:
@@ -147,18 +151,30 @@ class ParallelSimulator(Simulator[ParallelStep]):
         by_agent = self.decode(action)
         result = self.env.step({agent: by_agent[agent] for agent in lives.listed})
         where = f"env.module: step {lives.number + 1}"
-        observations, rewards, ended, late, _ = split(result, STEP_PARTS, where)
+        observations, rewards, ended, late, infos = split(result, STEP_PARTS, where)
         lives.advance(self._agents(), ended, late)
+        seen = lives.seen(observations)
         return ParallelStep(
-            lives.seen(observations),
+            seen,
             lives.earned(rewards),
             terminated=not (lives.alive or lives.timed_out),
             truncated=bool(lives.timed_out),
             where=where,
+            masks=_masks(infos, seen),
         )
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)
+
+
+def _masks(infos: Mapping[Any, Any], agents: Iterable[Any]) -> dict[Any, Any]:
+    """Return the action masks in the infos of some agents."""
+    masks = {}
+    for agent in agents:
+        info = infos.get(agent)
+        if isinstance(info, Mapping) and info.get(MASK) is not None:
+            masks[agent] = info[MASK]
+    return masks
 
 
 class FrameRenderer:

@@ -64,10 +64,10 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
         result = self.env.reset(seed=seed, options=options)
-        observation, _ = self._unpack("reset", result, RESET_PARTS)
+        observation, info = self._unpack("reset", result, RESET_PARTS)
         self.agents = [*self.possible_agents]
         observations = self._by_agent("reset", observation)
-        return observations, {agent: {} for agent in self.agents}
+        return observations, self._infos(info)
 
     @override
     def step(
@@ -75,7 +75,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
         ordered = tuple(actions[agent] for agent in self.possible_agents)
         result = self.env.step(ordered[0] if self.single else ordered)
-        observation, reward, *flags, _ = self._unpack("step", result, STEP_PARTS)
+        observation, reward, *flags, info = self._unpack("step", result, STEP_PARTS)
         terminated, truncated = map(self._flag, FLAGS, flags)
         if terminated or truncated:
             self.agents = []
@@ -85,7 +85,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
             dict(zip(agents, self._rewards(reward), strict=True)),
             dict.fromkeys(agents, terminated),
             dict.fromkeys(agents, truncated),
-            {agent: {} for agent in agents},
+            self._infos(info),
         )
 
     @override
@@ -115,6 +115,12 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
             expected = f"expected observations of {len(agents)} agents"
             raise self._error(call, f"{expected}, got {got}")
         return dict(zip(agents, observations, strict=True))
+
+    def _infos(self, info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return each agent's info; that of a single agent is the environment's."""
+        if self.single:
+            return {self.possible_agents[0]: dict(info)}
+        return {agent: {} for agent in self.possible_agents}
 
     def _rewards(self, reward: Any) -> list[float]:
         count, rewards = len(self.possible_agents), np.asarray(reward)

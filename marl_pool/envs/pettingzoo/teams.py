@@ -1,10 +1,12 @@
 """Teams of the agents of PettingZoo environments, and what they observe as tokens."""
 
 import itertools
+import math
 import re
 import string
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
 from marl_pool.observations.make import split_action_mask, validate_space
-from marl_pool.observations.view import MASK, TokenView
+from marl_pool.observations.parts import Part
+from marl_pool.observations.view import MASK, TokenView, join_masks
+from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.utils.errors import InputError, described
 
@@ -31,25 +35,44 @@ class PettingZooTeam:
     """The environment's names of the agents."""
     observation: spaces.Space[Any]
     """Space of one agent."""
-    action: spaces.Box | spaces.Discrete
+    action: spaces.Space[Any]
+    """Space of one agent."""
+
+    @cached_property
+    def rows(self) -> ActionRows:
+        """The action space as rows of numbers."""
+        return ActionRows(self.action)
+
+    @cached_property
+    def spec(self) -> ActionSpec:
+        """Actions of one agent in a batch, with choices counted from 0."""
+        return ActionSpec.of_rows(self.rows)
+
+    @property
+    def batched_action(self) -> spaces.Space[Any]:
+        """Space of one agent's action in a batch."""
+        return self.action if self.rows.counts_from_zero else self.spec.space()
 
     @property
     def width(self) -> int:
         """Number of entries of a row of `encode`."""
-        size = 1 if isinstance(self.action, spaces.Discrete) else self.action.shape[0]
-        return size * len(self.agents)
+        return math.prod(self.spec.shape) * len(self.agents)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Convert actions ``(num_envs, agents, …)`` to rows, clipped to the space."""
-        if isinstance(self.action, spaces.Box):
-            actions = actions.clip(self.action.low, self.action.high)
+        if not self.spec.integral:
+            actions = actions.clip(*self.spec.bounds)
         return actions.reshape(len(actions), -1)
 
     def decode(self, row: np.ndarray) -> dict[Any, Any]:
         """Convert a row of `encode` to the action of each agent."""
         if isinstance(self.action, spaces.Discrete):
-            return dict(zip(self.agents, map(int, row), strict=True))
-        actions = row.reshape(len(self.agents), -1).astype(self.action.dtype)
+            first = int(self.action.start)
+            actions: Iterable[Any] = [first + int(option) for option in row]
+        elif isinstance(self.action, spaces.Box):
+            actions = row.reshape(len(self.agents), -1).astype(self.action.dtype)
+        else:
+            actions = map(self.rows.restore, row.reshape(len(self.agents), -1))
         return dict(zip(self.agents, actions, strict=True))
 
 
@@ -149,29 +172,27 @@ def _make_team(
             )
     where = f"env.module: agent {first!r}:"
     validate_space(observation, where.removesuffix(":"))
-    # Actions must be discrete or boxes of floats.
+    # Actions must be choices or boxes of floats.
+    team = PettingZooTeam(tuple(agents), observation, action)
     try:
-        ActionSpec.of(action)
+        spec = team.spec
     except InputError as error:
         raise InputError(f"{where} {_one_line(error)}") from error
-    if isinstance(action, spaces.Box) and not np.issubdtype(action.dtype, np.floating):
+    if not team.rows.has_float_boxes:
         raise InputError(
             f"{where} expected actions in a Box of floats, got {_one_line(action)}"
         )
-    # A mask has an entry for each choice.
+    # A mask has an entry for each option of each choice.
     _, mask = split_action_mask(observation)
-    if mask is not None:
-        if not isinstance(action, spaces.Discrete):
-            raise InputError(
-                f"{where} expected an action_mask of Discrete actions only, got one of "
-                f"{_one_line(action)}"
-            )
-        if mask.shape != (action.n,):
-            raise InputError(
-                f"{where} expected an action_mask of shape ({action.n},), as for "
-                f"{_one_line(action)}, got {mask.shape}"
-            )
-    return PettingZooTeam(tuple(agents), observation, action)
+    if mask is not None and (not spec.sizes or mask.shape != (spec.num_options,)):
+        expected = (
+            f"of shape ({spec.num_options},)" if spec.sizes else "of choices only"
+        )
+        raise InputError(
+            f"{where} expected an action_mask {expected}, as for {_one_line(action)}, "
+            f"got {mask.shape}"
+        )
+    return team
 
 
 def _one_line(value: object) -> str:
@@ -179,7 +200,16 @@ def _one_line(value: object) -> str:
 
 
 class StepArrays:
-    """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent."""
+    """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent.
+
+    Args:
+        num_envs: number of environments.
+        teams: by group.
+        views: of the observations, by group.
+        dtype: NumPy dtype of rewards.
+        informed: groups whose action masks are in the infos; there, an agent without
+            one may do anything.
+    """
 
     def __init__(
         self,
@@ -187,8 +217,9 @@ class StepArrays:
         teams: Mapping[str, PettingZooTeam],
         views: Mapping[str, TokenView],
         dtype: Any,
+        informed: Collection[str] = (),
     ) -> None:
-        self.teams, self.views = teams, views
+        self.teams, self.views, self.informed = teams, views, informed
         self.rewards: Arrays = {}
         self.parts: dict[str, Arrays] = {}
         """By group: active agents, and the parts of their observations."""
@@ -199,6 +230,9 @@ class StepArrays:
             self.rewards[name] = np.zeros(count, dtype)
             active = {"active": np.zeros(count, np.bool_)}
             self.parts[name] = active | views[name].arrays(*count)
+            if name in informed:
+                shape = (*count, team.spec.num_options)
+                self.parts[name][MASK] = np.zeros(shape, np.bool_)
             self._columns |= {agent: (name, i) for i, agent in enumerate(team.agents)}
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
@@ -213,12 +247,31 @@ class StepArrays:
             arrays["active"][row, column] = True
             try:
                 self.views[name].write(arrays, (row, column), observation)
+                if name in self.informed:
+                    mask = step.masks.get(agent)
+                    arrays[MASK][row, column] = self._read_mask(name, mask)
+                elif agent in step.masks and MASK not in arrays:
+                    raise InputError(
+                        f"infos: {MASK}: expected one after the reset too, got none"
+                    )
             except (InputError, LookupError, TypeError, ValueError) as error:
                 problem = str(error).removeprefix("env.module: ")
                 raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error
         for agent, reward in step.rewards.items():
             name, column = self._columns[agent]
             self.rewards[name][row, column] = reward
+
+    def _read_mask(self, name: str, mask: Any) -> np.ndarray | bool:
+        if mask is None:
+            return True
+        spec = self.teams[name].spec
+        space = spaces.MultiBinary(spec.num_options)
+        values = Part.of(space, f"infos: {MASK}", np.float32).read(join_masks(mask))
+        if not np.isin(values, (0, 1)).all():
+            raise InputError(
+                f"infos: {MASK}: expected numbers 0 and 1, got {values.tolist()}"
+            )
+        return values != 0
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return active agents and observations, by ``group/part``.
@@ -251,13 +304,18 @@ class StepArrays:
         for name, arrays in self.parts.items():
             if MASK not in arrays:
                 continue
-            stuck = arrays["active"] & ~arrays[MASK].any(-1)
+            spec = self.teams[name].spec
+            firsts = np.cumsum((0, *spec.sizes[:-1]))
+            allowed = np.add.reduceat(arrays[MASK] != 0, firsts, -1, np.int64)
+            stuck = arrays["active"] & ~allowed.all(-1)
             # Nobody acts after the end of an episode.
             stuck &= ~(self.terminated | self.truncated)[:, None]
             if stuck.any():
                 row, column = np.argwhere(stuck)[0]
                 agent = self.teams[name].agents[column]
+                number = int(allowed[row, column].argmin())
+                which = "" if spec.discrete else f" of choice {number}"
                 raise InputError(
                     f"{self._where[row]}: agent {agent!r} of group {name!r}: "
-                    f"{MASK}: expected at least one allowed action, got none"
+                    f"{MASK}: expected at least one allowed action{which}, got none"
                 )

@@ -177,8 +177,8 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     executed = state["executed"][0, 0]
     if executed.equal(chosen):
         return ""
-    if not executed.dim():
-        return f"action {int(executed)} for {int(chosen)}"
+    if not executed.is_floating_point():
+        return f"action {executed.tolist()} for {chosen.tolist()}"
     return f"action off by {float((executed - chosen).norm()):.2f}"
 
 

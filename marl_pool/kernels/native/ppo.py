@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,6 +15,7 @@ from marl_pool.kernels.native.call import entry, fields, pointer, pointers
 from marl_pool.kernels.native.plan import are_precise, may_run
 
 _UNKNOWN_ACTION = 3  # Status of kernel.hpp
+_COLUMNS = ("actions", "log_probs", "logits", "advantages", "targets")
 
 
 class _Loss(ctypes.Structure):
@@ -22,7 +23,8 @@ class _Loss(ctypes.Structure):
 
     _fields_ = (
         ("rows", ctypes.c_int64),
-        *fields(ctypes.c_int32, "width discrete"),
+        *fields(ctypes.c_int32, "width choices"),
+        ("sizes", ctypes.POINTER(ctypes.c_int32)),
         *fields(ctypes.c_double, "clip value_coeff value_clip entropy_coeff kl_coeff"),
         *fields(ctypes.c_void_p, "logits values actions log_probs old_logits"),
         *fields(ctypes.c_void_p, "advantages targets for_logits for_values"),
@@ -53,11 +55,13 @@ class RecordedSteps:
     """Columns of the training batch.
 
     Args:
-        actions: ``(B, L / 2)``, or ``(B,)`` int64 for choices.
+        actions: as those of an `ActionSpec`: ``(B, K + A)``, int64 without a Box, or
+            ``(B,)`` int64 for one choice.
         log_probs: ``(B,)``.
         logits: ``(B, L)`` of the policy that sampled.
         advantages: ``(B,)``.
         targets: ``(B,)``.
+        sizes: number of options of each of the K choices.
     """
 
     actions: Tensor
@@ -65,6 +69,12 @@ class RecordedSteps:
     logits: Tensor
     advantages: Tensor
     targets: Tensor
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The tensors."""
+        return tuple(getattr(self, name) for name in _COLUMNS)
 
     def fits(self, *outputs: Tensor) -> bool:
         """Return True if the kernel can compute the loss of logits and values.
@@ -83,7 +93,8 @@ class RecordedSteps:
 
     def contiguous(self) -> "RecordedSteps":
         """Return the columns in contiguous memory."""
-        return RecordedSteps(*[column.contiguous() for column in vars(self).values()])
+        columns: Any = {name: getattr(self, name).contiguous() for name in _COLUMNS}
+        return replace(self, **columns)
 
 
 def ppo_loss(
@@ -126,7 +137,7 @@ class _LossFunction(torch.autograd.Function):
         compute = entry("ppo_loss", logits.dtype)
         compute.restype = ctypes.c_bool
         if not compute(ctypes.byref(columns), pointer(loss)):
-            raise _unknown_action(width)
+            raise _unknown_action(recorded.sizes)
         ctx.save_for_backward(for_logits.view_as(logits), for_values)
         return loss.view(())
 
@@ -150,28 +161,35 @@ def _loss_argument(
     The gradients by logits and values need memory for B · L and B numbers.
     """
     rows, width = logits.shape
-    discrete = recorded.actions.dtype == torch.int64
+    sizes = recorded.sizes
+    # The Box has a mean and a log-std for each number.
+    numbers, odd = divmod(width - sum(sizes), 2)
+    require(numbers >= 0 and not odd, "tensors of fitting shapes")
+    entries = len(sizes) + numbers
+    is_one = recorded.actions.dim() == 1 and entries == 1 == len(sizes)
+    shape = (rows,) if is_one else (rows, entries)
+    require(recorded.actions.shape == shape, "tensors of fitting shapes")
+    integral = recorded.actions.dtype == torch.int64
+    require(integral == (numbers == 0), "integers for choices alone")
     require(recorded.logits.shape == logits.shape, "tensors of fitting shapes")
-    require(
-        recorded.actions.shape == ((rows,) if discrete else (rows, width / 2)),
-        "tensors of fitting shapes",
-    )
     for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
         require(column.shape == (rows,), "tensors of fitting shapes")
-    columns = (logits, values, *vars(recorded).values(), for_logits, for_values)
+    columns = (logits, values, *recorded.columns, for_logits, for_values)
     for column in columns:
         require(column.is_contiguous(), "contiguous tensors")
     return _Loss(
         rows,
         width,
-        discrete,
+        len(sizes),
+        (ctypes.c_int32 * len(sizes))(*sizes),
         *vars(coefficients).values(),
         *map(Tensor.data_ptr, columns),
     )
 
 
-def _unknown_action(width: int) -> IndexError:
-    return IndexError(f"actions: expected 0 to {width - 1}")
+def _unknown_action(sizes: tuple[int, ...]) -> IndexError:
+    ranges = ", ".join(f"0 to {size - 1}" for size in sizes)
+    return IndexError(f"actions: expected {ranges}")
 
 
 class _Results(ctypes.Structure):
@@ -236,7 +254,7 @@ def ppo_gradient(
     call = ActorCriticCall(policy, logits, values, value_scale)
     status = call("ppo_gradient", ctypes.byref(columns), ctypes.byref(results))
     if status == _UNKNOWN_ACTION:
-        raise _unknown_action(width)
+        raise _unknown_action(recorded.sizes)
     return PPOGradient(loss.view(()), logits, values)
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from marl_pool.envs.base import AgentGroup
 from marl_pool.networks import seeded
 from marl_pool.policies import AGENTS
+from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling.base import Memory
 from marl_pool.training.cloning.sampler import SequenceBatch
@@ -68,11 +69,14 @@ class Score(NamedTuple):
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
 
 
-def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Tensor:
+def losses(
+    outputs: Tensor, batch: SequenceBatch, settings: CloneSettings, actions: ActionSpec
+) -> Tensor:
     r"""Compute losses ``(B, T)``, zero at steps that are not valid.
 
     For a box the loss is the squared error, averaged over the action's components; for
-    a choice it is
+    several choices the sum of their cross-entropies with the teacher's, beside a box
+    added to its loss; for one choice it is
 
     .. math:: w\, H(p, \pi) + \rho \sum_a \pi(a) (\max_b q_b - q_a)
 
@@ -85,14 +89,22 @@ def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Te
     learning (2014), https://arxiv.org/abs/1406.5979.
 
     Args:
-        outputs: the student's outputs ``(B, T, L)``, logits for a choice.
+        outputs: the student's outputs ``(B, T, A)``, masked logits for choices.
         batch: labels and logits of the teacher.
         settings: terms to include.
+        actions: the action space.
     """
     outputs = outputs.float()
-    # Continuous actions: mean squared error.
-    if batch.label.dim() == 3:
-        each = (outputs - batch.label).square().mean(-1)
+    if not actions.discrete:
+        each = torch.zeros_like(outputs[..., 0])
+        if actions.low:
+            # Continuous actions: mean squared error.
+            numbers = batch.label[..., len(actions.choices) :]
+            errors = outputs[..., actions.num_options :] - numbers
+            each = errors.square().mean(-1)
+        if actions.choices:
+            choices = ActionSpec(choices=actions.choices)
+            each = each - log_prob(choices, outputs, batch.label)
         return each.masked_fill(~batch.valid, 0.0)
     # Cross-entropy with the teacher's choice or its probabilities.
     target = batch.label.flatten()
@@ -105,6 +117,9 @@ def losses(outputs: Tensor, batch: SequenceBatch, settings: CloneSettings) -> Te
     if settings.margin_weighting is not None or settings.expected_regret:
         assert batch.logits is not None
         regret = batch.logits.amax(-1, keepdim=True) - batch.logits
+        if batch.action_mask is not None:
+            # The student cannot choose what is not allowed either.
+            regret = regret.masked_fill(~batch.action_mask, 0.0)
         if settings.margin_weighting is not None:
             margin = regret.amax(-1) / settings.margin_weighting
             each = each * (LEAST_WEIGHT + margin.clamp(max=1.0))
@@ -248,10 +263,12 @@ class Learner:
             else:
                 outputs, hidden, memory = self.student.unroll_hidden(*inputs)
         # Compare actions and, with a head, predictions of the privileged targets.
-        each = losses(outputs, batch, self.settings)
+        actions = self.student.actions
+        outputs = mask_logits(outputs.float(), batch.action_mask)
+        each = losses(outputs, batch, self.settings, actions)
         right = auxiliary_error = each.new_zeros(())
         # Accuracy is defined for discrete actions alone.
-        if batch.label.dim() == 2:
+        if actions.discrete:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
         if self.auxiliary_head is not None:
             assert batch.privileged_targets is not None

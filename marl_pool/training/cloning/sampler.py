@@ -34,13 +34,15 @@ class SequenceBatch(NamedTuple):
     prev_action: Tensor
     """``(B, T, A)``, previous actions as vectors of `ActionSpec.to_vectors`."""
     label: Tensor
-    """The teacher's actions: ``(B, T)`` int64 choices, or ``(B, T, A)``."""
+    """The teacher's actions ``(B, T, …)``; see `ActionSpec`."""
     logits: Tensor | None
     """``(B, T, n)``, the teacher's logits; None without any."""
     valid: Tensor
     """``(B, T)`` bool, False beyond a sequence's end and in its burn-in."""
     privileged_targets: Tensor | None = None
     """``(B, T, K)``, the teacher's privileged targets, NaN where unknown."""
+    action_mask: Tensor | None = None
+    """``(B, T, num_options)`` bool, True for options that were allowed."""
 
     def to(self, device: str) -> "SequenceBatch":
         """Move all tensors to a device."""
@@ -111,16 +113,24 @@ class Augmentation:
         # Derive the random numbers from the turn, so that a resumed run repeats them.
         # A step has more of them than it uses: their count belongs to the stream.
         keys = self.keys(batch, turn, PREV_ACTION)
-        numbers = uniform(keys, steps * (width + 2)).view(batch, steps, -1)
-        if not actions.discrete:
-            gauss = torch.special.ndtri(numbers[..., :width]).to(prev_action)
-            return prev_action + noise * gauss
+        count = width + 2 * max(1, len(actions.choices))
+        numbers = uniform(keys, steps * count).view(batch, steps, -1)
+        errors = torch.special.ndtri(numbers[..., : len(actions.low)]).to(prev_action)
+        if not actions.sizes:
+            return prev_action + noise * errors
         # An episode's start, with all zeros, stays one.
         present = prev_action.any(-1, keepdim=True)
-        other = (numbers[..., 0] * actions.n).long()
-        random = one_hot(other, actions.n).to(prev_action)
-        chosen = (numbers[..., 1:2] < noise) & present
-        return torch.where(chosen, random, prev_action)
+        choices, box = prev_action.tensor_split([actions.num_options], -1)
+        pairs = numbers[..., len(actions.low) :].split(2, -1)
+        changed = [box + noise * errors]
+        for vectors, pair in zip(
+            choices.split(actions.sizes, -1), pairs[: len(actions.sizes)], strict=True
+        ):
+            size = vectors.shape[-1]
+            random = one_hot((pair[..., 0] * size).long(), size).to(vectors)
+            chosen = (pair[..., 1:] < noise) & present
+            changed.append(torch.where(chosen, random, vectors))
+        return torch.cat([*changed[1:], changed[0]], -1)
 
 
 def chunks(trajectories: Trajectories, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -222,9 +232,15 @@ class Sampler:
             )
         # Without padding, attention needs no mask.
         padding = tokens.padding if tokens.padding.any() else None
-        logits, targets = (steps.get(name) for name in ("logits", "privileged_targets"))
         return SequenceBatch(
-            tokens.features, padding, prev_action, label, logits, valid, targets
+            tokens.features,
+            padding,
+            prev_action,
+            label,
+            steps.get("logits"),
+            valid,
+            steps.get("privileged_targets"),
+            steps.get("action_mask"),
         )
 
     def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -73,8 +73,8 @@ class CloneSettings:
     """Use torch's automatic mixed precision with bfloat16."""
     prev_action_noise: NonNegativeFloat = 0.0
     """Noise on the previous action. Box: standard deviation of Gaussian noise, also on
-    the zeros at an episode's start. Discrete: probability of replacement by a random
-    action, except at an episode's start, where there is no previous action."""
+    the zeros at an episode's start. Choices: probability of replacement by a random
+    option, except at an episode's start, where there is no previous action."""
     iteration_batches: PositiveInt = 100
     """Batches of an iteration: one row of metrics, one validation."""
     validation_steps: PositiveInt = 4096

@@ -22,7 +22,7 @@ from marl_pool.utils.randomness import Stream
 
 STEP_PARTS = (
     *("features", "types", "padding", "prev_action", "label"),
-    *("logits", "privileged_targets"),
+    *("logits", "privileged_targets", "action_mask"),
 )
 PER_TRAJECTORY = ("lengths", "returns", "env_ids", "begins")
 NO_ACTION = -1
@@ -84,9 +84,9 @@ class Trajectories:
         steps: tensors ``(S, …)`` by name: ``features`` (``(S, N, F)`` float32, or
             ``(S, N)`` int32 numbers in a `RowTable` for uint8 features), ``types``
             uint8, ``padding`` bool, ``prev_action`` (a vector, or the number of the
-            choice, -1 at an episode's start), ``label`` (the teacher's action: in
-            [-1, 1], or the number of the choice) and optionally the teacher's
-            ``logits`` and ``privileged_targets``.
+            only choice, -1 at an episode's start), ``label`` (the teacher's action,
+            numbers of a Box in [-1, 1]) and optionally the teacher's ``logits`` and
+            ``privileged_targets`` and the ``action_mask``.
         digests: n digests of observations, previous actions and labels, equal for
             equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
@@ -324,15 +324,20 @@ class BehaviourPolicy(SpecifiedPolicy):
             step["logits"] = answer.logits.float()
         if answer.privileged_targets is not None:
             step["privileged_targets"] = answer.privileged_targets.float()
+        if tokens.action_mask is not None:
+            step["action_mask"] = tokens.action_mask
         # Copy to main memory: environments change their tensors in place.
         for name, part in step.items():
             self.recorded[name].append(part.to("cpu", copy=True)[active.cpu()])
 
     def _to_unit(self, action: Tensor) -> Tensor:
         """Invert `scale`, clipped to [-1, 1]."""
-        if self.actions.discrete:
+        if self.actions.integral:
             return action
-        return ((action - self.low) * (2 / (self.high - self.low)) - 1).clamp(-1, 1)
+        count = len(self.actions.choices)
+        numbers = action[..., count:] - self.low
+        unit = (numbers * (2 / (self.high - self.low)) - 1).clamp(-1, 1)
+        return torch.cat([action[..., :count], unit], -1) if count else unit
 
 
 def _with_executed(state: Any, prev_action: Tensor) -> Any:

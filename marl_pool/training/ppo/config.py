@@ -12,7 +12,6 @@ from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_m
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.description import describe_env
 from marl_pool.perturbations import make_perturbation
-from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.algorithm import BatchedPPO
@@ -227,7 +226,7 @@ def _module_spec(
         options = {
             **config.policy.arguments,
             "spec": group.tokens.to_json(),
-            "action_space": ActionSpec.of(group.action_space).to_json(),
+            "action_space": group.actions.to_json(),
             "encoder": dict(config.encoder),
             "pooling": dict(config.pooling),
             "dropout": config.ppo.dropout,
@@ -250,7 +249,7 @@ def _module_spec(
         # Each process builds its own copy of the module from this description.
         specs[module] = RLModuleSpec(
             module_class=TokenRLModule,
-            observation_space=group.tokens.space(),
+            observation_space=group.observation_space(),
             action_space=group.action_space,
             model_config={POLICY: options},
         )

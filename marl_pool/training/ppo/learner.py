@@ -252,7 +252,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         if tokens.action_mask is not None:
             return None
         policy = module.policy.actor_critic(tokens)
-        recorded = recorded_steps(rows)
+        recorded = recorded_steps(rows, module.policy.actions)
         if policy is None or not recorded.fits(policy.network.values):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
@@ -332,7 +332,8 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     def _loss(self, module_id: str, outputs: Outputs) -> Tensor:
         """Compute the mean loss, by the compiled kernel where it fits."""
-        recorded = recorded_steps(outputs.rows)
+        actions = self.module[module_id].unwrapped().policy.actions
+        recorded = recorded_steps(outputs.rows, actions)
         if recorded.fits(outputs.logits, outputs.values):
             coefficients = self._coefficients(module_id)
             return ppo_loss(coefficients, recorded, outputs.logits, outputs.values)

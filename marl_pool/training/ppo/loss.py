@@ -134,7 +134,7 @@ class PPOTerms:
         ).detach()
 
 
-def recorded_steps(rows: Mapping[str, Any]) -> RecordedSteps:
+def recorded_steps(rows: Mapping[str, Any], actions: ActionSpec) -> RecordedSteps:
     """Return the columns ``(B, …)`` that the kernel's loss reads."""
     return RecordedSteps(
         actions=rows[Columns.ACTIONS],
@@ -142,4 +142,5 @@ def recorded_steps(rows: Mapping[str, Any]) -> RecordedSteps:
         logits=rows[Columns.ACTION_DIST_INPUTS],
         advantages=rows[Postprocessing.ADVANTAGES],
         targets=rows[Postprocessing.VALUE_TARGETS],
+        sizes=actions.sizes,
     )

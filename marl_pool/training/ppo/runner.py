@@ -128,7 +128,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         groups = self.env.groups
         spaces = {
-            module: (groups[name].tokens.space(), groups[name].action_space)
+            module: (groups[name].observation_space(), groups[name].action_space)
             for name, module in self.settings.modules.items()
         }
         first = next(iter(spaces.values()))

@@ -207,7 +207,10 @@ def test_an_action_of_a_function_that_is_not_allowed_is_refused():
     ("options", "message"),
     [
         ({"width": 4}, r"agent 'a_0': expected an action_mask of shape \(5,\)"),
-        ({"action": spaces.Box(-1, 1, (5,))}, "action_mask of Discrete actions only"),
+        (
+            {"action": spaces.Box(-1, 1, (5,))},
+            "expected an action_mask of choices only",
+        ),
     ],
 )
 def test_masks_that_do_not_fit_the_actions_are_refused(options, message):

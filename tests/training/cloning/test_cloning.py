@@ -694,10 +694,12 @@ def test_a_choice_is_learned_by_cross_entropy():
     features = torch.zeros(2, 3, 5, 1)
     batch = SequenceBatch(features, None, torch.zeros(2, 3, 4), label, logits, valid)
     logs = outputs.log_softmax(-1)
+    choice = ActionSpec(n=4)
     hard = -logs.gather(-1, label[..., None])[..., 0] * valid
-    torch.testing.assert_close(losses(outputs, batch, CloneSettings()), hard)
+    torch.testing.assert_close(losses(outputs, batch, CloneSettings(), choice), hard)
     soft = -(logs * logits.softmax(-1)).sum(-1) * valid
-    torch.testing.assert_close(losses(outputs, batch, CloneSettings(soft=True)), soft)
+    found = losses(outputs, batch, CloneSettings(soft=True), choice)
+    torch.testing.assert_close(found, soft)
 
 
 def test_margin_weighting_and_expected_regret() -> None:
@@ -708,15 +710,18 @@ def test_margin_weighting_and_expected_regret() -> None:
     batch = SequenceBatch(
         torch.zeros(1, 3, 5, 1), None, torch.zeros(1, 3, 3), label, logits, valid
     )
-    missed = torch.log(torch.tensor(2.0))
-    weighed = losses(outputs, batch, CloneSettings(margin_weighting=6.0))[0]
+    missed, choice = torch.log(torch.tensor(2.0)), ActionSpec(n=3)
+    weighed = losses(outputs, batch, CloneSettings(margin_weighting=6.0), choice)[0]
     torch.testing.assert_close(weighed, torch.tensor([0.6, 0.1, 1.1]) * missed)
     # 3 / 4 + 1 / 4, nothing, and 14 / 4 + 5 / 4.
     lost = torch.tensor([1.0, 0.0, 4.75])
-    found = losses(outputs, batch, CloneSettings(expected_regret=2.0))[0]
+    found = losses(outputs, batch, CloneSettings(expected_regret=2.0), choice)[0]
     torch.testing.assert_close(found, missed + 2 * lost)
     both = losses(
-        outputs, batch, CloneSettings(margin_weighting=6.0, expected_regret=2.0)
+        outputs,
+        batch,
+        CloneSettings(margin_weighting=6.0, expected_regret=2.0),
+        choice,
     )[0]
     torch.testing.assert_close(both, weighed + 2 * lost)
 
@@ -764,7 +769,7 @@ def test_targets_are_learned_beside_the_answers() -> None:
     )
     predicted = learner.auxiliary_head.linear(hidden)
     missed = (predicted - batch.privileged_targets).square().mean()
-    answered = losses(outputs, batch, CloneSettings()).mean()
+    answered = losses(outputs, batch, CloneSettings(), learner.student.actions).mean()
     (answered + 3 * missed).backward()
     expected = [part.grad.clone() for part in learner.parameters]
     score = learner.learn(batch, 1e-3)

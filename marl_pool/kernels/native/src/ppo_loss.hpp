@@ -5,34 +5,40 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 
 namespace marl_pool {
 
 // Sizes, coefficients and columns, as Python passes them (ppo.py, class _Loss).
 struct Loss {
   int64_t rows;
-  int32_t width;     // logits of a row
-  int32_t discrete;  // a categorical distribution; otherwise means, then log-stds
+  int32_t width;    // logits of a row: those of choices, then means, then log-stds
+  int32_t choices;  // K, choices of an action
+  const int32_t *sizes;  // options of each choice (K)
   double clip, value_coeff, value_clip, entropy_coeff, kl_coeff;
   void *logits, *values;  // of the current policy
+  // Recorded. Actions are int64 (K) where there are no means, otherwise the choices and
+  // then the numbers.
   const void *actions, *log_probs, *old_logits, *advantages, *targets;  // recorded
   void *for_logits, *for_values;  // gradients
+
+  int options() const { return std::accumulate(sizes, sizes + choices, 0); }
+  template <class Real> const Real *row(const void *logits, long number) const {
+    return static_cast<const Real *>(logits) + number * width;
+  }
 };
 
 template <class Real> constexpr Real half_log_2pi = Real(0.91893853320467274178);
 
-// The distribution of one row, a diagonal Gaussian: its logarithms, and what is added to
-// the gradient by the logits for given gradients by the logarithms.
+// The distribution of a row's numbers, a diagonal Gaussian: its logarithms, and what is
+// added to the gradient by the logits for given gradients by the logarithms.
 template <class Real> struct GaussianRow {
   const int n;
   const Real *mean, *log_std, *old_mean, *old_log_std, *action;
 
-  GaussianRow(const Loss &s, long row)
-      : n(s.width / 2), mean(static_cast<const Real *>(s.logits) + row * s.width),
-        log_std(mean + n),
-        old_mean(static_cast<const Real *>(s.old_logits) + row * s.width),
-        old_log_std(old_mean + n),
-        action(static_cast<const Real *>(s.actions) + row * n) {}
+  GaussianRow(int count, const Real *logits, const Real *old_logits, const Real *numbers)
+      : n(count), mean(logits), log_std(mean + n), old_mean(old_logits),
+        old_log_std(old_mean + n), action(numbers) {}
 
   bool valid() const { return true; }
   Real log_prob() const {
@@ -72,17 +78,15 @@ private:
   }
 };
 
-// As GaussianRow, for choices.
+// As GaussianRow, for one choice.
 template <class Real> struct CategoricalRow {
   const int n;
   const Real *logits, *old_logits;
   const int64_t action;
   const Real log_sum;
 
-  CategoricalRow(const Loss &s, long row)
-      : n(s.width), logits(static_cast<const Real *>(s.logits) + row * n),
-        old_logits(static_cast<const Real *>(s.old_logits) + row * n),
-        action(static_cast<const int64_t *>(s.actions)[row]),
+  CategoricalRow(int options, const Real *current, const Real *old, int64_t option)
+      : n(options), logits(current), old_logits(old), action(option),
         log_sum(log_sum_exp(logits)) {}
 
   bool valid() const { return 0 <= action && action < n; }
@@ -123,6 +127,64 @@ private:
   }
 };
 
+// As GaussianRow, for several independent choices and numbers.
+template <class Real> struct JointRow {
+  const Loss &s;
+  const Real *logits, *old_logits;
+  const int numbers;
+  const int64_t *options;  // of all choices, where there are no numbers
+  const Real *action;      // otherwise
+
+  JointRow(const Loss &loss, long row)
+      : s(loss), logits(s.row<Real>(s.logits, row)),
+        old_logits(s.row<Real>(s.old_logits, row)),
+        numbers((s.width - s.options()) / 2),
+        options(static_cast<const int64_t *>(s.actions) + row * s.choices),
+        action(static_cast<const Real *>(s.actions) + row * (s.choices + numbers)) {}
+
+  bool valid() const {
+    bool result = true;
+    each([&](const auto &part, int) { result = result && part.valid(); });
+    return result;
+  }
+  Real log_prob() const {
+    return sum([](const auto &part) { return part.log_prob(); });
+  }
+  Real entropy() const {
+    return sum([](const auto &part) { return part.entropy(); });
+  }
+  Real divergence() const {
+    return sum([](const auto &part) { return part.divergence(); });
+  }
+  void gradient(Real by_log_prob, Real by_entropy, Real by_divergence, Real *out) const {
+    each([&](const auto &part, int first) {
+      part.gradient(by_log_prob, by_entropy, by_divergence, out + first);
+    });
+  }
+
+private:
+  template <class Visit> void each(Visit visit) const {
+    int first = 0;
+    for (int k = 0; k < s.choices; first += s.sizes[k++]) {
+      // A number that is no option, such as NaN, becomes one that is refused.
+      const int64_t option = !numbers                                   ? options[k]
+                             : action[k] >= 0 && action[k] < s.sizes[k] ? int64_t(action[k])
+                                                                        : -1;
+      visit(CategoricalRow<Real>(s.sizes[k], logits + first, old_logits + first, option),
+            first);
+    }
+    if (numbers)
+      visit(GaussianRow<Real>(numbers, logits + first, old_logits + first,
+                              action + s.choices),
+            first);
+  }
+  template <class Value> Real sum(Value value) const {
+    Real total = 0;
+    each([&](const auto &part, int) { total += value(part); });
+    return total;
+  }
+};
+
 // The loss of one row; its gradient, times `scale`, is stored.
 template <class Real, class Distribution>
 Real row_loss(const Loss &s, const Distribution &distribution, long row, Real scale) {
@@ -159,7 +221,17 @@ bool row_loss(const Loss &s, long row, Real scale, Real *result) noexcept {
     *result = row_loss<Real>(s, distribution, row, scale);
     return true;
   };
-  return s.discrete ? of(CategoricalRow<Real>(s, row)) : of(GaussianRow<Real>(s, row));
+  const Real *logits = s.row<Real>(s.logits, row), *old = s.row<Real>(s.old_logits, row);
+  if (s.choices == 0) {
+    const int n = s.width / 2;
+    const auto numbers = static_cast<const Real *>(s.actions) + row * n;
+    return of(GaussianRow<Real>(n, logits, old, numbers));
+  }
+  if (s.choices == 1 && s.sizes[0] == s.width) {
+    const auto option = static_cast<const int64_t *>(s.actions)[row];
+    return of(CategoricalRow<Real>(s.width, logits, old, option));
+  }
+  return of(JointRow<Real>(s, row));
 }
 
 // The mean loss to `result`; false if an action is not among the choices.

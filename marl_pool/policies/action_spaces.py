@@ -1,0 +1,186 @@
+"""Gymnasium's action spaces, and their actions as rows of numbers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_pool.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A plain space inside an action space, and its numbers in a row."""
+
+    space: spaces.Space[Any]
+    path: tuple[Any, ...]
+    """Keys and indices of the space inside Dicts and Tuples."""
+    sizes: tuple[int, ...]
+    """Number of choices of each of its entries; () for a Box."""
+    start: np.ndarray
+    """First choice of each entry."""
+    low: tuple[float, ...]
+    """Bounds of a Box; () for choices."""
+    high: tuple[float, ...]
+
+    def has_choices(self, values: np.ndarray) -> bool:
+        """Return True for integers of the space; Gymnasium accepts some floats."""
+        kinds = "iub" if isinstance(self.space, spaces.MultiBinary) else "iu"
+        if values.dtype.kind not in kinds or values.shape != self.start.shape:
+            return False
+        choices = (values.astype(np.int64) - self.start).ravel()
+        return bool(((choices >= 0) & (choices < np.array(self.sizes))).all())
+
+
+class ActionRows:
+    """Actions of a space as rows of numbers, and back.
+
+    A row has the number of each choice, counted from 0, in the order of the space, and
+    then the numbers of all Boxes. The row of a Discrete is its choice alone, ``()``;
+    others are ``(A,)``. It is what policies choose and what `BatchedEnv.step` takes::
+
+        rows = ActionRows(spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(3))))
+        rows.flatten(([0.5, -1.0], 2))  # [2.0, 0.5, -1.0]
+        rows.restore(np.array([2.0, 0.5, -1.0]))  # (array([0.5, -1.0]), 2)
+
+    Args:
+        space: Discrete, MultiDiscrete, MultiBinary, a bounded Box of one dimension, or
+            a Tuple or Dict of them.
+
+    Attributes:
+        sizes: number of options of each choice.
+        low: lower bounds of the numbers of all Boxes. ``high``: the upper.
+        is_scalar: True for a Discrete.
+        counts_from_zero: True if the space, too, counts all choices from 0.
+        has_float_boxes: True if all Boxes hold floats.
+
+    Raises:
+        InputError: another space.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.space = space
+        self._leaves = list(_leaves(space))
+        if not self._leaves:
+            raise _refusal(space)
+        self.is_scalar = isinstance(space, spaces.Discrete)
+        self.sizes = tuple(size for leaf in self._leaves for size in leaf.sizes)
+        self.low = tuple(number for leaf in self._leaves for number in leaf.low)
+        self.high = tuple(number for leaf in self._leaves for number in leaf.high)
+        boxes = [leaf.space for leaf in self._leaves if not leaf.sizes]
+        self.has_float_boxes = all(box.dtype.kind == "f" for box in boxes)  # type: ignore[union-attr]
+        self.counts_from_zero = not any(leaf.start.any() for leaf in self._leaves)
+
+    def flatten(self, action: Any) -> np.ndarray:
+        """Return the row of an action: int64, or float64 if the space has a Box.
+
+        Raises:
+            InputError: an action of another form, a choice that the space lacks, or
+                numbers that are not finite. Those of a Box may be beyond its bounds.
+        """
+        choices, numbers = [], []
+        for leaf in self._leaves:
+            try:
+                values = np.asarray(_entry(action, leaf.path))
+            except (LookupError, TypeError, ValueError) as error:
+                raise self._misfit(action) from error
+            if leaf.sizes:
+                if not leaf.has_choices(values):
+                    raise self._misfit(action)
+                choices.append((values.astype(np.int64) - leaf.start).ravel())
+            else:
+                shaped = values.shape == leaf.space.shape
+                real = values.dtype.kind in "biuf"
+                if not (shaped and real and np.isfinite(values).all()):
+                    raise self._misfit(action)
+                numbers.append(values)
+        row = np.concatenate([*choices, *numbers])
+        row = row.astype(np.float64 if numbers else np.int64)
+        return row[0] if self.is_scalar else row
+
+    def restore(self, row: np.ndarray) -> Any:
+        """Return the action of a row, in the dtypes of the space."""
+        flat = np.reshape(row, -1)
+        first, number = 0, len(self.sizes)
+        values = {}
+        for leaf in self._leaves:
+            space, count = leaf.space, len(leaf.sizes)
+            if count:
+                choices = flat[first : first + count].astype(np.int64)
+                choices = choices.reshape(leaf.start.shape) + leaf.start
+                first += count
+                is_one = isinstance(space, spaces.Discrete)
+                values[leaf.path] = (
+                    int(choices) if is_one else choices.astype(space.dtype)
+                )
+            else:
+                count = len(leaf.low)
+                values[leaf.path] = flat[number : number + count].astype(space.dtype)
+                number += count
+        return _assemble(self.space, values)
+
+    def _misfit(self, action: Any) -> InputError:
+        expected, got = (" ".join(str(part).split()) for part in (self.space, action))
+        return InputError(f"expected {expected}, got {got:.200}")
+
+
+def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+    """Yield the plain spaces inside a space."""
+    none: tuple[float, ...] = ()
+    match space:
+        case spaces.Tuple():
+            for index, part in enumerate(space.spaces):
+                yield from _leaves(part, (*path, index))
+        case spaces.Dict():
+            for key, part in space.items():
+                yield from _leaves(part, (*path, key))
+        case spaces.Discrete():
+            yield _Leaf(space, path, (int(space.n),), np.array(space.start), none, none)
+        case spaces.MultiDiscrete() if space.nvec.size:
+            sizes = tuple(map(int, space.nvec.flat))
+            yield _Leaf(space, path, sizes, np.asarray(space.start), none, none)
+        case spaces.MultiBinary():
+            sizes = (2,) * int(np.prod(space.shape))
+            start = np.zeros(space.shape, np.int64)
+            yield _Leaf(space, path, sizes, start, none, none)
+        case spaces.Box() if (
+            len(space.shape) == 1
+            and space.shape[0]
+            and np.isfinite([space.low, space.high]).all()
+        ):
+            low, high = (tuple(b.tolist()) for b in (space.low, space.high))
+            yield _Leaf(space, path, (), np.zeros(0, np.int64), low, high)
+        case _:
+            raise _refusal(space)
+
+
+def _refusal(space: Any) -> InputError:
+    return InputError(
+        "action space: expected Discrete(n), MultiDiscrete, MultiBinary, a bounded Box "
+        "of one dimension, or a Tuple or Dict of them, got "
+        f"{' '.join(str(space).split())}"
+    )
+
+
+def _entry(action: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        action = action[key]
+    return action
+
+
+def _assemble(
+    space: Any, values: dict[tuple[Any, ...], Any], path: tuple[Any, ...] = ()
+) -> Any:
+    """Return the values of plain spaces, by path, in the form of a space."""
+    match space:
+        case spaces.Tuple():
+            parts = enumerate(space.spaces)
+            return tuple(_assemble(part, values, (*path, i)) for i, part in parts)
+        case spaces.Dict():
+            return {
+                key: _assemble(part, values, (*path, key))
+                for key, part in space.items()
+            }
+    return values[path]

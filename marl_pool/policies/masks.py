@@ -1,0 +1,43 @@
+"""Checks of the action masks that environments give."""
+
+from torch import Tensor
+
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.utils.errors import InputError
+
+
+def validate_masks(
+    group: str,
+    spec: ActionSpec,
+    mask: Tensor,
+    active: Tensor,
+    *,
+    env_ids: Tensor,
+    steps: Tensor,
+) -> None:
+    """Raise InputError unless every agent that acts may choose something.
+
+    Args:
+        group: the agents' group, for the message.
+        spec: their actions.
+        mask: ``(num_envs, agents, num_options)`` bool.
+        active: ``(num_envs, agents)`` bool, agents that act.
+        env_ids: ``(num_envs,)`` numbers of the environments, for the message.
+        steps: ``(num_envs,)`` steps of the episodes before this one, for the message.
+    """
+    shape = (*active.shape, spec.num_options)
+    if mask.shape != shape or not spec.sizes:
+        raise InputError(
+            f"action_mask of group {group!r}: expected "
+            f"{f'the shape {shape}' if spec.sizes else 'none, without a choice'}, "
+            f"got {tuple(mask.shape)}"
+        )
+    stuck = ~spec.table(mask, False).any(-1) & active[..., None]
+    if stuck.any():
+        row, agent, number = stuck.nonzero()[0].tolist()
+        which = "" if spec.discrete else f" of choice {number}"
+        raise InputError(
+            f"action_mask of agent {agent} of group {group!r} in environment "
+            f"{int(env_ids[row])} at step {int(steps[row])}: expected at least one "
+            f"allowed action{which}, got none"
+        )

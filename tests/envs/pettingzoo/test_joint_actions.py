@@ -1,0 +1,252 @@
+"""Actions of all spaces and their masks, from the policy to PettingZoo and back."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import marl_pool
+from helpers.joint import SPACES, JointEnv
+from helpers.ppo import assert_same, resumed, run_of
+from marl_pool.config import compose
+from marl_pool.envs import make_env
+from marl_pool.envs.checks import check_env
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.perturbations.actions import ActionNoise, DropActions
+from marl_pool.policies import make_agent, make_policy
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.utils.errors import InputError
+
+MODULE = "helpers.joint:JointEnv"
+MASKS = [None, "observation", "infos", "tuple"]
+
+
+def joint_env(num_envs: int = 3, **options: Any) -> PettingZooEnv:
+    return PettingZooEnv(num_envs, module=MODULE, options=options, seed=1)
+
+
+def build(kind: str, env: PettingZooEnv) -> Any:
+    group = env.groups["a"]
+    if kind == "random":
+        return RandomPolicy(group.action_space)
+    if kind == "agent":
+        pooling = {"name": "attention_neuron"}
+        make = make_agent(group.tokens, group.action_space, "sensory", pooling=pooling)
+        return make.eval()
+    return make_policy(group.tokens, group.action_space, pooling=kind, seed=0).eval()
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("policy", ["ada", "lstm", "random", "agent"])
+def test_policies_play_every_space_legally(kind, masks, policy):
+    env = joint_env(kind=kind, masks=masks)
+    rollout = Rollout(env, {"a": build(policy, env)}, explore=True)
+    trajectory = rollout.steps(12)["a"]
+    spec = env.groups["a"].actions
+    assert trajectory.actions.shape == (12, 3, 2, *spec.shape)
+    assert trajectory.actions.is_floating_point() != spec.integral
+    assert (trajectory.tokens.action_mask is None) == (masks is None)
+    assert trajectory.log_probs.isfinite().all()
+    if masks is not None:
+        mask, active = trajectory.tokens.action_mask, trajectory.active
+        assert not mask[active].all()
+        assert spec.allowed(trajectory.actions, mask)[active].all()
+    # Continue exactly, with a rollout that was never stepped.
+    state = rollout.state_dict()
+    after = rollout.steps(5)["a"]
+    again = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
+    again.load_state_dict(state)
+    for ours, theirs in zip(again.steps(5)["a"].tokens, after.tokens, strict=True):
+        assert ours is theirs is None or torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("masks", ["observation", "infos"])
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize(
+    "perturbation",
+    [
+        ActionNoise(severity=1.0),
+        DropActions(severity=0.7),
+        DropActions(severity=0.7, instead="zero"),
+    ],
+)
+def test_perturbed_actions_are_allowed_ones(kind, masks, perturbation):
+    env = joint_env(kind=kind, masks=masks)
+    policy = RandomPolicy(env.groups["a"].action_space)
+    rollout = Rollout(env, {"a": policy}, perturbation=perturbation)
+    chosen = rollout.steps(12)["a"].actions[-1]
+    executed = rollout.perturbation_states["a"]["executed"]
+    if np.prod(env.groups["a"].actions.sizes) > 4:
+        assert not chosen.equal(executed)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("masks", MASKS)
+def test_the_contract_holds(kind, masks):
+    options = {"module": MODULE, "options": {"kind": kind, "masks": masks}}
+    assert not any(check_env("pettingzoo", **options).values())
+
+
+@pytest.mark.parametrize("masks", ["observation", "infos"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_views_show_the_masks_and_take_their_actions(kind, masks):
+    options = {"kind": kind, "masks": masks}
+    view = make_env("pettingzoo", module=MODULE, options=options)
+    observations, infos = view.reset(seed=1)
+    while view.agents:
+        actions = {}
+        for agent in view.agents:
+            seen = observations[agent]
+            assert view.observation_space(agent).contains(seen)
+            mask = (seen if masks == "observation" else infos[agent])["action_mask"]
+            assert ("action_mask" in seen) == (masks == "observation")
+            actions[agent] = _legal(view.action_space(agent), mask)
+        observations, _, _, _, infos = view.step(actions)
+
+
+def _legal(space: spaces.Space[Any], mask: np.ndarray) -> Any:
+    from marl_pool.policies.action_spaces import ActionRows
+
+    rows, first, row = ActionRows(space), 0, []
+    for size in rows.sizes:
+        row.append(int(mask[first : first + size].argmax()))
+        first += size
+    return rows.restore(np.array([*row, *rows.low]))
+
+
+def test_an_agent_that_may_do_nothing_with_a_choice_is_named():
+    env = joint_env(masks="infos", stuck_at=2)
+    policy = RandomPolicy(env.groups["a"].action_space)
+    expected = "step 2: agent 'a_0' of group 'a': action_mask: .* action of choice 0, "
+    with pytest.raises(InputError, match=expected):
+        Rollout(env, {"a": policy}).steps(3)
+
+
+def test_masks_that_begin_after_the_reset_are_refused():
+    env = joint_env(masks="infos", start=2)
+    policy = RandomPolicy(env.groups["a"].action_space)
+    expected = "step 2: agent 'a_0': infos: action_mask: expected one after the reset"
+    with pytest.raises(InputError, match=expected):
+        Rollout(env, {"a": policy}).steps(3)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(4, np.int8), r"infos: action_mask'.* shape \(5,\), .* got \(4,\)"),
+        (np.full(5, 0.5), "infos: action_mask.* expected integers .* got float64"),
+        (np.full(5, 2), r"infos: action_mask: expected numbers 0 and 1, got \[2, 2"),
+        (["a"] * 5, "infos: action_mask.* expected integers"),
+    ],
+)
+def test_wrong_masks_in_infos_are_refused(monkeypatch, mask, message):
+    observe = JointEnv._observe
+
+    def wrong(env, agents):
+        observations, infos = observe(env, agents)
+        return observations, {agent: {"action_mask": mask} for agent in infos}
+
+    monkeypatch.setattr(JointEnv, "_observe", wrong)
+    with pytest.raises(InputError, match=message) as caught:
+        joint_env().reset()
+    assert "agent 'a_0'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gymnasiums_masks_in_infos_are_obeyed():
+    env = PettingZooEnv(2, module="gymnasium:Taxi-v3", seed=1)
+    (name,) = env.groups
+    policy = RandomPolicy(env.groups[name].action_space)
+    trajectory = Rollout(env, {name: policy}).steps(8)[name]
+    mask = trajectory.tokens.action_mask
+    assert not mask.all()
+    assert mask.gather(-1, trajectory.actions[..., None]).all()
+
+
+def first_allowed(observation):
+    masks = np.split(observation["action_mask"], [3], axis=1)
+    return np.stack([mask.argmax(1) for mask in masks], 1)
+
+
+def last_allowed(observation):
+    masks = np.split(observation["action_mask"][:, ::-1], [2], axis=1)
+    rows = [mask.shape[1] - 1 - mask.argmax(1) for mask in masks]
+    return np.stack(rows[::-1], 1)
+
+
+TASK = {"name": "pettingzoo", "module": MODULE, "options": {"masks": "infos"}}
+
+
+def test_functions_get_the_masks_of_infos():
+    best, worst = (
+        next(r.mean for r in measured.results if r.label == "clean")
+        for measured in (
+            marl_pool.evaluate(act, TASK, episodes=4)
+            for act in (last_allowed, first_allowed)
+        )
+    )
+    assert best > worst
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([3, 0], "row 0: choice 0: expected 0 to 2, got 3"),
+        ([0, -1], "row 0: choice 1: expected 0 to 1, got -1"),
+        ([0.0, 1.0], "expected actions of an integer dtype"),
+        ([0], r"expected actions of shape \(\d+, 2\)"),
+    ],
+)
+def test_functions_are_held_to_the_choices(actions, message):
+    def act(observation):
+        return np.tile(actions, (len(observation["types"]), 1))
+
+    with pytest.raises(InputError, match=message):
+        marl_pool.evaluate(act, TASK, episodes=2)
+
+
+TRAINING = [
+    "env=pettingzoo",
+    f"env.module={MODULE}",
+    "ppo.num_envs=4",
+    "ppo.batch_size=64",
+    "ppo.minibatch_size=32",
+    "ppo.kl_coeff=0.2",
+    "ppo.entropy_coeff=0.01",
+    "checkpoint.every=1",
+    "ppo.num_epochs=2",
+    "threads=1",
+]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "masks", "pooling"),
+    [
+        ("several", None, "ada"),
+        ("several", "infos", "lstm"),
+        ("tuple", "tuple", "ada"),
+        ("dict", None, "ada"),
+        ("start", "infos", "ada"),
+    ],
+)
+def test_training_resumes_exactly(tmp_path, monkeypatch, kind, masks, pooling, kernels):
+    if not kernels:
+        monkeypatch.setenv("MARL_POOL_KERNELS", "torch")
+    options = f"kind: {kind}" + (f", masks: {masks}" if masks else "")
+    overrides = [*TRAINING, f"pooling={pooling}", f"env.options={{{options}}}"]
+    whole = run_of(tmp_path / "whole", compose("train", [*overrides, "total_steps=64"]))
+    run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=32"]))
+    assert_same(resumed(tmp_path / "part", 64), whole)
+
+
+def test_training_learns_the_best_option(tmp_path):
+    overrides = [*TRAINING, "env.options={kind: several}", "total_steps=6000"]
+    overrides += ["ppo.lr=0.01", "ppo.batch_size=256", "ppo.minibatch_size=128"]
+    run = run_of(tmp_path / "run", compose("train", overrides))
+    rows = list(run.rows())
+    assert rows[-1]["return_mean"] > rows[0]["return_mean"] + 1
