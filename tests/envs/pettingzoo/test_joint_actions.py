@@ -1,5 +1,6 @@
 """Actions of all spaces and their masks, from the policy to PettingZoo and back."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,24 @@ from gymnasium import spaces
 
 import marl_pool
 from helpers.joint import SPACES, JointEnv
+from helpers.played import tell, token_target
 from helpers.ppo import assert_same, resumed, run_of
 from marl_pool.config import compose
 from marl_pool.envs import make_env
 from marl_pool.envs.checks import check_env
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.perturbations.actions import ActionNoise, DropActions
+from marl_pool.play.session import Session
 from marl_pool.policies import make_agent, make_policy
+from marl_pool.policies.action_spaces import ActionRows
+from marl_pool.policies.actions import ActionSpec, mask_logits, most_likely
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
+from marl_pool.runs import Run
+from marl_pool.training.cloning.clone import clone
+from marl_pool.training.cloning.learner import losses
+from marl_pool.training.cloning.sampler import SequenceBatch
+from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError
 
 MODULE = "helpers.joint:JointEnv"
@@ -109,8 +119,6 @@ def test_views_show_the_masks_and_take_their_actions(kind, masks):
 
 
 def _legal(space: spaces.Space[Any], mask: np.ndarray) -> Any:
-    from marl_pool.policies.action_spaces import ActionRows
-
     rows, first, row = ActionRows(space), 0, []
     for size in rows.sizes:
         row.append(int(mask[first : first + size].argmax()))
@@ -207,6 +215,97 @@ def test_functions_are_held_to_the_choices(actions, message):
 
     with pytest.raises(InputError, match=message):
         marl_pool.evaluate(act, TASK, episodes=2)
+
+
+@pytest.mark.parametrize("kind", ["several", "tuple"])
+def test_the_live_page_plays_legally_and_tells_perturbed_actions(kind):
+    env = {**TASK, "options": {"kind": kind, "masks": "infos"}}
+    session = Session({"a": token_target(env)})
+    for name in ("action_noise", "drop_actions"):
+        tell(session, do="severity", name=name, value=1)
+    session.step()
+    frame = json.loads(json.dumps(session.frame()))
+    moment = frame["lanes"][0]["episode"]
+    assert len(moment["action"]) == {"several": 2, "tuple": 5}[kind]
+    for _ in range(4):
+        session.step()
+
+
+@pytest.mark.parametrize("perturbation", ["action_noise", "drop_actions", "occlude"])
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("masks", ["observation", "infos"])
+def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation):
+    env = make_env("pettingzoo", module=MODULE, options={"kind": kind, "masks": masks})
+    wrapped = marl_pool.perturb_env(env, {"name": perturbation, "severity": 0.8})
+    observations, infos = wrapped.reset(seed=3)
+    while wrapped.agents:
+        actions = {}
+        for agent in wrapped.agents:
+            seen = observations[agent]
+            assert wrapped.observation_space(agent).contains(seen)
+            mask = (seen if masks == "observation" else infos[agent])["action_mask"]
+            actions[agent] = _legal(wrapped.action_space(agent), mask)
+        observations, _, _, _, infos = wrapped.step(actions)
+
+
+CLONING = [
+    "env=pettingzoo",
+    f"env.module={MODULE}",
+    "clone=steps",
+    "policy=feed_forward",
+    "total_batches=60",
+    "clone.prev_action_noise=0.3",
+    f"teacher={__name__}:Scripted",
+]
+
+
+class Scripted(RandomPolicy):
+    """Takes the last option that is allowed, and the middle of a Box."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__(group.action_space)
+
+    def act(self, tokens, state=(), generator=None, explore=False):
+        decision = super().act(tokens, state, generator, explore)
+        spec = self.actions
+        logits = mask_logits(
+            torch.arange(spec.num_logits).expand(decision.logits.shape).float(),
+            tokens.action_mask,
+        )
+        middle = ((self.low + self.high) / 2).expand(*tokens.batch_shape, -1)
+        return decision._replace(action=most_likely(spec, logits, middle))
+
+
+@pytest.mark.parametrize("kind", ["one", "several", "tuple"])
+@pytest.mark.parametrize("masks", [None, "infos"])
+def test_cloning_imitates_every_space(tmp_path, kind, masks):
+    options = f"kind: {kind}" + (f", masks: {masks}" if masks else "")
+    overrides = [*CLONING, f"env.options={{{options}}}", "clone.iteration_batches=10"]
+    run = Run.create(tmp_path / "run", compose("clone", overrides))
+    clone(run, run.config)
+    rows = list(run.rows())
+    run.close()
+    assert rows[-1]["validation_loss"] < 0.6 * rows[0]["validation_loss"]
+
+
+def test_illegal_options_have_no_regret():
+    spec, mask = ActionSpec(n=3), torch.tensor([[[True, True, False]]])
+    logits = mask_logits(torch.tensor([[[1.0, 3.0, 9.0]]]), mask)
+    batch = SequenceBatch(
+        features=torch.zeros(1, 1, 2, 1),
+        padding=None,
+        prev_action=torch.zeros(1, 1, 3),
+        label=torch.tensor([[1]]),
+        logits=logits,
+        valid=torch.ones(1, 1, dtype=torch.bool),
+        action_mask=mask,
+    )
+    outputs = mask_logits(torch.zeros(1, 1, 3), mask)
+    settings = CloneSettings(expected_regret=1.0, margin_weighting=4.0)
+    weight = 0.1 + 2 / 4
+    expected = weight * np.log(2) + 0.5 * 2
+    loss = losses(outputs, batch, settings, spec)
+    torch.testing.assert_close(loss, torch.tensor([[expected]], dtype=torch.float32))
 
 
 TRAINING = [
