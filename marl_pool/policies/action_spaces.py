@@ -11,7 +11,7 @@ from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)
-class _Leaf:
+class _PlainSpace:
     """A plain space inside an action space, and its numbers in a row."""
 
     space: spaces.Space[Any]
@@ -62,16 +62,16 @@ class ActionRows:
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         self.space = space
-        self._leaves = list(_leaves(space))
-        if not self._leaves:
+        self._plain_spaces = list(_plain_spaces(space))
+        if not self._plain_spaces:
             raise _refusal(space)
         self.is_scalar = isinstance(space, spaces.Discrete)
-        self.sizes = tuple(size for leaf in self._leaves for size in leaf.sizes)
-        self.low = tuple(number for leaf in self._leaves for number in leaf.low)
-        self.high = tuple(number for leaf in self._leaves for number in leaf.high)
-        boxes = [leaf.space for leaf in self._leaves if not leaf.sizes]
+        self.sizes = tuple(size for leaf in self._plain_spaces for size in leaf.sizes)
+        self.low = tuple(number for leaf in self._plain_spaces for number in leaf.low)
+        self.high = tuple(number for leaf in self._plain_spaces for number in leaf.high)
+        boxes = [leaf.space for leaf in self._plain_spaces if not leaf.sizes]
         self.has_float_boxes = all(box.dtype.kind == "f" for box in boxes)  # type: ignore[union-attr]
-        self.counts_from_zero = not any(leaf.start.any() for leaf in self._leaves)
+        self.counts_from_zero = not any(leaf.start.any() for leaf in self._plain_spaces)
 
     def flatten(self, action: Any) -> np.ndarray:
         """Return the row of an action: int64, or float64 if the space has a Box.
@@ -81,7 +81,7 @@ class ActionRows:
                 numbers that are not finite. Those of a Box may be beyond its bounds.
         """
         choices, numbers = [], []
-        for leaf in self._leaves:
+        for leaf in self._plain_spaces:
             try:
                 values = np.asarray(_entry(action, leaf.path))
             except (LookupError, TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ class ActionRows:
         flat = np.reshape(row, -1)
         first, number = 0, len(self.sizes)
         values = {}
-        for leaf in self._leaves:
+        for leaf in self._plain_spaces:
             space, count = leaf.space, len(leaf.sizes)
             if count:
                 choices = flat[first : first + count].astype(np.int64)
@@ -126,32 +126,34 @@ class ActionRows:
         return InputError(f"expected {expected}, got {got:.200}")
 
 
-def _leaves(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+def _plain_spaces(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_PlainSpace]:
     """Yield the plain spaces inside a space."""
     none: tuple[float, ...] = ()
     match space:
         case spaces.Tuple():
             for index, part in enumerate(space.spaces):
-                yield from _leaves(part, (*path, index))
+                yield from _plain_spaces(part, (*path, index))
         case spaces.Dict():
             for key, part in space.items():
-                yield from _leaves(part, (*path, key))
+                yield from _plain_spaces(part, (*path, key))
         case spaces.Discrete():
-            yield _Leaf(space, path, (int(space.n),), np.array(space.start), none, none)
+            yield _PlainSpace(
+                space, path, (int(space.n),), np.array(space.start), none, none
+            )
         case spaces.MultiDiscrete() if space.nvec.size:
             sizes = tuple(map(int, space.nvec.flat))
-            yield _Leaf(space, path, sizes, np.asarray(space.start), none, none)
+            yield _PlainSpace(space, path, sizes, np.asarray(space.start), none, none)
         case spaces.MultiBinary():
             sizes = (2,) * int(np.prod(space.shape))
             start = np.zeros(space.shape, np.int64)
-            yield _Leaf(space, path, sizes, start, none, none)
+            yield _PlainSpace(space, path, sizes, start, none, none)
         case spaces.Box() if (
             len(space.shape) == 1
             and space.shape[0]
             and np.isfinite([space.low, space.high]).all()
         ):
             low, high = (tuple(b.tolist()) for b in (space.low, space.high))
-            yield _Leaf(space, path, (), np.zeros(0, np.int64), low, high)
+            yield _PlainSpace(space, path, (), np.zeros(0, np.int64), low, high)
         case _:
             raise _refusal(space)
 
