@@ -104,12 +104,9 @@ ray.shutdown()
 
 def python(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments],
-        check=True,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
