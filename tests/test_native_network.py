@@ -225,6 +225,26 @@ def test_nan_reaches_its_row_and_all_weights(
         assert gradient.isnan().any()
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("head_width", WIDTHS)
+@pytest.mark.parametrize("pooling", ["avg", "cls", "max"])
+@pytest.mark.parametrize("size", [1e19, -1e30, 1e38])
+def test_a_huge_feature_is_as_in_float64(
+    size: float, pooling: str, head_width: int, padded: bool
+) -> None:
+    """Its square overflows in float32, where some of torch's results are NaN."""
+    network = make_network(pooling, head_width=head_width)
+    tokens = make_tokens(network, 20, padded=padded)
+    tokens.features[5, 1, 2] = size
+    exact = results(copy.deepcopy(network).double(), tokens, "torch")
+    with use_kernels("native"):
+        out = network(tokens)
+        gradients = torch.autograd.grad(out.sum(), list(network.parameters()))
+    bound = 1e-4 * exact[0].abs().amax(1, keepdim=True)
+    assert ((out - exact[0]).abs() <= bound).all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 @pytest.mark.parametrize("head_width", WIDTHS)
 @pytest.mark.parametrize("part", ["to_query", "to_key", "to_value"])
 def test_nan_weights_are_seen(part: str, head_width: int) -> None:
