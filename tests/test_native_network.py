@@ -450,6 +450,126 @@ def test_a_subclass_may_encode_otherwise() -> None:
     torch.testing.assert_close(doubled(tokens), 2 * network(tokens))
 
 
+PARTS = [
+    *("embedding.project.weight", "embedding.project.bias", "embedding.types.weight"),
+    *("attention_norm.weight", "attention_norm.bias"),
+    *(f"attention.to_{part}.weight" for part in ("query", "key", "value", "out")),
+    *("feedforward_norm.weight", "feedforward_norm.bias"),
+    *("feedforward.0.weight", "feedforward.0.bias"),
+    *("feedforward.2.weight", "feedforward.2.bias"),
+    *(f"pooling.attention.to_{part}.weight" for part in ("query", "key", "value")),
+    *("pooling.attention.to_out.weight", "pooling.learned_query"),
+]
+
+
+def module_of(network: SetNetwork, part: str) -> tuple[nn.Module, str]:
+    if not part.startswith(("embedding", "pooling")):
+        part = f"encoder.layers.0.{part}"
+    path, _, name = part.rpartition(".")
+    return network.get_submodule(path), name
+
+
+def outcome(network: SetNetwork, tokens: Tokens) -> list[Tensor] | str:
+    """Results and gradients, or torch's error."""
+    try:
+        return results(network, tokens, "auto")
+    except (RuntimeError, IndexError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("shrink", ["one", "short", "long", "scalar"])
+def test_a_parameter_of_another_shape_is_left_to_torch(part: str, shrink: str) -> None:
+    network = make_network("ada, learned", num_tokens=5, type_embedding=4)
+    tokens = make_tokens(network, 4)
+    module, name = module_of(network, part)
+    shape = getattr(module, name).shape
+    changed = {
+        "one": (1,) * len(shape),
+        "short": (shape[0] - 1, *shape[1:]),
+        "long": (shape[0] + 5, *shape[1:]),
+        "scalar": (),
+    }[shrink]
+    setattr(module, name, nn.Parameter(torch.ones(changed)))
+    assert not is_used(network, tokens)
+    found = outcome(network, tokens)
+    with use_kernels("torch"):
+        expected = outcome(network, tokens)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        assert not isinstance(found, str)
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_parameter_that_shrinks_before_the_gradient_is_refused(part: str) -> None:
+    """Autograd notices no `data` that is replaced, so the kernel's call does."""
+    network = make_network("ada, learned", num_tokens=5, type_embedding=4)
+    module, name = module_of(network, part)
+    with use_kernels("native"):
+        loss = network(make_tokens(network, 4)).sum()
+        getattr(module, name).data = torch.ones(1)
+        with pytest.raises(ValueError, match="compiled kernel: expected weights of"):
+            loss.backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tokens: tokens._replace(types=tokens.types.float()),
+        lambda tokens: tokens._replace(padding=tokens.padding.long()),
+        lambda tokens: tokens._replace(padding=tokens.padding[:, :-1]),
+    ],
+    ids=["types", "padding", "shape"],
+)
+def test_tokens_of_another_kind_are_left_to_torch(
+    change: Callable[[Tokens], Tokens],
+) -> None:
+    network = make_network()
+    assert not is_used(network, change(make_tokens(network, 4)))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "subclass"])
+def test_weights_whose_memory_is_elsewhere_are_left_to_torch(kind: str) -> None:
+    class Wrapper(Tensor):
+        pass
+
+    network = make_network()
+    tokens = make_tokens(network, 4)
+    layer = network.encoder.layers[0].feedforward[0]
+    weight = layer.weight.detach()
+    other = weight.to_sparse() if kind == "sparse" else weight.as_subclass(Wrapper)
+    layer._parameters["weight"] = nn.Parameter(other, requires_grad=False)
+    assert not is_used(network, tokens)
+
+
+@pytest.mark.parametrize("pooling", ["ada", "avg", "pma"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out: out.sum(),
+        lambda out: (out.transpose(0, -1) * torch.arange(len(out))).sum(),
+        lambda out: out.mT.contiguous().view(-1)[::2].sum(),
+        lambda out: (out[::3].flip(0).cumsum(0) ** 2).sum(),
+        lambda out: out[0].sum() * 0,
+    ],
+    ids=["sum", "transpose", "slice", "flip", "one row"],
+)
+def test_gradients_in_any_layout_are_torchs(
+    loss: Callable[[Tensor], Tensor], pooling: str
+) -> None:
+    network = make_network(pooling).double()
+    tokens = make_tokens(network, 20, padded=True)
+    found = []
+    for kernels in ("native", "torch"):
+        with use_kernels(kernels):
+            parameters = list(network.parameters())
+            found.append(torch.autograd.grad(loss(network(tokens)), parameters))
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs)
+
+
 def test_weights_follow_when_they_are_replaced() -> None:
     network, other = make_network(seed=1), make_network(seed=2)
     tokens = make_tokens(network, 4)

@@ -241,7 +241,7 @@ class TokenPolicy(SpecifiedPolicy):
         native = ActorCritic(
             network, action, value, None if self.actions.discrete else limits
         )
-        return native if native.is_precise() else None
+        return native if native.fits() else None
 
     @property
     def _networks(self) -> list[SetNetwork]:

@@ -76,9 +76,10 @@ class _MlpPlan(NativePlan):
         return (
             may_run()
             and type(x) is Tensor
+            and x.dim() > 0
             and self.is_unchanged()
             and are_precise([x, *(parameters := self.parameters())])
-            and x.shape[-1:] == cast(Tensor, parameters[0]).shape[1:]
+            and kernel.fits_mlp(x.shape[-1], cast(list[Tensor], parameters))
         )
 
     def run(self, *inputs: Tensor) -> Tensor:
@@ -93,10 +94,10 @@ class _MlpPlan(NativePlan):
         values, *parameters = inputs
         flat = values.new_empty(sum(map(torch.numel, parameters)))
         found = values.new_empty(values.shape) if for_first else None  # contiguous
-        assert gradient.shape == (*values.shape[:-1], len(parameters[-1]))
-        assert gradient.dtype == values.dtype
-        assert gradient.is_cpu
-        self._call(values, parameters, (None, gradient.contiguous(), flat, found))
+        gradient = gradient.contiguous()
+        shape = (*values.shape[:-1], len(parameters[-1]))
+        kernel.require_memory(gradient, "gradient", shape, values.dtype)
+        self._call(values, parameters, (None, gradient, flat, found))
         return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
 
     def _call(
@@ -111,11 +112,10 @@ class _MlpPlan(NativePlan):
         the parameters and by the values; None for what is not computed.
         """
         *batch, inputs = values.shape
-        sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)
         # Keep the copies until the kernel has read them.
-        values, weights = values.contiguous(), kernel.Weights.of(parameters)
-        assert values.is_cpu
-        assert values.dtype == weights.dtype
+        values, rows = values.contiguous(), math.prod(batch)
+        sizes, weights = kernel.mlp_arguments(self.activation, rows, inputs, parameters)
+        kernel.require_memory(values, "values", values.shape, weights.dtype)
         status = kernel.entry("mlp", values.dtype)(
             ctypes.byref(sizes),
             kernel.pointer(values),
