@@ -110,6 +110,9 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
             "learned": token_target(CENTROID, name="ada", query="learned"),
             "max": token_target(CENTROID, name="max"),
             "avg": token_target(CENTROID, name="avg"),
+            "no encoder": token_target(
+                CENTROID, encoder={"name": "identity"}, name="ada"
+            ),
         },
         "cartpole": {"neurons": pretrained_target("cartpole_attention_neuron")},
     }[env]
