@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from marl_pool.encoders.base import IdentityEncoder
 from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
@@ -139,10 +140,14 @@ def describe_policy(name: str, policy: Policy) -> dict[str, Any]:
 def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
     network = policy.network
     encoder, pooling = network.encoder, network.pooling
-    if not isinstance(encoder, TransformerEncoder):
+    layers: Any = ()
+    final_norm = False
+    if isinstance(encoder, TransformerEncoder):
+        layers, final_norm = encoder.layers, encoder.final_norm is not None
+    elif not isinstance(encoder, IdentityEncoder):
         raise _unknown(name, type(encoder).__name__)
-    if network.embedding.adds or network.embedding.project is None:
-        raise _unknown(name, "an embedding without a projection")
+    if network.embedding.adds:
+        raise _unknown(name, "an added type embedding")
     head: dict[str, Any] = {"name": "max"}
     if isinstance(pooling, AdaPooling) and isinstance(pooling.query, str):
         head = {
@@ -156,7 +161,6 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
         head = {"name": "avg"}
     elif not isinstance(pooling, MaxPooling):
         raise _unknown(name, type(pooling).__name__)
-    layers: Any = encoder.layers
     return {
         "kind": "token",
         "network": "network",
@@ -170,7 +174,7 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
             }
             for layer in layers
         ],
-        "final_norm": encoder.final_norm is not None,
+        "final_norm": final_norm,
         "input_activation": ACTIVATION_NAMES[type(network.embedding.activate)],
         "activation": policy.activation,
         "head": _places(policy.action_head),
@@ -244,6 +248,7 @@ def _weights(policy: nn.Module, skip: str = "\n") -> dict[str, Any]:
 
 def _unknown(name: str, got: str) -> InputError:
     return InputError(
-        f"--export: expected a token policy with a transformer and the pooling ada, "
-        f"avg or max, or attention neurons with an LSTM, got {got} in {name}"
+        "--export: expected a token policy with a transformer or no encoder and the "
+        "pooling ada, avg or max, or attention neurons with an LSTM, "
+        f"got {got} in {name}"
     )

@@ -1,9 +1,11 @@
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from helpers.paths import ROOT
 from helpers.played import (
     browser_page,
     file_url,
@@ -110,6 +112,9 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
             "learned": token_target(CENTROID, name="ada", query="learned"),
             "max": token_target(CENTROID, name="max"),
             "avg": token_target(CENTROID, name="avg"),
+            "no encoder": token_target(
+                CENTROID, encoder={"name": "identity"}, name="ada"
+            ),
         },
         "cartpole": {"neurons": pretrained_target("cartpole_attention_neuron")},
     }[env]
@@ -131,6 +136,21 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
         else:
             page.evaluate("send({do: 'occlude', entity: 2})")
         wait_for(page, f"{LANE}.parted !== null")
+
+
+def test_the_documentation_shows_attention_that_stays_on_the_signal():
+    # README says so of AdaPool.
+    with browser_page(offline=True) as page:
+        page.goto(file_url(ROOT / "docs" / "demo" / "simple_centroid.html"))
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        assert page.evaluate("window.engine.state.error") < 1e-9
+        share = page.locator(".gauge >> nth=1").inner_text()
+        assert "attention on signal" in share
+        assert int(re.search(r"(\d+) ?%", share)[1]) > 90
+        # On a telephone Shuffle is in view.
+        page.set_viewport_size({"width": 390, "height": 800})
+        box = page.locator("#shuffle").bounding_box()
+        assert box["y"] + box["height"] <= 800
 
 
 def actions_are_perturbed(page):
