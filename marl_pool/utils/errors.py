@@ -36,8 +36,14 @@ class StoppedError(InputError):
     """A run that cannot continue. The message is one line; the run can be resumed."""
 
 
+class RemoteError(Exception):
+    """An error in another process; the message is what `described` returned there."""
+
+
 def described(error: BaseException) -> str:
     """Return an error's type, message and `place` in one line of bounded length."""
+    if isinstance(error, RemoteError):
+        return str(error)
     message = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {message}".removesuffix(": ") + place(error)
 

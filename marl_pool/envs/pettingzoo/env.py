@@ -1,7 +1,7 @@
 """Any PettingZoo parallel environment as a batched environment."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -25,7 +25,8 @@ from marl_pool.envs.pettingzoo.views import (
     Padding,
     ViewMaker,
 )
-from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
+from marl_pool.envs.pettingzoo.workers import EnvWorkers
+from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.view import MASK, with_action_mask
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -104,10 +105,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         signal_types: names of the types that matter for the task; the others are noise.
         positions: indices of the features that hold a token's position.
         max_steps: steps until truncation, unless the environment ends earlier.
+        workers: processes that step the environments, at most one for each of them; 1
+            for none besides this process. Results are the same, to the bit.
 
     Raises:
         InputError: no such environment, rejected options, unsupported spaces, invalid
-            groups, or a tokenizer or options that do not fit the observations.
+            groups, a tokenizer or options that do not fit the observations, or an
+            environment that cannot be built in another process.
     """
 
     def __init__(
@@ -127,13 +131,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         signal_types: Names | dict[str, Names] | None = None,
         positions: Indices | dict[str, Indices] | None = None,
         max_steps: PositiveInt = 1000,
+        workers: PositiveInt = 1,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
         # The first environment has the spaces; the others are built at their reset.
         simulator = self._build()
-        self._spare.append(simulator)
         self._teams = make_teams(simulator.env, groups)
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, simulator.env.possible_agents))
@@ -173,6 +177,16 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         )
         empty = self._step_arrays(num_envs)
         self._set_tensors(empty.tensors(self.device, self.dtype))
+        self._workers: EnvWorkers | None = None
+        if (count := min(workers, num_envs)) == 1:
+            self._spare.append(simulator)
+            return
+        given = {"module": module, "options": options, "tokenizer": tokenizer}
+        given |= {"groups": groups, "dtype": self.dtype, **by_option}
+        # An environment that is stepped and was not in its state is first replayed.
+        arrays = self.shared_arrays(2 * num_envs)
+        self._workers = EnvWorkers(count, 2 * num_envs, arrays, given)
+        self._new_simulator = self._workers.simulator
 
     @property
     def active(self) -> dict[str, Tensor]:
@@ -209,9 +223,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             for name, view in self._views.items()
             if f"{name}/{MASK}" in self._state and MASK not in view.parts
         )
-        arrays = self._step_arrays(self.num_envs)
-        for row, step in self._replay_saved(state).items():
-            arrays.write(row, step)
+        steps = self._replay_saved(state)
+        finished = self._finished(steps.values())
+        arrays = self._arrays_of(finished, [*steps], self.num_envs)
         replayed = arrays.tensors(self.device, self.dtype)
         if not all(
             np.array_equal(tensor.cpu(), self._state[key].cpu(), equal_nan=True)
@@ -235,11 +249,10 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
-        steps = [self._replay(row, ActionLog(seed)) for row, seed in pairs]
+        resets = (self._replay(row, ActionLog(seed)) for row, seed in pairs)
+        steps = [*self._finished(resets)]
         self._find_masks(steps)
-        arrays = self._step_arrays(len(rows))
-        for i, step in enumerate(steps):
-            arrays.write(i, step)
+        arrays = self._arrays_of(steps, range(len(rows)), len(rows))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():
             state[key][rows] = tensor
@@ -266,13 +279,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Step the environments one by one, and collect arrays of all.
-        arrays = self._step_arrays(self.num_envs)
         encoded = [
             team.encode(actions[name].detach().double().cpu().numpy())
             for name, team in self._teams.items()
         ]
-        for row, numbers in enumerate(np.concatenate(encoded, axis=1)):
-            arrays.write(row, self._step_one(row, numbers))
+        numbers = np.concatenate(encoded, axis=1)
+        rows = range(self.num_envs)
+        steps = self._finished(self._step_one(row, numbers[row]) for row in rows)
+        arrays = self._arrays_of(steps, rows, self.num_envs)
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
@@ -281,6 +295,35 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             for name, array in arrays.rewards.items()
         }
         return rewards, torch.from_numpy(arrays.terminated).to(self.device)
+
+    def new_simulator(self) -> Simulator[ParallelStep]:
+        """Return a simulator that no environment uses."""
+        return self._spare.pop() if self._spare else self._new_simulator()
+
+    def shared_arrays(self, places: int) -> StepArrays:
+        """Return arrays for any steps, with masks of all choices."""
+        masked = {
+            name
+            for name, team in self._teams.items()
+            if team.spec.sizes and MASK not in self._views[name].parts
+        }
+        return StepArrays(places, self._teams, self._views, self._number, masked)
+
+    def _finished(self, steps: Iterable[ParallelStep]) -> Iterable[ParallelStep]:
+        """Wait for the steps in other processes."""
+        return steps if self._workers is None else self._workers.finish([*steps])
+
+    def _arrays_of(
+        self, steps: Iterable[ParallelStep], rows: Sequence[int], count: int
+    ) -> StepArrays:
+        """Return arrays of ``count`` rows with steps at ``rows``."""
+        arrays = self._step_arrays(count)
+        if self._workers is not None:
+            arrays.copy(rows, [*steps], self._workers.arrays)
+            return arrays
+        for row, step in zip(rows, steps, strict=True):
+            arrays.write(row, step)
+        return arrays
 
     def _build(self, **rendering: str) -> ParallelSimulator:
         env = build_env(self.module, {**self.options, **rendering})
