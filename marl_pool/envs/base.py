@@ -150,6 +150,8 @@ class BatchedEnv(ABC):
     cheap to skip."""
     simulated: ClassVar[bool] = False
     """True if each environment is a simulator of its own; a machine holds few."""
+    turn_based: bool = False
+    """True if not every living agent acts in every step; see `alive`."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
     groups: dict[str, AgentGroup]
@@ -182,13 +184,21 @@ class BatchedEnv(ABC):
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool: living agents (all)."""
+        """For each group, ``(num_envs, agents)`` bool: agents that act next (all)."""
         return {
             name: torch.ones(
                 self.num_envs, group.num_agents, dtype=torch.bool, device=self.device
             )
             for name, group in self.groups.items()
         }
+
+    @property
+    def alive(self) -> dict[str, Tensor]:
+        """For each group, ``(num_envs, agents)`` bool: agents of the running episode.
+
+        These are the `active` agents and those that act in a later step only.
+        """
+        return self.active
 
     @property
     def has_action_masks(self) -> bool:

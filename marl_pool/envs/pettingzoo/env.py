@@ -1,4 +1,4 @@
-"""Any PettingZoo parallel environment as a batched environment."""
+"""Any PettingZoo environment as a batched environment."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 class PettingZooEnv(ReplayedEnv[ParallelStep]):
-    """Play a third-party PettingZoo parallel environment, in batches and with tokens.
+    """Play a third-party PettingZoo environment, in batches and with tokens.
 
     The environments of a batch are stepped one after the other in Python; the
     computations on their results are batched.
@@ -71,6 +71,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     without a flag or goes on after one; a missing observation, reward or flag; a reward
     that is not one number; a flag of another name such as ``__all__``.
 
+    *Turns.* A turn-based (AEC) environment is played in cycles of all agents where its
+    metadata says ``is_parallelizable``. Otherwise a step is one turn, which counts for
+    ``max_steps``: only the agent in turn observes, acts and learns; the others observe
+    padding only. PPO credits an action with the rewards until the agent's next turn,
+    discounts by turns, and leaves out a turn that the end of the fragment or
+    ``max_steps`` cuts off from its next one. Agents that ended take the action None at
+    once. ``last()`` has to return the sum of ``env.rewards`` since the agent's turn.
+
     *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an
     episode. This is exact if the environment is deterministic given the seed; otherwise
@@ -79,11 +87,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
 
-    Source: PettingZoo's parallel API (`Terry et al., 2021
+    Source: PettingZoo's APIs (`Terry et al., 2021
     <https://arxiv.org/abs/2009.14471>`_).
 
     Args:
-        module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
+        module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``, or
+            else with ``env`` such as ``pettingzoo.classic.tictactoe_v3``;
             ``package.module:callable``, an id of PettingZoo's registry, which
             contains a slash, or ``package:id`` of Gymnasium's. It is imported.
         options: keyword arguments of the environment.
@@ -139,6 +148,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         # The first environment has the spaces; the others are built at their reset.
         simulator = self._build()
         self._teams = make_teams(simulator.env, groups)
+        self.turn_based = any(team.turn_based for team in self._teams.values())
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, simulator.env.possible_agents))
         by_option = {
@@ -190,8 +200,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool: agents in the episode."""
+        """For each group, ``(num_envs, agents)`` bool: agents that act next."""
         return {name: self._state[f"{name}/active"] for name in self._teams}
+
+    @property
+    @override
+    def alive(self) -> dict[str, Tensor]:
+        part = "alive" if self.turn_based else "active"
+        return {name: self._state[f"{name}/{part}"] for name in self._teams}
 
     @property
     @override

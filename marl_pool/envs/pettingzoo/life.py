@@ -122,11 +122,26 @@ class Lives:
                 )
         return earned
 
-    def seen(self, observations: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the observations that are needed: to act on, or to bootstrap from."""
+    def seen(
+        self, observations: Mapping[Any, Any], in_turn: Any = None
+    ) -> dict[Any, Any]:
+        """Return the observations that are needed: to act on, or to bootstrap from.
+
+        Args:
+            observations: by agent.
+            in_turn: the only agent to act in the next step; None for all.
+        """
+        agents = self.alive or self.timed_out
+        if in_turn is not None and self.alive:
+            if in_turn not in self.alive:
+                raise self.error(
+                    "agent_selection: expected an agent that is alive, got an agent "
+                    f"{'that ended' if in_turn in self._ends else 'not in env.agents'}",
+                    in_turn,
+                )
+            agents = (in_turn,)
         return {
-            agent: self._value("observation", observations, agent)
-            for agent in self.alive or self.timed_out
+            agent: self._value("observation", observations, agent) for agent in agents
         }
 
     def error(self, problem: str, agent: Any = None) -> InputError:

@@ -17,6 +17,7 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
+from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents
 from marl_pool.observations.make import split_action_mask, validate_space
 from marl_pool.observations.parts import Part
 from marl_pool.observations.view import MASK, TokenView, join_masks
@@ -40,6 +41,8 @@ class PettingZooTeam:
     """Space of one agent."""
     action: spaces.Space[Any]
     """Space of one agent."""
+    turn_based: bool = False
+    """True if an agent acts in its turns only."""
 
     @cached_property
     def rows(self) -> ActionRows:
@@ -176,7 +179,8 @@ def _make_team(
     where = f"env.module: agent {first!r}:"
     validate_space(observation, where.removesuffix(":"))
     # Actions must be choices or boxes of floats.
-    team = PettingZooTeam(tuple(agents), observation, action)
+    turn_based = isinstance(env, TurnBasedAgents)
+    team = PettingZooTeam(tuple(agents), observation, action, turn_based)
     try:
         spec = team.spec
     except InputError as error:
@@ -229,7 +233,8 @@ class StepArrays:
         self.teams, self.views, self.informed = teams, views, informed
         self.rewards: Arrays = {}
         self.parts: dict[str, Arrays] = {}
-        """By group: active agents, and the parts of their observations."""
+        """By group: active agents, those alive if they take turns, and the parts of the
+        active agents' observations."""
         self._columns: dict[Any, tuple[str, int]] = {}
         self._where = [""] * num_envs
         for name, team in teams.items():
@@ -237,6 +242,8 @@ class StepArrays:
             self.rewards[name] = np.zeros(count, dtype)
             active = {"active": np.zeros(count, np.bool_)}
             self.parts[name] = active | views[name].arrays(*count)
+            if team.turn_based:
+                self.parts[name]["alive"] = np.zeros(count, np.bool_)
             if name in informed:
                 shape = (*count, team.spec.num_options)
                 self.parts[name][MASK] = np.zeros(shape, np.bool_)
@@ -309,6 +316,9 @@ class StepArrays:
             except (InputError, LookupError, TypeError, ValueError) as error:
                 problem = str(error).removeprefix("env.module: ")
                 raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error
+        for agent in step.alive:
+            name, column = self._columns[agent]
+            self.parts[name]["alive"][row, column] = True
         for agent, reward in step.rewards.items():
             name, column = self._columns[agent]
             self.rewards[name][row, column] = reward

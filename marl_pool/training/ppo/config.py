@@ -133,6 +133,9 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     agents: Counter[str] = Counter()
     for name, module in modules.items():
         agents[module] += groups[name].num_agents
+    # One agent of each environment acts in a step that is a turn.
+    if env.turn_based:
+        agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
     least = num_envs * agents.total()
     fragment, rest = divmod(settings.batch_size, least)

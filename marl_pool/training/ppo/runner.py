@@ -39,6 +39,7 @@ from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
+    own_turns,
     to_episodes,
     trajectory_rows,
 )
@@ -152,7 +153,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # Episodes continue across fragments: note how far each environment has come,
         # and make the chunks' ids unique over runners and fragments.
         first_steps = np.zeros(self.env.num_envs, np.int64)
-        if self.rollout is not None:
+        if self.rollout is not None and not self.env.turn_based:
             first_steps = self.rollout.env.steps.cpu().numpy().copy()
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
 
@@ -230,7 +231,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}
         for name in self.settings.modules:
-            own = trajectories[name]
+            own = own_turns(trajectories[name])
             found = estimate_advantages(own, self.config.gamma, self.config.lambda_)
             fragments[name] = (own, *found)
         # Count steps and episodes; log the returns of groups that do not learn, too.
