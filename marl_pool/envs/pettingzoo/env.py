@@ -191,11 +191,18 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         if (count := min(workers, num_envs)) == 1:
             self._spare.append(simulator)
             return
-        given = {"module": module, "options": options, "tokenizer": tokenizer}
-        given |= {"groups": groups, "dtype": self.dtype, **by_option}
-        # An environment that is stepped and was not in its state is first replayed.
-        arrays = self.shared_arrays(2 * num_envs)
-        self._workers = EnvWorkers(count, 2 * num_envs, arrays, given)
+        env_options = {
+            "module": module,
+            "options": options,
+            "tokenizer": tokenizer,
+            "groups": groups,
+            "dtype": self.dtype,
+            **by_option,
+        }
+        # An environment whose simulator is in another state is replayed, then stepped.
+        places = 2 * num_envs
+        arrays = self.shared_arrays(places)
+        self._workers = EnvWorkers(count, places, arrays, env_options)
         self._new_simulator = self._workers.simulator
 
     @property
