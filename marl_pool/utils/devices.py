@@ -1,4 +1,4 @@
-"""Transfers between host and GPU, which stall the GPU, and denormal numbers on a CPU."""
+"""Transfers between host and GPU, which stall the GPU, and denormal numbers of CPUs."""
 
 import sys
 from collections.abc import Iterator
