@@ -1,3 +1,4 @@
+# ruff: noqa: NPY002
 """Seeds of processes."""
 
 import random
