@@ -57,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
         f"kernel/{name}/trained": kernel.kernel(name, trained=True)
         for name in kernel.TRAINED
     },
+    "denormals": kernel.denormals,
     "sample/simple_centroid": sampling("simple_centroid", with_stock=True),
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),
@@ -126,7 +127,7 @@ AIMS = {
 }
 """Aims by row, as the table shows them; a factor is one of the column ratio. Trained
 weights have the aims of initial ones."""
-CPU_ONLY = ("attention/", "data/", "install/", "kernel/")
+CPU_ONLY = ("attention/", "data/", "denormals", "install/", "kernel/")
 """Beginnings of the names of rows that measure code for a CPU."""
 
 

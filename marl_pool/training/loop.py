@@ -18,6 +18,7 @@ from marl_pool.runs import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
+from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.progress import Progress
 
@@ -172,6 +173,7 @@ class TrainingLoop:
         limit = getattr(self.config, "env_timeout", None)  # a fit plays no episodes
         with (
             use_kernels(self.config.kernels, self.config.device),
+            without_denormals(),
             limit_calls(limit, self._failure),
         ):
             try:

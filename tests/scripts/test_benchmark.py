@@ -57,6 +57,8 @@ NAMES = {
     "evaluate/simple_centroid",
     "suite/standard",
     "layer/swarm",
+    "denormals/width_128",
+    "denormals/softmax",
 }
 NAMES |= {
     f"kernel/{network}/{what}"
