@@ -48,7 +48,8 @@ ENV_CONTEXT = frozenset(
 )
 """Arguments of an environment that the program sets, not the configuration."""
 BEST, POLICY = "best.json", "policy"
-CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
+CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,11})")
+"""Names of checkpoints; 12 digits are more than a run can have iterations."""
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
