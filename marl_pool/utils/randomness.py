@@ -72,6 +72,11 @@ EVALUATION_ENVS = 1 << 41
 """First environment number of evaluation, whose returns are reported."""
 
 
+def place_in_batch(env_id: int) -> int:
+    """Return the number of an environment as a person counts it, from 0."""
+    return env_id % VALIDATION_ENVS
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
