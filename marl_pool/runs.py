@@ -109,6 +109,7 @@ class Run:
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
         on_saved: called after each checkpoint.
+        results: folder above those of evaluations and videos; by default ``path``.
     """
 
     path: Path
@@ -122,6 +123,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
+        self.results = self.path
 
     @override
     def __repr__(self) -> str:
@@ -571,12 +573,35 @@ class Run:
             )
         return found
 
+    def iteration_of(self, checkpoint: str | int) -> int | None:
+        """Return the iteration of a policy: the best, the last, or a number itself."""
+        if checkpoint == "best":
+            return self.best.iteration if self.best else None
+        if checkpoint == "last":
+            newest = next(reversed(self.checkpoints()), None)
+            return iteration_of(newest) if newest else None
+        return int(checkpoint)
+
+    def superseded(self, record: Mapping[str, Any]) -> str:
+        """Say that training went on after an evaluation; empty if it did not.
+
+        ``record`` has the evaluation's ``checkpoint`` and ``iteration``.
+        """
+        checkpoint, measured = record.get("checkpoint"), record.get("iteration")
+        if measured is None or not isinstance(checkpoint, str | int):
+            return ""
+        with suppress(InputError, ValueError):  # a damaged file is told elsewhere
+            present = self.iteration_of(checkpoint)
+            if present not in (None, measured):
+                return f"of iteration {measured}, but the {checkpoint} is now {present}"
+        return ""
+
     # Results
 
     @property
     def evaluation_dir(self) -> Path:
         """Folder of evaluations, which exists after the first one."""
-        return self.path / "evaluation"
+        return self.results / "evaluation"
 
     def make_evaluation_dir(self) -> Path:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
@@ -588,8 +613,8 @@ class Run:
 
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
-        folder = self.path / name
-        atomic.validate_inside(self.path, folder)
+        folder = self.results / name
+        atomic.validate_inside(self.results, folder)
         with explain_os_errors(f"{folder} cannot be written to"):
             atomic.make_folder(folder)
             tempfile.TemporaryFile(dir=folder).close()

@@ -22,7 +22,6 @@ from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
-from marl_pool.runs import iteration_of
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.names import resolve, trust
@@ -120,7 +119,7 @@ class EvaluationTarget:
                 fixed=frozenset(fixed),
                 plugins=frozenset(plugins),
                 checkpoint=settings.checkpoint,
-                iteration=_iteration(run, settings.checkpoint),
+                iteration=run.iteration_of(settings.checkpoint),
                 training={
                     "config_digest": run.config_digest,
                     "training_seed": run.config.get("seed"),
@@ -404,12 +403,3 @@ def _fixed_groups(run: "Run", groups: Collection[str]) -> dict[str, str]:
             f"all of the groups {', '.join(groups)}, got {fixed!r:.80}"
         )
     return dict(fixed)
-
-
-def _iteration(run: "Run", checkpoint: str | int) -> int | None:
-    if checkpoint == "best":
-        return run.best.iteration if run.best else None
-    if checkpoint == "last":
-        newest = next(reversed(run.checkpoints()), None)
-        return iteration_of(newest) if newest else None
-    return int(checkpoint)
