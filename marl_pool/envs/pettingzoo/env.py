@@ -284,6 +284,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def _find_masks(self, resets: Sequence[ParallelStep]) -> None:
         """Add storage of action masks for groups with masks in the infos of resets."""
         informed = {agent for step in resets for agent in step.masks}
+        if informed and self.turn_based:  # other agents' masks show in their turns
+            choosing = (team for team in self._teams.values() if team.spec.sizes)
+            informed |= {agent for team in choosing for agent in team.agents}
         for name, team in self._teams.items():
             if MASK in self._views[name].parts or informed.isdisjoint(team.agents):
                 continue

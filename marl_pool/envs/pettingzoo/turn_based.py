@@ -7,6 +7,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import aec_to_parallel
 from typing_extensions import override
 
+from marl_pool.envs.pettingzoo.life import read_reward
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[Any, Any]
@@ -33,9 +34,9 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
         env: the environment.
 
     Raises:
-        InputError: in `reset` and `step`, an agent that ended stays after its action
-            None, or ``last()`` returns another reward than the sum of ``rewards`` since
-            the agent's last turn.
+        InputError: in `reset` and `step`, a reward is not one number, an agent that
+            ended stays after its action None, or ``last()`` returns another reward than
+            the sum of ``rewards`` since the agent's last turn.
     """
 
     def __init__(self, env: AECEnv[Any, Any, Any]) -> None:
@@ -43,6 +44,7 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self.possible_agents = list(getattr(env, "possible_agents", ()))
         self._unpaid: ByAgent = {}  # rewards since the last turn
+        self._number = 0  # of the step
 
     @property
     def agents(self) -> Any:
@@ -67,7 +69,7 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, ByAgent]:
         self.env.reset(seed=seed, options=options)
-        self._unpaid = defaultdict(float)
+        self._unpaid, self._number = defaultdict(float), 0
         observations, *_, infos = self._until_turn()
         return observations, infos
 
@@ -77,6 +79,7 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
     ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
         agent = self.env.agent_selection
         self._unpaid[agent] = 0.0
+        self._number += 1
         self.env.step(actions[agent])
         return self._until_turn(stepped=True)
 
@@ -94,30 +97,43 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
             terminations |= env.terminations
             truncations |= env.truncations
             for agent, reward in env.rewards.items() if stepped else ():
-                self._unpaid[agent] = self._unpaid[agent] + reward
-                rewards[agent] = rewards[agent] + reward if agent in rewards else reward
-            if not env.agents:
-                break
+                number = self._reward(agent, reward)
+                self._unpaid[agent] += number
+                rewards[agent] = rewards.get(agent, 0.0) + number
             agent = env.agent_selection
-            observation, reward, terminated, truncated, info = env.last()
-            observations[agent], infos[agent] = observation, info
-            gap, size = abs(self._unpaid[agent] - reward), abs(reward)
-            if gap > TOLERANCE * max(size, 1.0):
-                raise InputError(
-                    f"env.module: agent {agent!r}: last(): expected the reward "
-                    f"{self._unpaid[agent]}, the sum of env.rewards since the agent's "
-                    f"last turn, got {reward}"
+            if agent not in env.agents:
+                break
+            observations[agent], reward, terminated, truncated, infos[agent] = (
+                env.last()
+            )
+            paid, unpaid = self._reward(agent, reward), self._unpaid[agent]
+            if abs(unpaid - paid) > TOLERANCE * max(abs(paid), 1.0):
+                raise self._error(
+                    agent,
+                    f"last(): expected the reward {unpaid:g}, the sum of env.rewards "
+                    f"since the agent's last turn, got {paid:g}",
                 )
             if not (terminated or truncated):
                 break
             env.step(None)
             stepped = True
             if agent in env.agents:
-                raise InputError(
-                    f"env.module: agent {agent!r}: ended and is in env.agents after "
-                    "its action None, expected it to leave"
+                raise self._error(
+                    agent,
+                    "ended and is in env.agents after its action None, expected it to "
+                    "leave",
                 )
         return observations, rewards, terminations, truncations, infos
+
+    def _reward(self, agent: Any, reward: Any) -> float:
+        number = read_reward(reward)
+        if number is None:
+            raise self._error(agent, f"reward: expected one number, got {reward!r}")
+        return number
+
+    def _error(self, agent: Any, problem: str) -> InputError:
+        step = f"step {self._number}" if self._number else "reset"
+        return InputError(f"env.module: {step}: agent {agent!r}: {problem}")
 
     @override
     def render(self) -> Any:
