@@ -262,7 +262,8 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
         command = ["env=pettingzoo", f"env.module={CROWD}", f"env.workers={workers}"]
         sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=200", "threads=1"]
         assert main(["train", *command, *sizes, "--run-dir", str(run)]) == 0
-        assert main(["evaluate", str(run), "suite=quick", "episodes=5"]) == 0
+        evaluate = ["evaluate", str(run), "suite=quick", "episodes=5"]
+        assert main([*evaluate, "--plugin", CROWD]) == 0
         rows = (run / "metrics.csv").read_text().splitlines()
         header = rows[0].split(",")
         kept = [i for i, name in enumerate(header) if "seconds" not in name]
