@@ -36,8 +36,15 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 class PettingZooEnv(ReplayedEnv[ParallelStep]):
     """Play a third-party PettingZoo environment, in batches and with tokens.
 
-    The environments of a batch are stepped one after the other in Python; the
-    computations on their results are batched.
+    The environments of a batch are stepped one after the other in Python, by default,
+    and the computations on their results are batched.
+
+    *Processes.* With ``env.workers=2`` the environments are stepped in two processes at
+    the same time, in training, evaluation and checks; pictures are drawn in the main
+    one. Seeds, results and errors are the same, and the number may differ when a run
+    is evaluated. Each process takes seconds to start and imports torch and the
+    environment, so they pay where a step of the batch takes long, which
+    ``docs/benchmarks.md`` measures: not with more processes than idle cores.
 
     *Observations* of any space but Text, Graph, Sequence and OneOf become tokens. A
     vector is converted by a tokenizer. A dict of ``features``, ``types`` and

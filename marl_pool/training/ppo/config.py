@@ -113,6 +113,13 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         InputError: parts that do not fit each other; raised before a process starts.
     """
     settings, resources = config.ppo, config.resources
+    # More processes than environments would be a mistake in one of the two.
+    processes = config.env.get("workers", 1) if config.env.name == "pettingzoo" else 1
+    if processes > settings.num_envs:
+        raise InputError(
+            f"env.workers: expected at most ppo.num_envs = {settings.num_envs}, got "
+            f"{processes}"
+        )
     # Divide the agents into learning modules and fixed policies.
     env = describe_env(config.env)
     groups = env.groups
@@ -138,7 +145,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     if env.turn_based:
         agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    least = num_envs * agents.total()
+    least = config.batch_unit(groups)
     fragment, rest = divmod(settings.batch_size, least)
     if rest:
         raise InputError(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from envs.pettingzoo.test_life import REFUSED
+
 from helpers.crowd import Crowd
 from marl_pool.cli.main import main
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
@@ -74,9 +74,9 @@ def assert_same(mine: Any, theirs: Any) -> None:
         assert mine == theirs
 
 
-def played(workers: int, module: str) -> list[Any]:
+def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:
     """Return steps, whole episodes and states, before and after they are loaded."""
-    env = PettingZooEnv(5, module=module, seed=4, workers=workers)
+    env = PettingZooEnv(5, module=module, options=options, seed=4, workers=workers)
     rollout = rollout_of(env)
     results: list[Any] = [rollout.steps(9)]
     state = rollout.state_dict()
@@ -94,10 +94,17 @@ def played(workers: int, module: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "module", [CROWD, "mpe2.simple_tag_v3", "helpers.joint:Informed"]
+    ("module", "options"),
+    [
+        (CROWD, {}),
+        ("mpe2.simple_tag_v3", {}),
+        ("helpers.joint:JointEnv", {"masks": "infos"}),
+        ("helpers.joint:JointEnv", {"masks": "tuple", "kind": "dict"}),
+        ("gymnasium:CartPole-v1", {}),
+    ],
 )
-def test_results_are_those_of_one_process(module):
-    assert_same(played(1, module), played(3, module))
+def test_results_are_those_of_one_process(module, options):
+    assert_same(played(1, module, options), played(3, module, options))
 
 
 def error_of(workers: int, module: str, **options: Any) -> str:
@@ -255,7 +262,8 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
         command = ["env=pettingzoo", f"env.module={CROWD}", f"env.workers={workers}"]
         sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=200", "threads=1"]
         assert main(["train", *command, *sizes, "--run-dir", str(run)]) == 0
-        assert main(["evaluate", str(run), "suite=quick", "episodes=5"]) == 0
+        evaluate = ["evaluate", str(run), "suite=quick", "episodes=5"]
+        assert main([*evaluate, "--plugin", CROWD]) == 0
         rows = (run / "metrics.csv").read_text().splitlines()
         header = rows[0].split(",")
         kept = [i for i, name in enumerate(header) if "seconds" not in name]
