@@ -99,6 +99,27 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU])
+@pytest.mark.parametrize("size", [1e19, -1e30, 1e38, -3e38])
+@pytest.mark.parametrize("factor", [0.01, 0.2, 1.0])
+def test_a_huge_number_gives_no_nan(
+    activation: type[nn.Module], size: float, factor: float
+) -> None:
+    layers = mlp([5, 17, 3], activation)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.mul_(factor)
+    values = torch.randn(9, 5)
+    values[3, 1] = size
+    values.requires_grad_()
+    for kernels in ("torch", "native"):
+        with use_kernels(kernels):
+            out = layers(values)
+            parts = [values, *layers.parameters()]
+            gradients = torch.autograd.grad(out, parts, torch.ones_like(out))
+        assert not any(part.isnan().any() for part in (out, *gradients))
+
+
 def test_sizes_and_types_are_checked() -> None:
     module = make([3, 4, 2]).double()
     assert module._native is not None

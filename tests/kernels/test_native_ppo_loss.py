@@ -78,6 +78,10 @@ SPACES = {
     "one of several": ActionSpec(choices=(5,)),
     "choices and box": ActionSpec(low=(-1.0,) * 2, high=(1.0,) * 2, choices=(2, 3)),
 }
+COLUMNS = (
+    *(Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS),
+    *(Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS),
+)
 PLAIN = Coefficients(clip=0.2, value=0.3, value_clip=float("inf"), entropy=0.0, kl=0.0)
 
 
@@ -127,6 +131,25 @@ def test_nan_and_infinity_reach_the_loss(column: str) -> None:
         columns[column][3] = bad
         loss, *_ = results(True, BOX, (columns, logits, values), PLAIN)
         assert not loss.isfinite()
+
+
+@pytest.mark.parametrize("size", [1e19, -1e30, 1e38])
+@pytest.mark.parametrize("part", ["logits", "values", *COLUMNS])
+@pytest.mark.parametrize("space", sorted(SPACES))
+def test_a_huge_number_is_nan_only_where_it_is_in_torch(
+    space: str, part: str, size: float
+) -> None:
+    """The square of a huge error overflows in float32."""
+    for c in (PLAIN, Coefficients(0.2, 0.3, 0.5, 0.01, 0.3)):
+        columns, logits, values = make(SPACES[space], 20, torch.float32)
+        tensors = {"logits": logits, "values": values, **columns}
+        tensors[part][3:5].view(2, -1)[:, 0] = size
+        got, expected = (
+            results(native, SPACES[space], (columns, logits, values), c)
+            for native in (True, False)
+        )
+        for ours, torchs in zip(got, expected, strict=True):
+            assert not (ours.isnan() & ~torchs.isnan()).any()
 
 
 def test_columns_in_other_layouts_give_the_same() -> None:
