@@ -77,8 +77,9 @@ def _beside(path: Path) -> Iterator[Path]:
         yield beside
     except OSError as error:
         # A full disk names no file, and nobody knows the temporary one.
-        if error.filename is None or str(error.filename).startswith(str(beside)):
-            error.filename, error.filename2 = str(path), None
+        is_unnamed = error.filename is None and error.errno is not None
+        if is_unnamed or str(error.filename).startswith(str(beside)):
+            error.filename = str(path)
         raise
     finally:
         # A read-only file system would hide the error that is on its way.

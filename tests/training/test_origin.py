@@ -1,4 +1,4 @@
-"""What computed a checkpoint, and the line where a resumed run is computed otherwise."""
+"""What computed a checkpoint, and the line where something else resumes it."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_the_same_machine_and_versions_are_not_mentioned(begun, capsys):
         (
             "describe_kernels",
             lambda _: "torch",
-            "kernels native (v4) is now torch, thr",
+            "native (v4) is now torch, threads=1",
         ),
         ("__version__", "9.9.9", " is now 9.9.9"),
         ("torch.__version__", "1.0", " is now 1.0"),
