@@ -15,6 +15,7 @@ copyright = author
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",  # a copy of MathJax: readers need no network
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
