@@ -57,7 +57,7 @@ Config = dict[str, Any]
 
 
 class Origin(NamedTuple):
-    """Where a value of a configuration comes from."""
+    """The origin of a value of a configuration."""
 
     option: str
     """Option of the package, such as ``ppo=fast``; empty if the user set the value."""

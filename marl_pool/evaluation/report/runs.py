@@ -106,7 +106,7 @@ class ReportedRun:
 
     @property
     def superseded(self) -> str:
-        """Of which policy the evaluation is, if training went on after it."""
+        """The older policy that was evaluated, or "" if it is the present one."""
         return self.run.superseded(self.evaluation.about) if self.evaluation else ""
 
     def relative(self, path: Path) -> str:
