@@ -16,6 +16,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # a copy of MathJax: readers need no network
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "reference",

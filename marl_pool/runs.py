@@ -48,7 +48,8 @@ ENV_CONTEXT = frozenset(
 )
 """Arguments of an environment that the program sets, not the configuration."""
 BEST, POLICY = "best.json", "policy"
-CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
+CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,11})")
+"""Names of checkpoints; 12 digits are more than a run can have iterations."""
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
@@ -108,6 +109,7 @@ class Run:
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
         on_saved: called after each checkpoint.
+        results: folder above those of evaluations and videos; by default ``path``.
     """
 
     path: Path
@@ -121,6 +123,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
+        self.results = self.path
 
     @override
     def __repr__(self) -> str:
@@ -364,7 +367,11 @@ class Run:
 
     @contextmanager
     def checkpoint(
-        self, iteration: int, parts: Iterable[str] = (), best: Best | None = None
+        self,
+        iteration: int,
+        parts: Iterable[str] = (),
+        best: Best | None = None,
+        origin: Mapping[str, str] | None = None,
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
@@ -374,6 +381,7 @@ class Run:
             iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
             best: the checkpoint's score if it is the best so far.
+            origin: what computed it; see `origin`.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
@@ -388,10 +396,18 @@ class Run:
             about = {
                 "best_score": best and best.score,
                 "best_of": best and best.of,
+                "origin": dict(origin or {}),
                 **self.metrics.fix(iteration),
             }
             manifest.write_manifest(folder, **about)
         self._damage[final] = ""
+
+    def origin(self, checkpoint: Path) -> dict[str, str]:
+        """Return what computed a checkpoint: kernels and versions, by name.
+
+        Earlier versions of this package did not record it.
+        """
+        return dict(self._about(checkpoint).get("origin", {}))
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""
@@ -557,12 +573,35 @@ class Run:
             )
         return found
 
+    def iteration_of(self, checkpoint: str | int) -> int | None:
+        """Return the iteration of a policy: the best, the last, or a number itself."""
+        if checkpoint == "best":
+            return self.best.iteration if self.best else None
+        if checkpoint == "last":
+            newest = next(reversed(self.checkpoints()), None)
+            return iteration_of(newest) if newest else None
+        return int(checkpoint)
+
+    def superseded(self, record: Mapping[str, Any]) -> str:
+        """Say that training went on after an evaluation; empty if it did not.
+
+        ``record`` has the evaluation's ``checkpoint`` and ``iteration``.
+        """
+        checkpoint, measured = record.get("checkpoint"), record.get("iteration")
+        if measured is None or not isinstance(checkpoint, str | int):
+            return ""
+        with suppress(InputError, ValueError):  # a damaged file is told elsewhere
+            present = self.iteration_of(checkpoint)
+            if present not in (None, measured):
+                return f"of iteration {measured}, but the {checkpoint} is now {present}"
+        return ""
+
     # Results
 
     @property
     def evaluation_dir(self) -> Path:
         """Folder of evaluations, which exists after the first one."""
-        return self.path / "evaluation"
+        return self.results / "evaluation"
 
     def make_evaluation_dir(self) -> Path:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
@@ -574,8 +613,8 @@ class Run:
 
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
-        folder = self.path / name
-        atomic.validate_inside(self.path, folder)
+        folder = self.results / name
+        atomic.validate_inside(self.results, folder)
         with explain_os_errors(f"{folder} cannot be written to"):
             atomic.make_folder(folder)
             tempfile.TemporaryFile(dir=folder).close()

@@ -215,7 +215,7 @@ def _parsers(
     what = "folder or URL of a run, or folder of a policy; or of several runs"
     add(f"{readers} play", what=what, nargs="*", **run)
     add("report", what="folders or URLs of runs", nargs="*", **run)
-    what = "new folder for results that belong to no run"
+    what = "new folder for results; of a single run in place of its own"
     add(readers, "--out", what, metavar="DIR")
     add(
         f"resume {readers} play report export",

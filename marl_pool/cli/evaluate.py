@@ -62,13 +62,14 @@ class Reader:
 
         Args:
             path: folder of either; None if ``pretrained`` names a policy.
-            out: folder for the results of a standalone policy.
+            out: new folder for the results; by default that of the run, or a new one
+                for a standalone policy.
 
         Yields:
             The run, ``env``, the changed environment's complete options or None, and
             ``plugins``, the names that the run may use.
         """
-        from marl_pool.evaluation.standalone import find_standalone
+        from marl_pool.evaluation.standalone import find_standalone, results_folder
         from marl_pool.runs import CONFIG
 
         policy = find_standalone(path, self.settings.pretrained)
@@ -79,10 +80,7 @@ class Reader:
         if policy is None:
             run = open_run(self.verb, path)
             if out is not None:
-                raise InputError(
-                    "--out: expected none for a run, whose results are written to "
-                    f"its folder {path}, got {out}"
-                )
+                run.results = results_folder("", out)
             with naming_file(run.path / CONFIG):
                 trained = _env(run.env, None, run.path, run.config)
             env = _env(self.change, trained, run.path)
@@ -105,10 +103,14 @@ class Reader:
 
     def only(self, act: Act, *following: str) -> int:
         """Act on the one run or policy of the command; print the verbs that follow."""
+        from marl_pool.runs import CONFIG
+
         path = next(iter(self.arguments.run), None)
         written = self.one(act, path, self.arguments.out)
         print_paths(written)
-        run = quoted(written[0].parent.parent)
+        # Results that lie elsewhere are no run.
+        folder = written[0].parent.parent
+        run = quoted(folder if (folder / CONFIG).is_file() else path or folder)
         flags = plugin_flags(self.arguments.plugin)
         print_next(*(f"marl-pool {verb} {run}{flags}" for verb in following))
         return 0
@@ -304,21 +306,23 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
     from marl_pool.evaluation.report.runs import read_runs
+    from marl_pool.training.errors import print_warning
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     if settings.evaluate:
         _evaluate_missing(arguments, runs, others, settings)
     plugins = arguments.plugin
     print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
-    if lacking := [one for one in read_runs(runs) if one.evaluation is None]:
-        from marl_pool.training.errors import print_warning
-
-        for one in lacking:
-            print_warning(f"{one.run.path}: {one.evaluation_missing}")
-        if not settings.evaluate:
-            paths = " ".join(quoted(run.path) for run in runs)
-            flags = plugin_flags(arguments.plugin)
-            print_next(f"marl-pool report {paths} evaluate=true{flags}")
+    lacking = False
+    for reported in read_runs(runs):
+        older = reported.superseded and f"its evaluation is {reported.superseded}"
+        if warning := reported.evaluation_missing or older:
+            print_warning(f"{reported.run.path}: {warning}")
+        lacking |= reported.evaluation is None
+    if lacking and not settings.evaluate:
+        paths = " ".join(quoted(run.path) for run in runs)
+        flags = plugin_flags(arguments.plugin)
+        print_next(f"marl-pool report {paths} evaluate=true{flags}")
     return 0
 
 

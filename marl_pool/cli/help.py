@@ -96,7 +96,8 @@ EVALUATE = """\
 env.KEY=… measures a run in another environment than it was trained in. A policy without
 a run is named by its folder, with env=NAME if that names no environment, or by
 pretrained=NAME if it is shipped with the package. Its results are written to --out, by
-default a new folder in evaluations/. `marl-pool report` compares several runs.
+default a new folder in evaluations/; --out DIR writes those of one run elsewhere too.
+`marl-pool report` compares several runs, by the evaluations in their folders.
 
 examples:
   marl-pool evaluate runs/my-run

@@ -12,6 +12,8 @@ from marl_pool.utils.text import printable
 if TYPE_CHECKING:
     from marl_pool.runs import Run
 
+OLDER = "an older policy's"
+"""Mark of an evaluation after which training went on."""
 DEPTHS = ("", "*/", "*/*/", "*/*/*/", "*/*/trials/*/")
 """Where the runs of a folder are: runs/NAME, sweeps/NAME/trials/NAME, …"""
 
@@ -61,7 +63,8 @@ def ls(arguments: Namespace, overrides: list[str]) -> int:
     if not rows:
         raise InputError(f"{folder}: expected a folder with runs, got none in it")
     columns = ["run", "parts", "state", "done", "best", "evaluated"]
-    print_table(columns, rows, title=str(folder), num_names=3)
+    spared = [columns.index(name) for name in ("evaluated", "done", "parts")]
+    print_table(columns, rows, title=str(folder), num_names=3, spared=spared)
     return 0
 
 
@@ -72,7 +75,8 @@ def _row(path: Path, folder: Path) -> list[str]:
     try:
         run = Run.open(path)
         done, total, _ = _progress(run)
-        evaluated = _last_evaluation(run).partition(":")[0]
+        date, _, about = _last_evaluation(run).partition(":")
+        evaluated = f"{date}, older" if OLDER in about else date
         share = f"{min(done / total, 1):.0%}" if total else ""
         state = _state(run, done, total) if total else ""
         best = run.best.number if run.best else ""
@@ -113,11 +117,14 @@ def _parts(run: "Run") -> str:
     """Name environment or task, policy, encoder, pooling head and seed."""
     sections = ("env", "task", "policy", "encoder", "pooling")
     given = [run.config.get(name) for name in sections]
+    # Which environment of PettingZoo it is, its module says.
     named = [
-        part["name"] for part in given if isinstance(part, dict) and "name" in part
+        " ".join(str(part[key]) for key in ("name", "module") if part.get(key))
+        for part in given
+        if isinstance(part, dict) and "name" in part
     ]
     seed = run.config.get("seed")
-    return ", ".join([*map(str, named), *([] if seed is None else [f"seed {seed}"])])
+    return ", ".join([*named, *([] if seed is None else [f"seed {seed}"])])
 
 
 def _fit_results(run: "Run") -> str:
@@ -152,7 +159,9 @@ def _last_evaluation(run: "Run") -> str:
         return ""
     date = f"{datetime.fromtimestamp(files[-1].stat().st_mtime):%Y-%m-%d %H.%M}"
     try:
-        rows: list[dict[str, Any]] = read_json(files[-1])["results"]
+        document = read_json(files[-1])
+        rows: list[dict[str, Any]] = document["results"]
+        superseded = run.superseded(document)
         clean = [
             f"{row['group']} {row['mean']:.4g}"
             for row in rows
@@ -160,4 +169,5 @@ def _last_evaluation(run: "Run") -> str:
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{date}: {files[-1].name} cannot be read"
-    return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name})"
+    older = superseded and f", {OLDER}, {superseded}"
+    return f"{date}: {', '.join(clean)}, unperturbed ({files[-1].name}){older}"

@@ -1,5 +1,6 @@
 """The contract of an environment: a batch of episodes that advance together."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
+LARGEST_OBSERVATION = 1 << 28
+"""Most numbers that the agents of a group observe at a time: a gibibyte of float32."""
+
 
 @dataclass(frozen=True)
 class AgentGroup:
@@ -41,6 +45,16 @@ class AgentGroup:
     has_action_masks: bool = field(default=False, kw_only=True)
     """True if every observation says which options of the choices are allowed, by
     `Tokens.action_mask`."""
+
+    def __post_init__(self) -> None:
+        shape = self.num_agents, self.tokens.num_tokens, self.tokens.num_features
+        if math.prod(shape) > LARGEST_OBSERVATION:
+            agents, tokens, features = (f"{size:,}" for size in shape)
+            raise InputError(
+                f"env: expected observations of at most {LARGEST_OBSERVATION:,} "
+                f"numbers in one environment, got {agents} agents x {tokens} tokens x "
+                f"{features} features"
+            )
 
     @cached_property
     def actions(self) -> ActionSpec:

@@ -11,7 +11,8 @@ def validate_comparable(runs: Sequence[Run]) -> None:
     """Reject runs of different tasks: their returns have no common scale.
 
     Raises:
-        InputError: another env, horizon or reward, or one run given twice.
+        InputError: another env, horizon or reward, or one run given twice. Options of
+            an environment of PettingZoo, which may shape its reward, must be equal.
     """
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise InputError("expected different runs, got one of them twice")
@@ -19,7 +20,7 @@ def validate_comparable(runs: Sequence[Run]) -> None:
         one, other = first.env, second.env
         # Options that shape the reward begin with its name.
         rewards = (key for key in {**one, **other} if key.startswith("reward"))
-        for key in ("name", "max_steps", *rewards):
+        for key in ("name", "module", "options", "max_steps", *rewards):
             if one.get(key) != other.get(key):
                 raise InputError(
                     f"runs that cannot be compared: env.{key} is {one.get(key)} in "

@@ -220,7 +220,11 @@ def print_table(results: Sequence[Result], title: str) -> None:
             for name in intervals:
                 cells += _interval(result, name)
         rows.append(cells)
-    print_rows(title, ["policy", "perturbation"], columns, rows)
+    # In a narrow terminal return, deviation and drop remain.
+    names = ["policy", "perturbation"]
+    intervals_at = [k for k, name in enumerate([*names, *columns]) if name == "95 %"]
+    spared = [len(names) + columns.index("IQM"), *reversed(intervals_at)]
+    print_rows(title, names, columns, rows, spared)
     # Print each reason once, with all rows that it holds for.
     reasons: dict[str, dict[str, None]] = {}
     for result in results:
@@ -246,15 +250,25 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
 
 
 def print_rows(
-    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]
+    title: str,
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    spared: Sequence[int] = (),
 ) -> None:
     """Print a table whose intervals are over episodes.
 
     The columns ``left`` are aligned to the left, the columns ``right`` to the right.
+    For ``spared`` see `tables.print_table`.
     """
-    caption = f"95 %: over episodes, so for {ONLY}"
-    columns, count = [*left, *right], len(left)
-    tables.print_table(columns, rows, title=title, caption=caption, num_names=count)
+    tables.print_table(
+        [*left, *right],
+        rows,
+        title=title,
+        caption=f"95 %: over episodes, so for {ONLY}",
+        num_names=len(left),
+        spared=spared,
+    )
 
 
 def _policies(rows: "Sequence[Result | SeverityAUC]") -> list[str]:

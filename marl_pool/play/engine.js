@@ -166,7 +166,8 @@ class TokenNetwork {
   act(tokens) {
     const { w, network } = this, phi = ACTIVATIONS[this.input_activation], here = tokens.filter((t) => !t.pad);
     const types = w.all[network + ".embedding.types.weight"];
-    let x = here.map((t) => w.linear(network + ".embedding.project", [...t.f, ...(types ? types[t.type] : [])]).map(phi));
+    const project = w.all[network + ".embedding.project.weight"] ? (f) => w.linear(network + ".embedding.project", f).map(phi) : (f) => f;
+    let x = here.map((t) => project([...t.f, ...(types ? types[t.type] : [])]));
     for (let i = 0; i < this.layers.length; i++) {
       const name = `${network}.encoder.layers.${i}`, layer = this.layers[i];
       const normed = x.map((v) => w.norm(name + ".attention_norm", v));

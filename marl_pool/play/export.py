@@ -2,8 +2,10 @@
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from marl_pool.encoders.base import IdentityEncoder
 from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
@@ -35,6 +38,12 @@ ACTIVATION_NAMES = {nn.Identity: "none"} | {
     ACTIVATIONS[name]: name for name in ACTIVATIONS
 }
 """Names of activation functions in the page's JavaScript."""
+HEAD, SCRIPTS = '<meta charset="utf-8">', re.compile(r"<script>(.*?)</script>", re.S)
+POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+"""The Content-Security-Policy of an exported page, which loads and sends nothing."""
 ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
@@ -81,7 +90,12 @@ def page() -> str:
 def wrapped(data: str) -> str:
     """Return the page around the data of a demonstration, JSON in one line."""
     script = (files("marl_pool.play") / SCRIPT).read_text(encoding="utf-8")
-    return page().replace(ENGINE, f"{DATA}{data};\n{script}")
+    whole = page().replace(ENGINE, f"{DATA}{data};\n{script}")
+    # No other script may run in the page.
+    hashes = [sha256(text.encode()).digest() for text in SCRIPTS.findall(whole)]
+    sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    return whole.replace(HEAD, f"{HEAD}\n{policy.format(scripts=sources)}", 1)
 
 
 def data_of(exported: str) -> str:
@@ -139,10 +153,14 @@ def describe_policy(name: str, policy: Policy) -> dict[str, Any]:
 def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
     network = policy.network
     encoder, pooling = network.encoder, network.pooling
-    if not isinstance(encoder, TransformerEncoder):
+    layers: Any = ()
+    final_norm = False
+    if isinstance(encoder, TransformerEncoder):
+        layers, final_norm = encoder.layers, encoder.final_norm is not None
+    elif not isinstance(encoder, IdentityEncoder):
         raise _unknown(name, type(encoder).__name__)
-    if network.embedding.adds or network.embedding.project is None:
-        raise _unknown(name, "an embedding without a projection")
+    if network.embedding.adds:
+        raise _unknown(name, "an added type embedding")
     head: dict[str, Any] = {"name": "max"}
     if isinstance(pooling, AdaPooling) and isinstance(pooling.query, str):
         head = {
@@ -156,7 +174,6 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
         head = {"name": "avg"}
     elif not isinstance(pooling, MaxPooling):
         raise _unknown(name, type(pooling).__name__)
-    layers: Any = encoder.layers
     return {
         "kind": "token",
         "network": "network",
@@ -170,7 +187,7 @@ def _token(name: str, policy: TokenPolicy) -> dict[str, Any]:
             }
             for layer in layers
         ],
-        "final_norm": encoder.final_norm is not None,
+        "final_norm": final_norm,
         "input_activation": ACTIVATION_NAMES[type(network.embedding.activate)],
         "activation": policy.activation,
         "head": _places(policy.action_head),
@@ -244,6 +261,7 @@ def _weights(policy: nn.Module, skip: str = "\n") -> dict[str, Any]:
 
 def _unknown(name: str, got: str) -> InputError:
     return InputError(
-        f"--export: expected a token policy with a transformer and the pooling ada, "
-        f"avg or max, or attention neurons with an LSTM, got {got} in {name}"
+        "--export: expected a token policy with a transformer or no encoder and the "
+        "pooling ada, avg or max, or attention neurons with an LSTM, "
+        f"got {got} in {name}"
     )

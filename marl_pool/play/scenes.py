@@ -87,7 +87,11 @@ class ParticleScene(Scene[ParticleEnv]):
     @override
     def describe(self, env: ParticleEnv, group: str) -> dict[str, Any]:
         shown = [
-            {"kind": kind.kind, "size": kind.size, "still": not kind.movable}
+            {
+                "kind": kind.kind,
+                "size": kind.size,
+                "color": "#{:02x}{:02x}{:02x}".format(*kind.color),
+            }
             for kind in env.entities
         ]
         about = {"extent": env.extent, "entities": shown}

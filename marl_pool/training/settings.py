@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ from marl_pool.utils.types import (
     StorageURL,
     UnitInterval,
 )
+
+if TYPE_CHECKING:
+    from marl_pool.envs.base import AgentGroup
 
 PlugIn = Annotated[str, Field(pattern=":", description="package.module:Class")]
 
@@ -191,6 +194,18 @@ class TrainConfig(TrainSettings):
     policy: Options
     ppo: PPOSettings
     perturbation: Options
+
+    def batch_unit(self, groups: "Mapping[str, AgentGroup]") -> int:
+        """Return the number of agents that learn in one step of all environments.
+
+        ``ppo.batch_size`` is a multiple of it.
+        """
+        learning = sum(
+            group.num_agents
+            for name, group in groups.items()
+            if name not in (self.fixed or ())
+        )
+        return self.ppo.num_envs * max(1, self.resources.num_env_runners) * learning
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 INK, GRID, FAINT = "#333333", "#e4e4e0", "#8a8a84"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-OKABE_ITO = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#444444")
+ORANGE = "#E69F00"
+OKABE_ITO = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, "#56B4E9", "#444444")
 """Colour-blind-safe palette (Okabe and Ito, 2008) without yellow."""
 MARKERS = "osD^vPX*"
 INSTALL_PLOTS = 'pip install "marl-pool[plots]"'

@@ -3,10 +3,9 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from marl_pool.utils.atomic import new_file
 from marl_pool.utils.text import cell, printable, uncell
@@ -43,6 +42,7 @@ def print_table(
     caption: str = "",
     width: int = 140,
     num_names: int = 1,
+    spared: Collection[int] = (),
 ) -> None:
     """Print a table with numbers aligned to the right.
 
@@ -53,20 +53,22 @@ def print_table(
         caption: line below the table.
         width: characters a line where there is no terminal.
         num_names: leading columns of text, aligned to the left.
+        spared: numbers of the columns that a narrow terminal leaves out first, in this
+            order; then the last ones.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console, rows, shown = Console(), list(rows), len(columns)
+    console, rows, shown = Console(), list(rows), list(range(len(columns)))
     if console.is_terminal:
-        # Rows that break are hard to read: leave out the last columns instead.
-        shown = max(_fitting(columns, rows, console.width), num_names + 1)
+        # Rows that break are hard to read: leave out columns instead.
+        shown = _fitting(columns, rows, console.width, num_names, spared)
     else:
         # A pipe has no width of its own, and rich's default of 80 columns breaks rows.
         console.width = width
-    if shown < len(columns):
-        hint = f"a wider terminal shows {', '.join(columns[shown:])} too"
+    if hidden := [name for k, name in enumerate(columns) if k not in shown]:
+        hint = f"a wider terminal shows {', '.join(hidden)} too"
         caption = f"{caption}; {hint}" if caption else hint
     table = Table(
         title=Text(printable(title)),
@@ -75,21 +77,40 @@ def print_table(
         caption_justify="left",
     )
     # The first columns are names, the others numbers.
-    for place, name in enumerate(columns[:shown]):
-        table.add_column(name, justify="left" if place < num_names else "right")
+    for place in shown:
+        justify: Literal["left", "right"] = "left" if place < num_names else "right"
+        table.add_column(columns[place], justify=justify)
     for row in rows:
-        table.add_row(*(Text(printable(text)) for text in row[:shown]))
+        cells = [row[place] for place in shown if place < len(row)]
+        table.add_row(*(Text(printable(text)) for text in cells))
     console.print(table)
 
 
-def _fitting(columns: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> int:
-    """Return how many of the columns a table of ``width`` characters has room for."""
+def _fitting(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    width: int,
+    num_names: int,
+    spared: Collection[int],
+) -> list[int]:
+    """Return the columns that a table of ``width`` characters has room for."""
     widest = [len(name) for name in columns]
     for row in rows:
         for place, text in enumerate(row):
             widest[place] = max(widest[place], len(printable(text)))
-    ends = accumulate((each + 3 for each in widest), initial=1)
-    return sum(end <= width for end in ends) - 1
+    room = width - 1 - sum(size + 3 for size in widest)
+    last = [k for k in reversed(range(num_names + 1, len(columns))) if k not in spared]
+    hidden: list[int] = []
+    for place in [*spared, *last]:
+        if room < 0:
+            hidden.append(place)
+            room += widest[place] + 3
+    # A narrow one may fit again in place of a wide one.
+    for place in hidden[-2::-1]:
+        if room >= widest[place] + 3:
+            hidden.remove(place)
+            room -= widest[place] + 3
+    return [place for place in range(len(columns)) if place not in hidden]
 
 
 def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:

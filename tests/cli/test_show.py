@@ -53,6 +53,29 @@ def test_show_tells_state_results_and_what_comes_next(run, printed):
     assert "marl-pool evaluate runs/half\n" in printed("show", "runs/half")
 
 
+def test_an_evaluation_before_more_training_is_marked(run, printed):
+    document = {"checkpoint": "best", "iteration": 1}
+    path = run.evaluation_dir / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | document))
+    assert "older" not in printed("show", "runs/half")
+    assert "older" not in printed("ls")
+    with run.save_policy_dir(Best(7, -1.0)) as folder:
+        (folder / "model.safetensors").write_bytes(b"weights")
+    assert (
+        "(results.json), an older policy's, of iteration 1, but the best is now 7\n"
+        in printed("show", "runs/half")
+    )
+    assert ", older" in printed("ls")
+
+
+def test_an_environment_of_pettingzoo_is_named(printed):
+    env = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3"}
+    Run.create("runs/spread", compose("train", ["seed=3"]) | {"env": env})
+    told = "pettingzoo mpe2.simple_spread_v3, "
+    assert told in printed("ls")
+    assert told in printed("show", "runs/spread")
+
+
 @pytest.mark.parametrize("content", ["null", '{"results": [{'])
 def test_a_damaged_evaluation_is_told(run, printed, content):
     (run.evaluation_dir / "results.json").write_text(content)

@@ -41,6 +41,11 @@ def test_every_example_is_short_and_says_how_to_run_it() -> None:
         assert len(text.splitlines()) <= limit, file.name
 
 
+@pytest.mark.parametrize("script", ["train.py", "custom_env.py", "custom_pooling.py"])
+def test_help_is_no_override(script: str, tmp_path: Path) -> None:
+    assert "overrides" in run(script, "--help", cwd=tmp_path)
+
+
 @pytest.mark.slow
 def test_evaluate_measures_the_shipped_policy(tmp_path: Path) -> None:
     rows = [

@@ -1,6 +1,7 @@
 """The site is built without a warning, and has all that is registered."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     pytest.importorskip("myst_parser")
     pytest.importorskip("furo")
+    pytest.importorskip("sphinx-mathjax-offline")
     command = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     built = subprocess.run(
         [sys.executable, *command, "-b", "html", "docs", str(tmp_path)],
@@ -35,6 +37,13 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pooling = read(tmp_path / "reference/pooling.html")
     for target in POOLING.values():
         assert f'id="marl_pool.pooling.{target.partition(":")[2]}"' in pooling
+    # Formulas need no network.
+    pages = [read(page) for page in tmp_path.rglob("*.html")]
+    scripts = {
+        src for page in pages for src in re.findall(r'<script[^>]*src="(\S+?)"', page)
+    }
+    assert any("mathjax" in src for src in scripts)
+    assert not [src for src in scripts if "//" in src]
     # Options have their expected values beside them.
     assert "<em>an integer &gt;= 1</em>" in pooling
 

@@ -1,6 +1,7 @@
 """Evaluation: exact invariance, paired environments, gaps, files that stay."""
 
 import csv
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -411,6 +412,29 @@ def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for text in ("a title", "1.500", "1.000 to 2.000", "trained, sampled", "why"):
         assert text in shown
+
+
+def test_a_table_in_80_columns_has_return_deviation_and_drop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for key, value in {"TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr("sys.stdout", stream := Terminal())
+    row = {"mean_low": -2.25, "mean_high": -1.75, "std": 0.5, "iqm": -1.875}
+    row |= {"drop": 0.125, "drop_low": 0.0625, "drop_high": 0.25, "mean": -2.0}
+    perturbed = {"perturbation": "occlude", "label": "occlude mode=zero"}
+    print_table(
+        [Result("agent", "trained", False, severity=0.5, **perturbed, **row)], "title"
+    )
+    shown = stream.getvalue()
+    for number in ("-2.000", "0.500", "0.125"):
+        assert number in shown
+    assert "-1.875" not in shown
+    assert "a wider terminal shows" in shown
 
 
 # Runs

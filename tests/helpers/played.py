@@ -26,14 +26,14 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def token_target(
-    env: dict[str, Any], *, seed: int = 0, **head: Any
+    env: dict[str, Any], *, seed: int = 0, encoder: Any = TINY, **head: Any
 ) -> EvaluationTarget:
     """Return an untrained policy with large weights, which reacts to what it sees."""
     (group,) = describe_env(env).groups.values()
     policy = TokenPolicy(
         group.tokens,
         group.action_space,
-        encoder=TINY,
+        encoder=encoder,
         pooling=head or {"name": "ada"},
         init_std=0.5,
         seed=seed,

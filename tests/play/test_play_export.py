@@ -30,6 +30,10 @@ def test_the_pages_of_the_documentation_are_the_present_ones(tmp_path, capsys):
         (token_target({"name": "simple_tag"}), "cartpole.*got SimpleTag"),
         (pretrained_target("cartpole_feed_forward"), "got FeedForward in a"),
         (token_target({"name": "cartpole"}, name="pma"), "got PMAPooling in a"),
+        (
+            token_target({"name": "cartpole"}, encoder={"name": "swarm", "dim": 8}),
+            "got S",
+        ),
         (token_target({"name": "cartpole", "num_frames": 2}), "got CartPole"),
         (
             token_target({"name": "simple_centroid"}, name="ada", query=[1]),

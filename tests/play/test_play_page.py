@@ -1,9 +1,11 @@
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from helpers.paths import ROOT
 from helpers.played import (
     browser_page,
     file_url,
@@ -110,6 +112,9 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
             "learned": token_target(CENTROID, name="ada", query="learned"),
             "max": token_target(CENTROID, name="max"),
             "avg": token_target(CENTROID, name="avg"),
+            "no encoder": token_target(
+                CENTROID, encoder={"name": "identity"}, name="ada"
+            ),
         },
         "cartpole": {"neurons": pretrained_target("cartpole_attention_neuron")},
     }[env]
@@ -131,6 +136,21 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
         else:
             page.evaluate("send({do: 'occlude', entity: 2})")
         wait_for(page, f"{LANE}.parted !== null")
+
+
+def test_the_documentation_shows_attention_that_stays_on_the_signal():
+    # README says so of AdaPool.
+    with browser_page(offline=True) as page:
+        page.goto(file_url(ROOT / "docs" / "demo" / "simple_centroid.html"))
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        assert page.evaluate("window.engine.state.error") < 1e-9
+        share = page.locator(".gauge >> nth=1").inner_text()
+        assert "attention on signal" in share
+        assert int(re.search(r"(\d+) ?%", share)[1]) > 90
+        # On a telephone Shuffle is in view.
+        page.set_viewport_size({"width": 390, "height": 800})
+        box = page.locator("#shuffle").bounding_box()
+        assert box["y"] + box["height"] <= 800
 
 
 def actions_are_perturbed(page):
@@ -182,3 +202,40 @@ def test_ctrl_c_ends_the_command_cleanly(tmp_path):
             process.kill()
     assert (process.returncode, errors) == (0, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_keys_pressed_between_two_frames_all_act():
+    press = "new KeyboardEvent('keydown', {key: '%s', bubbles: true})"
+    with (
+        served(Session({"a": token_target(CENTROID)})) as server,
+        browser_page() as page,
+    ):
+        page.goto(server.url)
+        wait_for(page, "!!view.frame")
+        page.evaluate(
+            f"for (let i = 0; i < 5; i++) document.dispatchEvent({press % '+'})"
+        )
+        wait_for(page, "view.frame.distractors === 5")
+        # An even number of presses leaves it as it is, an odd one does not.
+        page.evaluate(
+            f"for (let i = 0; i < 3; i++) document.dispatchEvent({press % ' '})"
+        )
+        wait_for(page, "view.frame.paused")
+        state = f"{LANE}.episode.scene.state[0]"
+        page.evaluate("view.chosen = 0")
+        before = page.evaluate(state)
+        right = press % "ArrowRight"
+        page.evaluate(f"for (let i = 0; i < 3; i++) document.dispatchEvent({right})")
+        wait_for(page, f"Math.abs({state}[0] - {before[0]} - 0.45) < 1e-3")
+
+
+def test_no_other_script_runs_in_an_exported_page(tmp_path):
+    file = export({"a": token_target(CENTROID)}, tmp_path / "page.html")
+    stranger = "<script>window.stranger = 1</script></body>"
+    file.write_text(file.read_text().replace("</body>", stranger))
+    with browser_page(offline=True) as page:
+        page.goto(file_url(file))
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        assert page.evaluate("window.stranger === undefined")
+        page.click("#shuffle")
+        wait_for(page, "view.frame.severities.shuffle === 1")

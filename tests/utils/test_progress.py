@@ -77,6 +77,18 @@ def test_a_table_leaves_out_columns_that_a_terminal_has_no_room_for(monkeypatch)
         assert ("a wider terminal" in text) is not last
 
 
+def test_a_table_leaves_out_the_least_important_columns_first(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", stream)
+    columns, row = ["name", "a", "b", "c", "d"], ["x", *(c * 9 for c in "ABCD")]
+    for width, shown in (("60", "ABCD"), ("50", "ABD"), ("40", "BD"), ("25", "B")):
+        monkeypatch.setenv("COLUMNS", width)
+        stream.truncate(0)
+        print_table(columns, [row], title="t", spared=[3, 1])
+        assert [c for c in "ABCD" if c * 9 in stream.getvalue()] == list(shown)
+
+
 def test_a_dumb_terminal_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()

@@ -42,8 +42,6 @@ RAIL = 1.0
 """Height of the track in the image; the bars are below."""
 CART: Point = (0.2, 0.1)
 """Half the width and height of the cart."""
-CART_COLOR: canvas.Color = (31, 90, 200)
-POLE_COLOR: canvas.Color = (214, 39, 40)
 FLOOR, HEIGHT = -2.0, 1.6
 """Position of the bars, and the height of the highest bar."""
 
@@ -299,14 +297,14 @@ class CartPoleFrame(canvas.Frame):
         # Draw the cart.
         half_width, half_height = CART
         low = (position - half_width, RAIL - half_height)
-        self._box(low, (position + half_width, RAIL + half_height), CART_COLOR)
+        self._box(low, (position + half_width, RAIL + half_height), canvas.BLUE)
         # Draw the pole and its pivot.
         tip = (
             position - POLE_LENGTH * math.sin(angle),
             RAIL + POLE_LENGTH * math.cos(angle),
         )
         width = max(2, round(self.projection.pixels(0.06)))
-        self._stroke((position, RAIL), tip, POLE_COLOR, width)
+        self._stroke((position, RAIL), tip, canvas.VERMILION, width)
         (pivot,) = self.projection.project(np.array([(position, RAIL)]))
         canvas.draw_disc(self.image, pivot, self.projection.pixels(0.05), canvas.INK)
 

@@ -14,13 +14,18 @@ Color = tuple[int, int, int]
 PAPER: Color = (252, 252, 250)
 INK: Color = (60, 60, 60)
 GRID: Color = (232, 232, 230)
-ATTENTION: Color = (235, 130, 0)
-
-BLUE, GREEN, PURPLE = (
+BLUE, GREEN, PURPLE, VERMILION, ATTENTION = (
     (int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16))
-    for color in (plotting.BLUE, plotting.GREEN, plotting.PURPLE)
+    for color in (
+        plotting.BLUE,
+        plotting.GREEN,
+        plotting.PURPLE,
+        plotting.VERMILION,
+        plotting.ORANGE,
+    )
 )
-"""Colors of entities that color-blind people can tell apart."""
+"""Colors that color-blind people can tell apart, in videos and on the live page."""
+OBSTACLE: Color = (70, 70, 70)
 
 SHIFT = 4  # fractional bits of OpenCV's coordinates
 MIN_RADIUS = 4.0  # pixels, so that small discs stay visible

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, EnvOptions
-from marl_pool.envs.drawing.canvas import GREEN, PURPLE
+from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
 from marl_pool.utils.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
@@ -135,7 +135,7 @@ class SimpleTag(ParticleEnv):
                 Entities(
                     "obstacle",
                     self.num_obstacles,
-                    (70, 70, 70),
+                    OBSTACLE,
                     OBSTACLE_SIZE,
                     movable=False,
                     collide=obstacles_collide,

@@ -128,6 +128,8 @@ class ParallelStep(NamedTuple):
     ended it."""
     masks: Mapping[Any, Any] = {}
     """Action masks in the infos of the agents that are observed."""
+    place: int = -1
+    """Of a step in another process: where it wrote observations, rewards and masks."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):

@@ -7,6 +7,7 @@ import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from marl_pool.utils.errors import InputError, described
 
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
+ALIGNMENT = 64
+"""Bytes of a cache line, which two arrays in shared memory do not share."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,10 @@ def _one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
 class StepArrays:
     """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent.
 
@@ -244,10 +251,59 @@ class StepArrays:
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
 
-    def write(self, row: int, step: ParallelStep) -> None:
-        """Write the step of one environment."""
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer of `share`."""
+        return sum(
+            _aligned(array.nbytes)
+            for _, arrays in self._by_group()
+            for array in arrays.values()
+        )
+
+    def share(self, buffer: mmap) -> None:
+        """Keep rewards and observations in a buffer, in the same order everywhere."""
+        offset = 0
+        for _, arrays in self._by_group():
+            for key, array in arrays.items():
+                arrays[key] = np.ndarray(array.shape, array.dtype, buffer, offset)
+                offset += _aligned(array.nbytes)
+
+    def clear(self, row: int) -> None:
+        """Make all agents of one environment absent."""
+        for _, arrays in self._by_group():
+            for array in arrays.values():
+                array[row] = 0
+
+    def copy(
+        self, rows: Sequence[int], steps: Sequence[ParallelStep], source: "StepArrays"
+    ) -> None:
+        """Copy steps that were written at the places ``step.place`` of ``source``."""
+        places = [step.place for step in steps]
+        for name, arrays in self._by_group():
+            written = source.rewards if name is None else source.parts[name]
+            for key, array in arrays.items():
+                array[rows] = written[key][places]
+        for row, step in zip(rows, steps, strict=True):
+            self._begin(row, step)
+
+    def _by_group(self) -> Iterator[tuple[str | None, Arrays]]:
+        """Yield the rewards, with None, and the observations of each group."""
+        yield None, self.rewards
+        yield from self.parts.items()
+
+    def _begin(self, row: int, step: ParallelStep) -> None:
         self._where[row] = step.where
         self.terminated[row], self.truncated[row] = step.terminated, step.truncated
+        for agent in step.masks:
+            if MASK not in self.parts[self._columns[agent][0]]:
+                raise InputError(
+                    f"{step.where}: agent {agent!r}: infos: {MASK}: expected one after "
+                    "the reset too, got none"
+                )
+
+    def write(self, row: int, step: ParallelStep) -> None:
+        """Write the step of one environment."""
+        self._begin(row, step)
         for agent, observation in step.observations.items():
             name, column = self._columns[agent]
             arrays = self.parts[name]
@@ -257,10 +313,6 @@ class StepArrays:
                 if name in self.informed:
                     mask = step.masks.get(agent)
                     arrays[MASK][row, column] = self._read_mask(name, mask)
-                elif agent in step.masks and MASK not in arrays:
-                    raise InputError(
-                        f"infos: {MASK}: expected one after the reset too, got none"
-                    )
             except (InputError, LookupError, TypeError, ValueError) as error:
                 problem = str(error).removeprefix("env.module: ")
                 raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error

@@ -104,6 +104,11 @@ class ReportedRun:
         """The seed of the training."""
         return self.run.config.get("seed")
 
+    @property
+    def superseded(self) -> str:
+        """Of which policy the evaluation is, if training went on after it."""
+        return self.run.superseded(self.evaluation.about) if self.evaluation else ""
+
     def relative(self, path: Path) -> str:
         """A file of the run, without the folders above the run."""
         return f"{self.name}/{path.relative_to(self.run.path).as_posix()}"

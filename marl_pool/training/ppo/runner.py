@@ -44,6 +44,8 @@ from marl_pool.training.ppo.trajectories import (
     trajectory_rows,
 )
 from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.randomness import process_seed, seed_process
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""
@@ -97,6 +99,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.settings: RunnerSettings = self.config.env_config[RUNNER]
         self.run_config = self.settings.config
+        seed_process(process_seed(self.run_config.seed, self.worker_index or 0))
         self.device: str = self.run_config.device
         # A remote runner has one core, and a GPU only if it was given one.
         if self.worker_index:
@@ -135,6 +138,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         first = next(iter(spaces.values()))
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
 
+    @without_denormals()  # a remote runner has a process of its own
     def sample(self, *, num_timesteps: int | None = None) -> list[SingleAgentEpisode]:
         """Sample one fragment for learners in other processes.
 

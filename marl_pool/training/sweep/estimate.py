@@ -21,6 +21,7 @@ from marl_pool.training.ppo.runner import SAMPLE_SECONDS
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.supervised.fit import duration, price
 from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.devices import without_denormals
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
@@ -144,10 +145,13 @@ class Throughput(NamedTuple):
     """Steps of one iteration, over all environments."""
     seconds: float
     """Duration of one iteration."""
+    start: float = 0.0
+    """Seconds before the first iteration runs at that speed."""
 
     def seconds_for(self, steps: int) -> float:
         """Return the duration of the iterations that complete ``steps`` steps."""
-        return math.ceil(steps / self.steps) * self.seconds
+        iterations = math.ceil(steps / self.steps)
+        return self.start + iterations * self.seconds if iterations > 0 else 0.0
 
 
 def cell_of(config: Mapping[str, Any]) -> str:
@@ -164,7 +168,7 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        with use_kernels(config.kernels, config.device):
+        with use_kernels(config.kernels, config.device), without_denormals():
             if isinstance(config, TrainConfig):
                 return _time_ppo(config)
             # Of a fit, the duration of an epoch, including its part of the tests.
@@ -191,13 +195,14 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     batch = ppo.batch_size // length * part
     minibatch = None if ppo.minibatch_size is None else min(ppo.minibatch_size, batch)
     short = replace(ppo, num_epochs=1, batch_size=batch, minibatch_size=minibatch)
+    begin = time.perf_counter()
     algo = algorithm_config(replace(config, ppo=short)).build_algo()
     try:
         # Time the second iteration; the first one is slower.
         algo.train()
-        start = time.perf_counter()
+        middle = time.perf_counter()
         result = algo.train()
-        elapsed = time.perf_counter() - start
+        elapsed = time.perf_counter() - middle
     finally:
         algo.stop()
     # Extrapolate to the steps and passes of a whole iteration.
@@ -206,4 +211,6 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     rest = max(elapsed - sampling - learning, 0.0)
     seconds = (sampling + learning * ppo.num_epochs) * length / part + rest
     runners = max(1, config.resources.num_env_runners)
-    return Throughput(length * ppo.num_envs * runners, seconds)
+    # What the first iteration took longer belongs to the start, as building does.
+    start = max(middle - begin - elapsed, 0.0)
+    return Throughput(length * ppo.num_envs * runners, seconds, start)

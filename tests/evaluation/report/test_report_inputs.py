@@ -16,6 +16,7 @@ from helpers.reported import (
     cells,
     evaluated,
     trained,
+    with_policy,
     written,
 )
 from marl_pool.cli import main as cli
@@ -162,6 +163,37 @@ def test_runs_of_different_tasks_are_refused(
     assert out == ""
     assert err.startswith("marl-pool: runs that cannot be compared: " + told)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"module": "mpe2.simple_adversary_v3"}, "env.module is mpe2.simple_spread_v3"),
+        ({"options": {"N": 5}}, r"env.options is {'N': 3}"),
+    ],
+)
+def test_different_environments_of_pettingzoo_are_not_pooled(
+    tmp_path: Path, other: dict[str, Any], told: str
+) -> None:
+    env = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3", "options": {"N": 3}}
+    runs = [
+        Run.create(tmp_path / name, {"env": config, "seed": 0})
+        for name, config in {"a": env, "b": env | other}.items()
+    ]
+    with pytest.raises(InputError, match=f"cannot be compared: {told} in"):
+        read_runs(runs)
+
+
+def test_an_evaluation_before_more_training_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = evaluated(with_policy(trained(tmp_path / "a")), iteration=3)
+    (run.policy_dir / "best.json").write_text('{"iteration": 5, "score": -1.0}')
+    out = tmp_path / "page.html"
+    told = "of iteration 3, but the best is now 5"
+    assert cli.main(["report", str(run.path), "--out", str(out), "videos=false"]) == 0
+    assert f"its evaluation is {told}" in capsys.readouterr().err
+    assert told in out.read_text()
 
 
 def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:

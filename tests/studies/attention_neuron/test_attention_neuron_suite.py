@@ -546,12 +546,20 @@ def test_what_is_refused_leaves_nothing(
     assert not Path("results").exists()
 
 
-def test_a_runs_results_are_its_own(command: Any, tmp_path: Path) -> None:
+def test_a_runs_results_are_its_own_or_written_elsewhere(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from marl_pool.cli import main as cli
+
     make_run(tmp_path / "run", sensory())
+    assert cli.main(["evaluate", "run", *QUICK, "--out", "results"]) == 0
+    assert Path("results/evaluation/results.json").is_file()
+    assert not Path("run/evaluation").exists()
+    # What follows reads the run.
+    assert "next: marl-pool render run\n" in capsys.readouterr().err
     status, said = command("evaluate", "run", *QUICK, "--out", "results")
     assert status == 2
-    assert "--out: expected none for a run" in said[0]
-    assert "folder run, got " in said[0]
+    assert said[0].endswith("results exists; choose another --out")
 
 
 def test_several_runs_have_results_of_their_own(command: Any, tmp_path: Path) -> None:

@@ -429,3 +429,14 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
     merging_study.draw(groups, "mse", "title", tmp_path / "study.png")
     picture = read_picture(tmp_path / "study.png")
     assert share_of("#6c9fc9", picture) > 3e-4  # the runs, half transparent
+
+
+@pytest.mark.parametrize("task", ["reconstruction", "merged_classification"])
+def test_the_published_size_has_the_published_estimator(task):
+    composed = {
+        scale: compose("fit", [f"task={task}", f"scale={scale}"])["task"]
+        for scale in ("cpu", "paper")
+    }
+    names = ("log_prob", "credit")
+    assert [composed["paper"][name] for name in names] == ["unmasked", "batch"]
+    assert [composed["cpu"][name] for name in names] == ["masked", "own"]

@@ -546,6 +546,9 @@ def test_the_size_of_the_study_is_told(plan):
 
 def test_time_is_estimated_from_whole_iterations_and_whole_runs():
     assert Throughput(steps=64, seconds=2.0).seconds_for(65) == 4.0
+    # A run starts once; one that is finished does not.
+    assert Throughput(steps=64, seconds=2.0, start=5.0).seconds_for(65) == 9.0
+    assert Throughput(steps=64, seconds=2.0, start=5.0).seconds_for(0) == 0.0
     assert "about 2.0 h with 2 at a time" in duration_of([3600.0] * 4, 0, 2)
     assert "about 2.0 h with 4 at a time" in duration_of([7200.0, 60.0], 0, 4)
     assert "without 3 runs that could not be timed" in duration_of([60.0], 3, 1)
