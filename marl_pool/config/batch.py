@@ -64,4 +64,4 @@ def _unit(config: Mapping[str, Any]) -> int:
     from marl_pool.envs.description import describe_env  # loads torch
 
     typed = TrainConfig.from_plain(config)
-    return typed.batch_unit(describe_env(typed.env).groups)
+    return typed.batch_unit(describe_env(typed.env))

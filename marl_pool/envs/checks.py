@@ -178,7 +178,7 @@ def _check_active(build: Build) -> None:
         for name, rewards in step.rewards.items():
             earned = rewards[~alive[name]]
             wrong = earned[earned != 0][:1].tolist()
-            _expect(not wrong, f"{name}: rewards of agents not alive", 0, wrong)
+            _expect(not wrong, f"{name}: rewards of agents not active", 0, wrong)
         env.reset(step.terminated | step.truncated)
 
 

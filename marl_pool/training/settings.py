@@ -23,7 +23,7 @@ from marl_pool.utils.types import (
 )
 
 if TYPE_CHECKING:
-    from marl_pool.envs.base import AgentGroup
+    from marl_pool.envs.description import EnvDescription
 
 PlugIn = Annotated[str, Field(pattern=":", description="package.module:Class")]
 
@@ -195,16 +195,18 @@ class TrainConfig(TrainSettings):
     ppo: PPOSettings
     perturbation: Options
 
-    def batch_unit(self, groups: "Mapping[str, AgentGroup]") -> int:
+    def batch_unit(self, env: "EnvDescription") -> int:
         """Return the number of agents that learn in one step of all environments.
 
         ``ppo.batch_size`` is a multiple of it.
         """
         learning = sum(
             group.num_agents
-            for name, group in groups.items()
+            for name, group in env.groups.items()
             if name not in (self.fixed or ())
         )
+        if env.turn_based:
+            learning = min(1, learning)
         return self.ppo.num_envs * max(1, self.resources.num_env_runners) * learning
 
 

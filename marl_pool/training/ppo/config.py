@@ -145,7 +145,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     if env.turn_based:
         agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    least = config.batch_unit(groups)
+    least = config.batch_unit(env)
     fragment, rest = divmod(settings.batch_size, least)
     if rest:
         raise InputError(

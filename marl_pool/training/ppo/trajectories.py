@@ -102,15 +102,16 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
         rewards[t] += torch.where(goes_on, rewards[t + 1], 0.0)
         final[t] = torch.where(goes_on, final[t + 1], final[t])
     is_complete = (acts_next | terminated | ~alive).gather(0, final)
-    # The turn before one that is left out is the last of a sequence.
+    # A turn that no other follows, or one that is left out, is the last of a sequence.
     kept = active & is_complete
-    left_out = (active & ~is_complete).roll(-1, 0)
-    left_out[-1] = False
+    is_followed = kept.roll(-1, 0)
+    is_followed[-1] = False
+    is_last = truncated | ~(is_followed | terminated)
     turns = trajectory._replace(
         rewards=rewards,
         next_values=trajectory.next_values.gather(0, final),
         terminated=terminated.gather(0, final),
-        truncated=(truncated | left_out).gather(0, final),
+        truncated=is_last.gather(0, final),
         next_active=(alive & acts_next).gather(0, final),
         active=kept,
         next_alive=None,

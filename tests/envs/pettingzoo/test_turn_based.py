@@ -274,6 +274,25 @@ def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
         Rollout(env, random_policies(env), explore=True).steps(8)
 
 
+def test_processes_play_the_same_turns():
+    parts = []
+    for workers in (1, 2):
+        env = PettingZooEnv(3, module=MODULE, seed=2, max_steps=9, workers=workers)
+        parts.append(Rollout(env, random_policies(env), explore=True).steps(20)["p"])
+    for alone, shared in zip(*map(torch.utils._pytree.tree_leaves, parts), strict=True):
+        assert torch.equal(alone, shared)
+
+
+def test_an_id_of_the_registry_and_a_module_name_the_same_game():
+    for module in (
+        "classic/tictactoe_v3",
+        "pettingzoo.classic.tictactoe.tictactoe:env",
+    ):
+        env = PettingZooEnv(1, module=module)
+        assert env.turn_based
+        assert [*env.groups] == ["player"]
+
+
 # Commands
 
 
