@@ -33,23 +33,17 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
         (
             ["ppo.num_envs=64", "fixed={fox: random}"],
             2112,
-            [
-                f"ppo.batch_size: 2048 of ppo=fast becomes 2112, a multiple of 192 {UNIT}"
-            ],
+            told("2048 of ppo=fast", 2112, 192),
         ),
         (
             ["ppo.num_envs=10", "resources.num_env_runners=7"],
             2240,
-            [
-                f"ppo.batch_size: 2048 of ppo=fast becomes 2240, a multiple of 280 {UNIT}"
-            ],
+            told("2048 of ppo=fast", 2240, 280),
         ),
         (
             ["ppo=paper_tag", "ppo.num_envs=3", "ppo.minibatch_size=null"],
             8196,
-            [
-                f"ppo.batch_size: 8192 of ppo=paper becomes 8196, a multiple of 12 {UNIT}"
-            ],
+            told("8192 of ppo=paper", 8196, 12),
         ),
         (
             ["experiment=cartpole", "ppo.num_envs=3"],
