@@ -25,10 +25,11 @@ from markdown_tables import markdown_table
 
 import marl_pool
 from marl_pool.envs.description import describe_env
+from marl_pool.training.settings import PPOSettings
 from marl_pool.utils.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
-STEPS, NUM_ENVS = 4, 2
+NUM_ENVS = 8
 """Steps of each environment in an iteration, and environments."""
 COLLECTIONS = {
     "mpe2": "mpe2",
@@ -120,11 +121,11 @@ def row(entry: Entry) -> tuple[str, ...]:
         if not described.turn_based:
             agents = sum(group.num_agents for group in groups.values())
         with tempfile.TemporaryDirectory() as folder:
-            steps = NUM_ENVS * STEPS
-            settings_of_ppo = {"num_envs": NUM_ENVS, "batch_size": steps * agents}
+            # The default batch, rounded up as for every user.
+            steps = NUM_ENVS * -(-PPOSettings.batch_size // (NUM_ENVS * agents))
             run = marl_pool.train(
                 env=env,
-                ppo={**settings_of_ppo, "minibatch_size": None, "num_epochs": 1},
+                ppo={"num_envs": NUM_ENVS, "num_epochs": 1},
                 total_steps=2 * steps,
                 run_dir=f"{folder}/run",
             )
@@ -167,7 +168,7 @@ def page(collections: dict[str, list[tuple[str, ...]]]) -> str:
         "Two iterations of `marl-pool train env=pettingzoo env.module=…` on every "
         "environment of these collections, with their default options. A module "
         "`zoo:…` is a function of `scripts/zoo.py` that builds an environment whose "
-        "options are not plain values. `ppo.batch_size` is a multiple of the agents.",
+        "options are not plain values.",
         '`pip install "marl-pool[zoo]"` installs the collections, all of them on '
         "Python 3.11 beside the versions of `constraints.txt`. How observations become "
         "tokens: [pettingzoo](envs/pettingzoo.md).",

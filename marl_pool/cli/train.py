@@ -346,7 +346,7 @@ def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
 
     for text in overrides:
         key = parse(text).key
-        if key.split(".")[0] not in allowed:
+        if not {key, key.split(".")[0]} & {*allowed}:
             if near := difflib.get_close_matches(key, allowed, n=1):
                 raise InputError(f"{key}: unknown key: did you mean {near[0]}?")
             raise InputError(

@@ -57,7 +57,7 @@ Config = dict[str, Any]
 
 
 class Origin(NamedTuple):
-    """The origin of a value of a configuration."""
+    """Source of a value of a configuration."""
 
     option: str
     """Option of the package, such as ``ppo=fast``; empty if the user set the value."""
@@ -138,7 +138,7 @@ def origin(
     overrides: Sequence[str | Override] = (),
     config_dir: str | Path | None = None,
 ) -> Origin:
-    """Return where `compose_only` takes the value of ``section.key`` from."""
+    """Return the source from which `compose_only` takes ``section.key``."""
     kind, folder = VERBS[verb], _folder(config_dir)
     parsed, choices = _read(verb, overrides, folder)
     section, _, name = key.partition(".")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from marl_pool.envs.options import expand_counts
 from marl_pool.runs import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
 from marl_pool.storage.mirror import Mirror
 from marl_pool.sweeps import CONTENT, PROPOSALS, Sweep, proposal_name
@@ -242,6 +243,9 @@ def _validate_same(folder: Path, mirror: Mirror, there: Collection[str]) -> None
             manifest.read_sealed_yaml(each / CONFIG, last=VERSION)
             for each in (folder, Path(scratch))
         )
+    for config in (here, other):
+        if isinstance(config.get("env"), dict):  # a supervised fit has none
+            config["env"] = expand_counts(config["env"])
     for key in sorted(here.keys() & other.keys() - OF_SESSION):
         if here[key] != other[key]:
             raise InputError(

@@ -1,7 +1,7 @@
 """Jobs: what each verb trains, how much of it a run has, and what may change."""
 
 import pkgutil
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,10 @@ def _epochs(row: Row, config: FitConfig) -> int:
     return config.fit.epochs_over(row["fold"], row["epoch"], row["seconds"])
 
 
-OF_EPISODES = ("time_limit", "env_timeout", "checkpoint", "storage", "callbacks")
+OF_EPISODES = (
+    *("time_limit", "env_timeout", "checkpoint", "storage", "callbacks"),
+    "env.workers",
+)
 """Keys that every run that plays episodes may change when it is resumed."""
 JOBS = {
     "train": Job(
@@ -137,14 +140,20 @@ def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
 
 
 def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Container[str]
+    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Collection[str]
 ) -> list[str]:
-    """List the settings, without ``ignored`` top-level keys, in which two differ."""
+    """List the settings in which two differ.
+
+    Args:
+        wanted: plain data, nested.
+        found: plain data, nested.
+        ignored: dotted keys of settings, and top-level keys of whole sections.
+    """
     left, right = dict(_flat(wanted)), dict(_flat(found))
     return [
         f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
         for key in left | right
-        if key.split(".")[0] not in ignored and left.get(key) != right.get(key)
+        if not {key, key.split(".")[0]} & {*ignored} and left.get(key) != right.get(key)
     ]
 
 

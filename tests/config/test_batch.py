@@ -14,6 +14,11 @@ FARM = "env=helpers.toy:FoxAndHens"
 UNIT = "(ppo.num_envs × runners × agents that learn)"
 
 
+def told(before: str, after: int, unit: int) -> list[str]:
+    change = f"{before} becomes {after}, a multiple of {unit} {UNIT}"
+    return [f"ppo.batch_size: {change}"]
+
+
 def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[str]]:
     composed = compose("train", overrides, config_dir)
     fit, lines = fit_batch("train", composed, overrides, config_dir)
@@ -28,34 +33,22 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
         (
             ["ppo.num_envs=64", "fixed={fox: random}"],
             2112,
-            [
-                "ppo.batch_size: 2048 of ppo=fast becomes 2112, "
-                f"a multiple of 192 {UNIT}"
-            ],
+            told("2048 of ppo=fast", 2112, 192),
         ),
         (
             ["ppo.num_envs=10", "resources.num_env_runners=7"],
             2240,
-            [
-                "ppo.batch_size: 2048 of ppo=fast becomes 2240, "
-                f"a multiple of 280 {UNIT}"
-            ],
+            told("2048 of ppo=fast", 2240, 280),
         ),
         (
             ["ppo=paper_tag", "ppo.num_envs=3", "ppo.minibatch_size=null"],
             8196,
-            [
-                "ppo.batch_size: 8192 of ppo=paper becomes 8196, "
-                f"a multiple of 12 {UNIT}"
-            ],
+            told("8192 of ppo=paper", 8196, 12),
         ),
         (
-            ["experiment=cartpole", FARM, "ppo.num_envs=3"],
-            8196,
-            [
-                "ppo.batch_size: 8192 of experiment=cartpole becomes 8196, a multiple "
-                f"of 12 {UNIT}"
-            ],
+            ["experiment=cartpole", "ppo.num_envs=3"],
+            8193,
+            told("8192 of experiment=cartpole", 8193, 3),
         ),
         # What was typed stays, and is refused where it does not fit.
         (["ppo.num_envs=3", "ppo.batch_size=2048"], 2048, []),
@@ -64,9 +57,9 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
     ],
 )
 def test_only_sizes_that_nobody_set_are_rounded_up(overrides, batch, lines):
-    own = overrides if FARM in overrides else [FARM, *overrides]
-    sizes, told = fitted(*own)
-    assert (sizes["batch_size"], told) == (batch, lines)
+    own = overrides if "experiment" in overrides[0] else [FARM, *overrides]
+    sizes, said = fitted(*own)
+    assert (sizes["batch_size"], said) == (batch, lines)
 
 
 def test_a_minibatch_that_nobody_set_is_at_most_the_batch():

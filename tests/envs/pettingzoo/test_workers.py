@@ -1,5 +1,6 @@
 """Environments in several processes: the same numbers and errors, and no remains."""
 
+import csv
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ from envs.pettingzoo.test_life import REFUSED
 
 from helpers.crowd import Crowd
 from marl_pool.cli.main import main
+from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
 from marl_pool.policies.random_policy import RandomPolicy
@@ -170,6 +172,7 @@ def test_processes_end_with_the_environment_and_share_memory_without_a_name():
 
 PARENT = """
 import sys
+from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 env = PettingZooEnv(2, module="helpers.ending:Ending", options={"how": sys.argv[1]},
                     workers=2)
@@ -256,7 +259,7 @@ def test_wrong_numbers_of_processes(tmp_path, capsys, value, expected):
 
 @slow
 def test_training_and_evaluation_are_those_of_one_process(tmp_path):
-    texts = []
+    texts: list[list[Any]] = []
     for workers in (1, 2):
         run = tmp_path / f"run_{workers}"
         command = ["env=pettingzoo", f"env.module={CROWD}", f"env.workers={workers}"]
@@ -269,6 +272,25 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
         kept = [i for i, name in enumerate(header) if "seconds" not in name]
         kept = [i for i in kept if "per_second" not in header[i]]
         texts.append([[row.split(",")[i] for i in kept] for row in rows])
-        (table,) = run.glob("evaluation/*/results.csv")
-        texts[-1].append(table.read_text())
+        # The table names the run and its options.
+        with (run / "evaluation" / "results.csv").open() as file:
+            results = list(csv.DictReader(file))
+        for line in results:
+            del line["run"], line["env"], line["config_digest"]
+        texts[-1].append(results)
     assert texts[0] == texts[1]
+
+
+def test_resume_may_change_the_number_and_runs_stay_comparable(tmp_path):
+    run = tmp_path / "run"
+    command = ["train", "env=pettingzoo", f"env.module={CROWD}", "ppo.num_envs=2"]
+    command += ["ppo.num_epochs=1", "total_steps=500", "threads=1"]
+    assert main([*command, "--run-dir", str(run)]) == 0
+    again = ["resume", str(run), "--plugin", CROWD, "total_steps=900", "env.workers=2"]
+    assert main(again) == 0
+    assert "workers: 2" in (run / "config.yaml").read_text()
+    options = {"name": "pettingzoo", "module": CROWD}
+    assert expand_counts({**options, "workers": 2}) == options
+    # An option of that name of any other environment is its own.
+    other = {"name": "plug_in:Env", "workers": 2}
+    assert expand_counts(other) == other
