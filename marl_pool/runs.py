@@ -498,7 +498,7 @@ class Run:
         with suppress(FileNotFoundError):  # an earlier version wrote no manifest
             problem = manifest.problem_of(self._best_file.parent, only=BEST)
         if problem.startswith(BEST):
-            raise InputError(f"{self._best_file.parent} is damaged: {problem}")
+            raise InputError(f"{self._best_file} cannot be read: {problem}")
         try:
             return Best(**read_json(self._best_file))
         except (ValueError, TypeError, OSError, RecursionError) as error:

@@ -326,13 +326,13 @@ def test_a_damaged_best_score_is_told_and_restored(tmp_path, capsys, text):
         write_parts(folder, 2)
     (run.policy_dir / "best.json").write_text(text)
     again = Run.open(run.path)
-    with pytest.raises(InputError, match=r"policy is damaged: best.json has"):
+    with pytest.raises(InputError, match=r"best.json cannot be read: "):
         _ = again.best
     with again.lock():
         assert again.best == best
     assert (run.policy_dir / "weights").read_text() == "best"
     told = capsys.readouterr().err
-    assert "is damaged: best.json has" in told
+    assert "best.json cannot be read: best.json has" in told
     assert "restored from iteration 1" in told
 
 
