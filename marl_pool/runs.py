@@ -20,6 +20,7 @@ import math
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ from marl_pool.utils import atomic, manifest
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.metrics import ITERATION, Metrics, free
 from marl_pool.utils.reading import read_json
+from marl_pool.utils.text import printable
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -267,14 +269,27 @@ class Run:
         A process may be killed after it has saved a checkpoint, before its policy.
         """
         newest = self.latest_checkpoint()
-        about = {} if newest is None else self._about(newest)
-        if newest is None or about.get("best_score") is None:
+        found = None if newest is None else self._best_at(newest)
+        try:
+            best = self.best
+        except InputError as error:
+            # The last checkpoint that was the best, which no pruning removes.
+            saved = [path for path in self.checkpoints() if not self.damage_of(path)]
+            found = next(filter(None, map(self._best_at, reversed(saved))), None)
+            if found is not None:
+                line = f"{printable(error)}; restored from iteration {found.iteration}"
+                print(f"marl-pool: {line}", file=sys.stderr)
+            return found
+        is_new = best is None or (found and best.iteration < found.iteration)
+        return found if is_new else None
+
+    def _best_at(self, checkpoint: Path) -> Best | None:
+        """Return the score of a checkpoint that was the best when it was saved."""
+        about = self._about(checkpoint)
+        if about.get("best_score") is None:
             return None
         kind = about.get("best_of", RETURN)
-        found, best = Best(iteration_of(newest), about["best_score"], kind), None
-        with suppress(InputError):  # a damaged one counts as none
-            best = self.best
-        return found if best is None or best.iteration < found.iteration else None
+        return Best(iteration_of(checkpoint), about["best_score"], kind)
 
     # Metrics
 
@@ -474,9 +489,18 @@ class Run:
 
     @property
     def best(self) -> Best | None:
-        """Iteration and score of the policy in `policy_dir`, or None."""
+        """Iteration and score of the policy in `policy_dir`, or None.
+
+        Raises:
+            InputError: the file is damaged.
+        """
         if not self._best_file.is_file():
             return None
+        problem = ""
+        with suppress(FileNotFoundError):  # an earlier version wrote no manifest
+            problem = manifest.problem_of(self._best_file.parent, only=BEST)
+        if problem.startswith(BEST):
+            raise InputError(f"{self._best_file} cannot be read: {problem}")
         try:
             return Best(**read_json(self._best_file))
         except (ValueError, TypeError, OSError, RecursionError) as error:

@@ -5,12 +5,13 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError
 from typing_extensions import override
 
 from marl_pool.kernels.native import use_kernels
@@ -24,6 +25,10 @@ Format = Literal["torch", "onnx"]
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 INPUTS = ("features", "types", "padding", "action_mask")
 """Names of the inputs; the last one only of a masked export."""
+Axes = tuple[dict[int, Any], ...]
+"""By input: the names of its free axes, `torch.export.Dim`."""
+MORE = 3
+"""Tokens beyond those of a policy's spec, with which a free number is compared."""
 TOLERANCE = 1e-4
 """Largest difference of an action, in the units of its space, relative to its size."""
 
@@ -67,7 +72,8 @@ def export_policy(
 ) -> float:
     """Write a policy to a file, and compare it with the policy on random tokens.
 
-    The batch size is free, the number of tokens is that of the policy's spec.
+    The batch size is free, the axis ``batch``. So is the number of tokens, ``tokens``,
+    where the policy acts on more tokens than its spec has; else it is that of the spec.
 
     Args:
         policy: a policy without a memory.
@@ -92,12 +98,7 @@ def export_policy(
         raise InputError("export: expected no action mask, since actions are a Box")
     if path.exists():
         raise InputError(f"{path} exists; choose another --out")
-    network, batch = ActionNetwork(policy.eval()), torch.export.Dim("batch")
-
-    def inputs(count: int) -> tuple[Tensor, ...]:
-        mask = [_random_mask(policy.actions, count)] if masked else []
-        return (*_random_tokens(policy.spec, count), *mask)
-
+    network, free = ActionNetwork(policy.eval()), _allows_more_tokens(policy)
     with (
         use_kernels("torch"),
         torch.no_grad(),
@@ -105,25 +106,63 @@ def export_policy(
         new_path(path) as beside,
     ):
         try:
-            program = torch.export.export(
-                network,
-                inputs(3),
-                dynamic_shapes=({0: batch},) * len(inputs(3)),
-            )
-            _save(program, beside, to)
-            tokens = inputs(64)
-            expected, got = network(*tokens), _run(beside, tokens, to)
-        except (ModuleNotFoundError, OSError):
+            if free:
+                # Where torch fixes the number all the same, so does the file.
+                with suppress(RuntimeError, ValueError, AssertionError, UserError):
+                    return _export(network, beside, to, masked=masked, more=MORE)
+            return _export(network, beside, to, masked=masked)
+        except (ModuleNotFoundError, OSError, InputError):
             raise
         except Exception as error:  # of torch's compiler, which raises many kinds
             raise InputError(f"export: {to} cannot: {_reason(error):.200}") from error
+
+
+def _export(
+    network: ActionNetwork, path: Path, to: Format, *, masked: bool, more: int = 0
+) -> float:
+    """Write a network, and return the largest difference of an action.
+
+    Args:
+        network: policy to write.
+        path: new file.
+        to: its format.
+        masked: see `export_policy`.
+        more: the number of tokens is free, and compared with so many more too; 0 for
+            that of the policy's spec.
+    """
+    policy = network.policy
+    batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
+
+    def inputs(count: int, more: int = 0) -> tuple[Tensor, ...]:
+        mask = [_random_mask(policy.actions, count)] if masked else []
+        return (*_random_tokens(policy.spec, count, more), *mask)
+
+    set_axes = {0: batch, 1: tokens} if more else {0: batch}
+    axes = (*(3 * (set_axes,)), *(masked * ({0: batch},)))
+    program = torch.export.export(network, inputs(3), dynamic_shapes=axes)
+    _save(program, path, to, axes)
+    differences = []
+    for arguments in (inputs(64), inputs(64, more)):
+        expected, got = network(*arguments), _run(path, arguments, to)
         difference = float((got.double() - expected.double()).abs().max())
         if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
             raise InputError(
                 f"export: expected the actions of the policy, got a difference of "
                 f"{difference:.2g}"
             )
-    return difference
+        differences.append(difference)
+    return max(differences)
+
+
+def _allows_more_tokens(policy: SpecifiedPolicy) -> bool:
+    """Return whether a policy also acts on sets of more tokens than its spec has."""
+    arguments = _random_tokens(policy.spec, 2, MORE)
+    try:
+        with use_kernels("torch"), torch.no_grad():
+            ActionNetwork(policy)(*arguments)
+    except (InputError, RuntimeError):
+        return False
+    return True
 
 
 def _reason(error: BaseException) -> str:
@@ -134,7 +173,9 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
-def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None:
+def _save(
+    program: torch.export.ExportedProgram, path: Path, to: Format, axes: Axes
+) -> None:
     if to == "torch":
         # Of a full disk, torch's own writer ends the process.
         content = io.BytesIO()
@@ -145,7 +186,11 @@ def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None
 
     count = len(program.graph_signature.user_inputs)
     converted = torch.onnx.export(
-        program, input_names=INPUTS[:count], output_names=("action",), verbose=False
+        program,
+        input_names=INPUTS[:count],
+        output_names=("action",),
+        dynamic_shapes=axes,  # for the names of the axes
+        verbose=False,
     )
     assert converted is not None
     converted.save(str(path))
@@ -184,10 +229,12 @@ def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
     return mask.index_fill(1, last, True)
 
 
-def _random_tokens(spec: TokenSpec, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample sets with padding; the first token is always there."""
+def _random_tokens(
+    spec: TokenSpec, batch: int, more: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample sets with padding, of some tokens more; the first is always there."""
     generator = torch.Generator().manual_seed(0)
-    shape = (batch, spec.num_tokens)
+    shape = (batch, spec.num_tokens + more)
     features = torch.randn(*shape, spec.num_features, generator=generator)
     types = torch.randint(len(spec.type_names), shape, generator=generator)
     padding = torch.rand(shape, generator=generator) < 0.3

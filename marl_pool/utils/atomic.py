@@ -61,10 +61,9 @@ def appended(file: Path) -> Iterator[TextIO]:
     """Yield a text file open for appending; raise OSError if it is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW
     # Names that the system cannot decode contain surrogates.
-    descriptor = os.open(file, flags, 0o666)
-    with os.fdopen(
-        descriptor, "a", newline="", encoding="utf-8", errors="backslashreplace"
-    ) as out:
+    opened = os.open(file, flags, 0o666)
+    errors = "backslashreplace"
+    with os.fdopen(opened, "a", newline="", encoding="utf-8", errors=errors) as out:
         yield out
 
 

@@ -8,7 +8,7 @@ import torch
 from helpers.samples import SPEC
 from marl_pool import make_policy, pooling_names
 from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.export import export_policy
+from marl_pool.policies.export import ActionNetwork, export_policy
 from marl_pool.utils.errors import InputError
 
 BOX, CHOICES = ActionSpec(low=(0.0, -2.0), high=(1.0, 2.0)), ActionSpec(n=3)
@@ -31,6 +31,58 @@ def test_torch_loads_what_was_exported(tmp_path):
     assert actions.dtype == torch.int64
     with pytest.raises(InputError, match="new.pt2 exists; choose another --out"):
         export_policy(policy("max"), file, "torch")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "is_free"),
+    [
+        ("ada", True),
+        ("flatten", False),
+        pytest.param("cls", True, marks=pytest.mark.slow),
+        pytest.param("merge", False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_number_of_tokens_is_free_where_the_head_allows_it(
+    tmp_path, pooling, is_free
+):
+    exported = policy(pooling, num_layers=1)
+    export_policy(exported, tmp_path / "new.pt2", "torch")
+    module = torch.export.load(tmp_path / "new.pt2").module()
+    for count in (1, 4, 9):
+        features = torch.randn(2, count, SPEC.num_features)
+        types, padding = torch.zeros(2, 2, count).long()
+        if not is_free:
+            with pytest.raises((AssertionError, RuntimeError)):
+                module(features, types, padding.bool())
+            continue
+        got = module(features, types, padding.bool())
+        expected = ActionNetwork(exported)(features, types, padding.bool())
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # onnxscript's and torch's own
+@pytest.mark.parametrize(
+    ("pooling", "masked", "axes"),
+    [
+        ("max", False, ["batch", "tokens"]),
+        ("max", True, ["batch", "tokens"]),
+        ("flatten", False, ["batch", SPEC.num_tokens]),
+    ],
+)
+def test_axes_of_onnx_have_names(tmp_path, pooling, masked, axes):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "new.onnx"
+    chosen = policy(pooling, CHOICES if masked else BOX, num_layers=1)
+    export_policy(chosen, file, "onnx", masked=masked)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    shapes = {part.name: part.shape for part in session.get_inputs()}
+    assert shapes["features"] == [*axes, SPEC.num_features]
+    assert shapes["types"] == shapes["padding"] == axes
+    assert shapes.get("action_mask") == (["batch", 3] if masked else None)
+    (action,) = session.get_outputs()
+    assert action.shape[0] == "batch"
 
 
 def test_a_full_disk_ends_no_process(tmp_path):

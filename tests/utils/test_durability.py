@@ -312,6 +312,30 @@ def test_stray_names_beside_the_checkpoints_are_passed_over(tmp_path, name):
     assert (run.path / "checkpoints" / name).is_dir()
 
 
+@pytest.mark.parametrize("text", ["", '{"iteration": 1, "score": 9.0, "of": "return"}'])
+def test_a_damaged_best_score_is_told_and_restored(tmp_path, capsys, text):
+    run, best = Run.create(tmp_path / "run", CONFIG), Best(1, 5.0)
+    with run.checkpoint(1, best=best) as folder:
+        write_parts(folder, 1)
+        (folder / "policy").mkdir(exist_ok=True)
+        (folder / "policy" / "weights").write_text("best")
+    with run.save_policy_dir(best) as folder:
+        (folder / "weights").write_text("best")
+        write_manifest(folder)
+    with run.checkpoint(2) as folder:
+        write_parts(folder, 2)
+    (run.policy_dir / "best.json").write_text(text)
+    again = Run.open(run.path)
+    with pytest.raises(InputError, match=r"best.json cannot be read: "):
+        _ = again.best
+    with again.lock():
+        assert again.best == best
+    assert (run.policy_dir / "weights").read_text() == "best"
+    told = capsys.readouterr().err
+    assert "best.json cannot be read: best.json has" in told
+    assert "restored from iteration 1" in told
+
+
 def test_a_part_that_was_not_written_is_no_checkpoint(tmp_path):
     run = Run.create(tmp_path / "run", CONFIG)
 
