@@ -264,7 +264,7 @@ def stack(rows: list[Any]) -> Trajectory:
 
 def tensors(part: Trajectory) -> dict[str, Tensor]:
     """All tensors of a trajectory by name."""
-    fields = part._asdict()
+    fields = {name: p for name, p in part._asdict().items() if p is not None}
     states = {f"state {i}": t for i, t in enumerate(tree_leaves(fields.pop("states")))}
     return {**fields.pop("tokens").columns, **fields, **states}
 

@@ -607,15 +607,17 @@ def not_an_env():
     ("options", "message"),
     [
         ({"module": "no.such"}, "env.module: 'no.such' cannot be imported: Mod.*'no'"),
-        ({"module": "json"}, "env.module: .*parallel_env, or .*'json' has no 'par"),
+        (
+            {"module": "json"},
+            "env.module: .*parallel_env or env, or .*'json' has no 'par",
+        ),
         ({"module": "json:loads2"}, "'json' has no 'loads2'"),
         ({"module": ""}, "env.module: '' cannot be imported"),
         ({"module": "none/such-v0"}, "env.module: Namespace.* 'none' not found"),
         (
             {"module": f"{__name__}:not_an_env"},
-            "return a PettingZoo ParallelEnv or a Gymnasium Env, got ob",
+            "return a PettingZoo ParallelEnv or AECEnv, or a Gymnasium Env, got ob",
         ),
-        ({"module": "mpe2.simple_spread_v3:env"}, "Gymnasium Env, got OrderEnf"),
         ({"module": f"{__name__}:Lonely"}, "possible_agents, got none"),
         ({"module": TAG, "options": {"N": 3}}, "env.options: mpe2.simple_tag_v3 re.*N"),
         (
