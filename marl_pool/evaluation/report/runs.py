@@ -106,7 +106,7 @@ class ReportedRun:
 
     @property
     def superseded(self) -> str:
-        """Of which policy the evaluation is, if training went on after it."""
+        """The measured policy and the present one, if training went on; else empty."""
         return self.run.superseded(self.evaluation.about) if self.evaluation else ""
 
     def relative(self, path: Path) -> str:
