@@ -9,7 +9,7 @@ from marl_pool.policies.storage import load_policies, save_policies
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    def written(policy, path, to):
+    def written(policy, path, to, *, masked):
         path.write_text(to)
         return 0.0
 
