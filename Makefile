@@ -16,7 +16,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all fast lint types imports quick slow coverage docs bench clean
+.PHONY: help demo test test-all fast lint types imports quick slow sanitize coverage docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,9 @@ demo: $(BIN)/.demo  ## Install, train AdaPool for a million steps, evaluate it, 
 # mypy runs on one core: beside the tests it takes half the time.
 test: lint imports  ## What guards a merge: lint, types, import rules, quick tests
 	$(MAKE) --jobs=2 types quick
+
+sanitize: $(BIN)/.dev  ## The kernels' tests where every access out of bounds ends the process
+	$(PYTEST) -m slow tests/kernels/test_native_memory.py -k out_of_bounds
 
 test-all: test slow  ## The slow tests too, and each property with many examples
 

@@ -6,7 +6,7 @@ Arguments are overrides, as for ``marl-pool train``. An environment that is a Pe
 ``ParallelEnv`` already needs no code: ``env=pettingzoo env.module=my_envs:make``.
 """
 
-import sys
+import argparse
 
 import torch
 from gymnasium import spaces
@@ -58,5 +58,9 @@ class Reach(BatchedEnv):
 
 
 if __name__ == "__main__":
-    run = marl_pool.train("time_limit=60", *sys.argv[1:], env="custom_env:Reach")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
+    run = marl_pool.train(
+        "time_limit=60", *parser.parse_args().overrides, env="custom_env:Reach"
+    )
     print(f"{run.path}: last return {run.rows()[-1]['return_mean']:.2f}")

@@ -6,7 +6,7 @@
 Arguments are overrides, as for ``marl-pool train``.
 """
 
-import sys
+import argparse
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,13 @@ class GatedSum(Pooling):
 
 def main() -> None:
     """Pool a batch of sets, then train a policy that pools in the same way."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
     vectors = GatedSum(64)(torch.randn(32, 10, 64))
     print(tuple(vectors.shape))
     # The name is stored in the run, so that it can be found again: module:Class.
     head = {"name": "custom_pooling:GatedSum", "scale": 0.05}
-    run = marl_pool.train("time_limit=60", *sys.argv[1:], pooling=head)
+    run = marl_pool.train("time_limit=60", *parser.parse_args().overrides, pooling=head)
     print(f"{run.path}: last return {run.rows()[-1]['return_mean']:.2f}")
 
 

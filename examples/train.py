@@ -7,18 +7,20 @@
 Arguments are overrides, as for ``marl-pool train``. The run goes into ``runs/``.
 """
 
-import sys
+import argparse
 
 import marl_pool
 
 
 def main() -> None:
     """Train on the given overrides, then play the result under perturbations."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("overrides", nargs="*", help="as for marl-pool train")
     run = marl_pool.train(
         "experiment=simple_centroid",
         "pooling=ada",
         "total_steps=1_000_000",
-        *sys.argv[1:],
+        *parser.parse_args().overrides,
         checkpoint={"every": 10, "keep": 1},  # a mapping sets the keys of a section
     )
     policy = marl_pool.load_policy(run.policy_dir)  # needs no ray

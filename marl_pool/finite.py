@@ -8,6 +8,7 @@ from torch import Tensor
 
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import place_in_batch
 
 
 class NonFiniteError(InputError):
@@ -55,7 +56,7 @@ def validate_finite(
         step += 0 if first_steps is None else int(first_steps[row])
         raise NonFiniteError(
             f"NaN or infinite: {seen}; first of agent {agent} of group {group!r} in "
-            f"environment {int(env_ids[row])} at step {step}"
+            f"environment {place_in_batch(int(env_ids[row]))} at step {step}"
         )
 
 

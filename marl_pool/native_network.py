@@ -13,7 +13,12 @@ from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
 from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native.call import ACTIVATIONS, NetworkInputs, NetworkSizes
+from marl_pool.kernels.native.call import (
+    ACTIVATIONS,
+    NetworkInputs,
+    NetworkSizes,
+    parameter_shapes,
+)
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
@@ -43,6 +48,8 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 """Attributes on which a module's result depends, besides parameters and modules."""
 
+_SHAPE = operator.attrgetter("shape")
+
 
 class NativeNetwork(NativePlan):
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
@@ -68,6 +75,7 @@ class NativeNetwork(NativePlan):
             cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
         self.sizes = _sizes(embedded, encoder, pooling)
+        self.shapes = parameter_shapes(self.sizes)
 
     @classmethod
     def plan(
@@ -108,11 +116,14 @@ class NativeNetwork(NativePlan):
             and type(features) is Tensor
             and features.dim() == 3
             and features.shape[:2] == types.shape == padding.shape
+            and types.dtype in (torch.int64, torch.int32)
+            and padding.dtype is torch.bool
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
             and types.device == padding.device == features.device
             and self.is_unchanged()
-            and are_precise(self.parameters(), features.device)
+            and are_precise(parameters := self.parameters(), features.device)
+            and list(map(_SHAPE, parameters)) == self.shapes
             and len(self._dropouts()) == 1
             and (features.is_cpu or self._fits_gpu(features))
         )

@@ -58,9 +58,11 @@ class Trajectory(NamedTuple):
         rewards: of the steps.
         terminated: ``(T, num_envs)`` bool, the episode ended in a terminal state.
         truncated: ``(T, num_envs)`` bool, the episode reached its time limit.
-        active: bool, the agent was alive when it acted.
-        next_active: bool, the agent was alive after the step.
+        active: bool, the agent acted; otherwise it was dead or not in turn.
+        next_active: bool, the same of the step that follows.
         states: states of the policy when it acted, a pytree; () without a memory.
+        next_alive: bool, the agent was alive after the step; None where all living
+            agents act in all steps.
     """
 
     tokens: Tokens
@@ -75,6 +77,7 @@ class Trajectory(NamedTuple):
     active: Tensor
     next_active: Tensor
     states: State = ()
+    next_alive: Tensor | None = None
 
 
 class Episodes(NamedTuple):
@@ -512,7 +515,9 @@ class Rollout:
             for name, policy in self.policies.items()
         }
         # Step: actions are scaled from the policy's units to those of the space.
-        active = self.env.active if any(self.states.values()) else {}
+        has_memory = any(self.states.values())
+        alive = self.env.alive if has_memory else {}
+        acting = self.env.active if has_memory and self.env.turn_based else {}
         actions = {
             name: self.policies[name].scale(decision.action)
             for name, decision in decisions.items()
@@ -528,10 +533,14 @@ class Rollout:
         with env_call(self.env, "a step"):
             step = self.env.step(actions)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
-        # Carry the policies' states over, except to agents that were just born.
+        # Carry the policies' states over, except to agents that were just born; those
+        # of agents that are not in turn stay.
         self.states = {name: decision.state for name, decision in decisions.items()}
-        if active:
-            self._reset_states_of_newborn(active, reads=reads)
+        for name, where in acting.items():
+            old = transition.states[name]
+            self.states[name] = _choose(where, self.states[name], old)
+        if alive:
+            self._reset_states_of_newborn(alive, reads=reads)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
             # Another shape would broadcast.
@@ -628,11 +637,11 @@ class Rollout:
             self.states[name] = _choose(where, start, self.states.get(name))
 
     def _reset_states_of_newborn(
-        self, was_active: Mapping[str, Tensor], *, reads: bool
+        self, was_alive: Mapping[str, Tensor], *, reads: bool
     ) -> None:
         """Give agents that were born in mid-episode an initial state."""
-        for name, active in self.env.active.items():
-            newborn = active & ~was_active[name]
+        for name, alive in self.env.alive.items():
+            newborn = alive & ~was_alive[name]
             if self.states[name] and not (reads and not newborn.any()):
                 start = self._initial_state(name)
                 self.states[name] = _choose(newborn, start, self.states[name])
@@ -658,6 +667,7 @@ class Rollout:
     ) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step, next_active = transition.step, self.env.active
+        alive = self.env.alive if self.env.turn_based else {}
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -672,6 +682,7 @@ class Rollout:
                 active=active[name],
                 next_active=next_active[name],
                 states=transition.states[name],
+                next_alive=alive.get(name),
             )
             for name, decision in transition.decisions.items()
         }
@@ -755,6 +766,8 @@ def _stack(parts: tuple[Any, ...]) -> Any:
     """Stack the steps of a tensor, of tokens or of another pytree."""
     if isinstance(parts[0], Tensor):
         return torch.stack(parts)
+    if parts[0] is None:
+        return None
     if isinstance(parts[0], Tokens):
         return Tokens(
             *map(torch.stack, zip(*(part.parts for part in parts), strict=True))

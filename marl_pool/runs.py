@@ -48,7 +48,8 @@ ENV_CONTEXT = frozenset(
 )
 """Arguments of an environment that the program sets, not the configuration."""
 BEST, POLICY = "best.json", "policy"
-CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,})")
+CHECKPOINT = re.compile(r"iter_(\d{6}|[1-9]\d{6,11})")
+"""Names of checkpoints; 12 digits are more than a run can have iterations."""
 POLICY_PARTS = ("policy/config.json", "policy/model.safetensors")
 LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
@@ -366,7 +367,11 @@ class Run:
 
     @contextmanager
     def checkpoint(
-        self, iteration: int, parts: Iterable[str] = (), best: Best | None = None
+        self,
+        iteration: int,
+        parts: Iterable[str] = (),
+        best: Best | None = None,
+        origin: Mapping[str, str] | None = None,
     ) -> Iterator[Path]:
         """Yield a folder that becomes the checkpoint of ``iteration`` on exit.
 
@@ -376,6 +381,7 @@ class Run:
             iteration: the last completed iteration.
             parts: required files, as in `PARTS`.
             best: the checkpoint's score if it is the best so far.
+            origin: what computed it; see `origin`.
 
         Raises:
             OSError: a part is missing, or the folder cannot be written.
@@ -390,10 +396,18 @@ class Run:
             about = {
                 "best_score": best and best.score,
                 "best_of": best and best.of,
+                "origin": dict(origin or {}),
                 **self.metrics.fix(iteration),
             }
             manifest.write_manifest(folder, **about)
         self._damage[final] = ""
+
+    def origin(self, checkpoint: Path) -> dict[str, str]:
+        """Return what computed a checkpoint: kernels and versions, by name.
+
+        Earlier versions of this package did not record it.
+        """
+        return dict(self._about(checkpoint).get("origin", {}))
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""

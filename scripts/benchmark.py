@@ -31,7 +31,7 @@ import torch
 from benchmarks import kernel
 from benchmarks.agents import cloning, generation
 from benchmarks.common import TINY, Row, Size, number
-from benchmarks.envs import env_alone, levels
+from benchmarks.envs import MODULES, env_alone, levels, workers
 from benchmarks.install import installation
 from benchmarks.knn import data, training
 from benchmarks.learning import iteration, time_to_goals, two_learners
@@ -50,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
     "env/simple_tag": env_alone("simple_tag"),
     "env/boxworld_pixels": env_alone("boxworld_pixels"),
     "env/pong": env_alone("pong"),
+    **{f"env/pettingzoo_workers/{name}": workers(name) for name in MODULES},
     "levels/boxworld": levels,
     "attention/width_one": attention,
     **{f"kernel/{name}": kernel.kernel(name) for name in kernel.NETWORKS},
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
         f"kernel/{name}/trained": kernel.kernel(name, trained=True)
         for name in kernel.TRAINED
     },
+    "denormals": kernel.denormals,
     "sample/simple_centroid": sampling("simple_centroid", with_stock=True),
     "sample/simple_tag": sampling("simple_tag"),
     "sample/boxworld_pixels": sampling("boxworld_pixels"),
@@ -81,6 +83,9 @@ BENCHMARKS: dict[str, Callable[[Size], Iterator[Row]]] = {
 }
 NEEDS = {
     "env/pong": ("ale_py",),
+    "env/pettingzoo_workers/simple_spread": ("mpe2",),
+    "env/pettingzoo_workers/multiwalker": ("Box2D",),
+    "env/pettingzoo_workers/knights_archers_zombies": ("pygame",),
     "sample/pong": ("ale_py",),
     "generation/cartpole": ("cma",),
     "clone/ant": ("mujoco",),
@@ -126,7 +131,7 @@ AIMS = {
 }
 """Aims by row, as the table shows them; a factor is one of the column ratio. Trained
 weights have the aims of initial ones."""
-CPU_ONLY = ("attention/", "data/", "install/", "kernel/")
+CPU_ONLY = ("attention/", "data/", "denormals", "install/", "kernel/")
 """Beginnings of the names of rows that measure code for a CPU."""
 
 

@@ -66,7 +66,7 @@ REMEDIES = {
 """What to do about environments that are refused."""
 TITLE = "# Public environments"
 COLUMNS = ("environment", "options", "agents", "tokens of an agent", "result")
-TRAINED = "trains"
+TRAINED, IN_TURNS = "trains", "trains, in turns"
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ def row(entry: Entry) -> tuple[str, ...]:
     env = {"name": "pettingzoo", "module": entry.module, **settings}
     options = " ".join(f"`env.{key}={value}`" for key, value in settings.items())
     try:
-        groups = describe_env(env).groups
-        agents = sum(group.num_agents for group in groups.values())
+        described = describe_env(env)
+        groups, agents = described.groups, 1
+        if not described.turn_based:
+            agents = sum(group.num_agents for group in groups.values())
         with tempfile.TemporaryDirectory() as folder:
             steps = NUM_ENVS * STEPS
             settings_of_ppo = {"num_envs": NUM_ENVS, "batch_size": steps * agents}
@@ -136,7 +138,8 @@ def row(entry: Entry) -> tuple[str, ...]:
         f"{group.tokens.num_tokens} × {group.tokens.num_features}"
         for group in groups.values()
     )
-    return entry.label, options, counts, ", ".join(sizes), TRAINED
+    result = TRAINED if not described.turn_based else IN_TURNS
+    return entry.label, options, counts, ", ".join(sizes), result
 
 
 def _refused(entry: Entry, reason: str) -> str:

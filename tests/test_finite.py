@@ -10,10 +10,11 @@ from gymnasium import spaces
 
 import marl_pool
 from marl_pool.envs.base import AgentGroup, BatchedEnv
-from marl_pool.finite import NonFiniteError
+from marl_pool.finite import NonFiniteError, validate_finite
 from marl_pool.policies import make_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.randomness import EVALUATION_ENVS, place_in_batch
 
 BAD_STEP = 2
 
@@ -113,3 +114,12 @@ def test_no_number_of_an_evaluation_is_decided_on_nan():
             suite={"perturbations": []},
             episodes=4,
         )
+
+
+def test_environments_are_counted_from_zero_in_evaluations_too():
+    assert [place_in_batch(first + 3) for first in (0, 1 << 40, 1 << 41)] == [3, 3, 3]
+    bad = torch.full((1, 1, 1), math.nan)
+    tokens = Tokens(torch.zeros(1, 1, 1, 1, 1), *[torch.zeros(1, 1, 1, 1).bool()] * 2)
+    ids = torch.tensor([EVALUATION_ENVS + 7])
+    with pytest.raises(NonFiniteError, match="in environment 7 at step 0"):
+        validate_finite("pair", tokens, bad[..., None], bad, env_ids=ids)

@@ -286,7 +286,7 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
     """Select the steps of one environment, as a batch of one."""
     here = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), here))
-    apart = ("tokens", "states")
+    apart = ("tokens", "states", "next_alive")
     others = {k: v[:, here] for k, v in part._asdict().items() if k not in apart}
     states = tree_map(lambda leaf: leaf[:, here], part.states)
     return Trajectory(tokens=tokens, states=states, **others)

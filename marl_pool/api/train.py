@@ -75,6 +75,7 @@ def train(
 
         typed: list[str | Override] = [*overrides, *overrides_of(options)]
         config = compose_run("train", typed, config_dir)
+        config = fitted("train", config, typed, config_dir)
         with new_run("train", config, run_dir) as run:
             from marl_pool.evaluation.loading import computing
 
@@ -104,6 +105,24 @@ def compose_run(
         command = f"marl-pool {typed(STUDIES[verb])}"
         raise InputError(f"grid: a grid is many runs; use `{command}`")
     return check_composed(verb, composed, overrides, config_dir)
+
+
+def fitted(
+    verb: str,
+    config: Mapping[str, Any],
+    overrides: "Sequence[str | Override]",
+    config_dir: str | Path | None,
+) -> dict[str, Any]:
+    """Fit sizes to the agents where the user did not set them, and say so."""
+    if verb != "train":
+        return dict(config)
+    from marl_pool.config import fit_batch
+    from marl_pool.training.errors import print_warning
+
+    fit, lines = fit_batch(verb, config, overrides, config_dir)
+    for line in lines:
+        print_warning(line)
+    return fit
 
 
 @contextmanager

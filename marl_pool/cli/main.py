@@ -12,7 +12,12 @@ from marl_pool.cli import train as making
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
-from marl_pool.utils.errors import InputError, StoppedError, explain_missing_modules
+from marl_pool.utils.errors import (
+    InputError,
+    StoppedError,
+    explain_missing_modules,
+    foreign,
+)
 from marl_pool.utils.text import printable
 
 VERBS = {
@@ -49,7 +54,8 @@ KEYLESS = ("export", "import-weights", "show", "ls", "list", "help")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    It is 0; 1 if training or a trial of a sweep failed; 2 for bad input; 75 if a time
+    It is 0; 1 if training or a trial of a sweep failed, or the machine refused
+    something, such as to write to a full disk; 2 for bad input; 75 if a time
     limit ended a run with ``--or-resume``; 130, 143 and 138 after Ctrl-C, SIGTERM
     and SIGUSR1.
 
@@ -76,12 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _give_up_stdout()  # its reader has gone
         return 1
-    except OSError as error:
-        # A file has a name; this is of a stream.
-        if error.filename is not None or not _stdout_fails():
+    except BaseException as error:
+        # An error of a file names it; any other may be of a stream.
+        is_unnamed = isinstance(error, OSError) and error.filename is None
+        if is_unnamed and _stdout_fails():
+            _give_up_stdout()
+            line = f"the output cannot be written: {error}"
+        elif not (line := foreign(error)):
             raise
-        _give_up_stdout()
-        print(f"marl-pool: the output cannot be written: {error}", file=sys.stderr)
+        print(f"marl-pool: {printable(line)}", file=sys.stderr)
         return 1
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import new_run, perform
+from marl_pool.api.train import fitted, new_run, perform
 from marl_pool.cli import common
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.names import allowed, trust
@@ -33,6 +33,8 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
     config = common.composed(arguments, overrides)
     if config is None:
         return 0
+    typed = [*overrides, *common.flags_as_keys(arguments)]
+    config = fitted(verb, config, typed, arguments.config_dir)
     if verb == "fit" and arguments.dry_run:
         from marl_pool.training.supervised.fit import price
         from marl_pool.training.supervised.settings import FitConfig

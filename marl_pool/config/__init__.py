@@ -1,5 +1,6 @@
 """Configurations: composed, and checked against the constructors' signatures."""
 
+from marl_pool.config.batch import fit_batch as fit_batch
 from marl_pool.config.checks import check as check
 from marl_pool.config.compose import assign as assign
 from marl_pool.config.compose import check_composed as check_composed

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import (
@@ -54,6 +54,14 @@ RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 
 Config = dict[str, Any]
 """Plain data by key."""
+
+
+class Origin(NamedTuple):
+    """The origin of a value of a configuration."""
+
+    option: str
+    """Option of the package, such as ``ppo=fast``; empty if the user set the value."""
+    value: Any
 
 
 def compose(
@@ -107,15 +115,7 @@ def compose_only(
 ) -> Config:
     """Compose without the check."""
     kind, folder = VERBS[verb], _folder(config_dir)
-    parsed = [parse(part) if isinstance(part, str) else part for part in overrides]
-    # Separate the options of groups from the values of keys.
-    chosen: dict[str, str] = {}
-    for override in parsed:
-        if override.key in kind.config_groups:
-            chosen[override.key] = _option(verb, override, folder)
-        else:
-            _validate_group(verb, override.key)
-    choices = _choose(verb, chosen, folder)
+    parsed, choices = _read(verb, overrides, folder)
     # Settings and sections first, then the keys of presets and of the user.
     config = _defaults(kind.settings)
     for group, option in choices.items():
@@ -128,7 +128,67 @@ def compose_only(
     for override in parsed:
         if override.key not in kind.config_groups:
             _merge(config, _nested(override))
+    _fit_minibatch(verb, config, overrides, config_dir)
     return _resolve(verb, config)
+
+
+def origin(
+    verb: str,
+    key: str,
+    overrides: Sequence[str | Override] = (),
+    config_dir: str | Path | None = None,
+) -> Origin:
+    """Return where `compose_only` takes the value of ``section.key`` from."""
+    kind, folder = VERBS[verb], _folder(config_dir)
+    parsed, choices = _read(verb, overrides, folder)
+    section, _, name = key.partition(".")
+    latest = Origin("", None)
+    for group in (section, *kind.presets):
+        option = choices.get(group)
+        for base in _options_of(group, option, folder) if option else ():
+            content = _content(group, base, folder)
+            values = content if group == section else content.get(section)
+            if isinstance(values, Mapping) and name in values:
+                file = files_of(group, folder).get(base)
+                is_ours = file is None or file.is_relative_to(CONFIGS)
+                label = f"{group}={base}" if is_ours else ""
+                latest = Origin(label, values[name])
+    for override in parsed:
+        if override.key == key:
+            latest = Origin("", override.value)
+    return latest
+
+
+def _fit_minibatch(
+    verb: str,
+    config: Config,
+    overrides: Sequence[str | Override],
+    config_dir: str | Path | None,
+) -> None:
+    """Lower a minibatch that the user did not set to a smaller batch."""
+    ppo = config.get("ppo")
+    if not isinstance(ppo, dict):
+        return
+    batch, minibatch = ppo.get("batch_size"), ppo.get("minibatch_size")
+    if not (type(batch) is type(minibatch) is int and 0 < batch < minibatch):
+        return
+    if origin(verb, "ppo.minibatch_size", overrides, config_dir).option:
+        ppo["minibatch_size"] = batch
+
+
+def _read(
+    verb: str, overrides: Sequence[str | Override], folder: Path | None
+) -> tuple[list[Override], dict[str, str | None]]:
+    """Return the parsed overrides, and the option of each group."""
+    parsed = [parse(part) if isinstance(part, str) else part for part in overrides]
+    # Separate the options of groups from the values of keys.
+    chosen: dict[str, str] = {}
+    for override in parsed:
+        if override.key in VERBS[verb].config_groups:
+            chosen[override.key] = _option(verb, override, folder)
+        else:
+            _validate_group(verb, override.key)
+    return parsed, _choose(verb, chosen, folder)
 
 
 def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Config:
@@ -209,20 +269,29 @@ def _section(group: str, option: str, folder: Path | None) -> Config:
 
 def _bases_first(group: str, option: str, folder: Path | None) -> Iterator[Config]:
     """Yield what an option builds on, then its own keys, ``defaults`` included."""
+    for base in _options_of(group, option, folder):
+        yield _content(group, base, folder)
+
+
+def _options_of(group: str, option: str, folder: Path | None) -> Iterator[str]:
+    """Yield the options that an option builds on, then the option itself."""
+    files = files_of(group, folder)
+    for base in bases_in(content_of(files[option])) if option in files else ():
+        if base == option or base not in {*built_in(group), *files}:
+            raise InputError(
+                f"{files[option]}: defaults: "
+                f"{names.unknown(group, base, {*built_in(group), *files})}"
+            )
+        yield from _options_of(group, base, folder)
+    yield option
+
+
+def _content(group: str, option: str, folder: Path | None) -> Config:
+    """Return the keys of an option alone: of its file, its signature, or its name."""
     files = files_of(group, folder)
     if option in files:
-        for base in bases_in(content_of(files[option])):
-            if base == option or base not in {*built_in(group), *files}:
-                raise InputError(
-                    f"{files[option]}: defaults: "
-                    f"{names.unknown(group, base, {*built_in(group), *files})}"
-                )
-            yield from _bases_first(group, base, folder)
-        yield content_of(files[option])
-    elif option in built_in(group):
-        yield signature(group, option)
-    else:
-        yield {"name": option}
+        return content_of(files[option])
+    return signature(group, option) if option in built_in(group) else {"name": option}
 
 
 def signature(group: str, option: str) -> Config:

@@ -3,11 +3,13 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from marl_pool.config.batch import fit_batch
 from marl_pool.config.checks import check, check_settings, show
 from marl_pool.config.compose import compose_only
 from marl_pool.envs.options import expand_counts
@@ -193,6 +195,7 @@ def _composer(
     # Settings of the sweep itself apply to all trials.
     composed = compose_only(study, fixed, config_dir)
     settings = check_settings(SweepSettings, composed["sweep"], "sweep")
+    told = set[str]()  # what holds for many trials is said once
 
     def make(name: str, values: Mapping[str, Any]) -> Trial:
         overrides = [Override(key, [value]) for key, value in values.items()]
@@ -202,7 +205,13 @@ def _composer(
             for key in OWN:
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
-            return Trial(name, dict(values), with_absolute_folders(check(verb, config)))
+            typed: list[str | Override] = [*fixed, *overrides]
+            fit, lines = fit_batch(study, check(verb, config), typed, config_dir)
+            for line in lines:
+                if line not in told:
+                    print(f"marl-pool: {line}", file=sys.stderr)
+                told.add(line)
+            return Trial(name, dict(values), with_absolute_folders(fit))
 
     return settings, make
 

@@ -1,5 +1,6 @@
 """The contract of an environment: a batch of episodes that advance together."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
+LARGEST_OBSERVATION = 1 << 28
+"""Most numbers that the agents of a group observe at a time: a gibibyte of float32."""
+
 
 @dataclass(frozen=True)
 class AgentGroup:
@@ -41,6 +45,16 @@ class AgentGroup:
     has_action_masks: bool = field(default=False, kw_only=True)
     """True if every observation says which options of the choices are allowed, by
     `Tokens.action_mask`."""
+
+    def __post_init__(self) -> None:
+        shape = self.num_agents, self.tokens.num_tokens, self.tokens.num_features
+        if math.prod(shape) > LARGEST_OBSERVATION:
+            agents, tokens, features = (f"{size:,}" for size in shape)
+            raise InputError(
+                f"env: expected observations of at most {LARGEST_OBSERVATION:,} "
+                f"numbers in one environment, got {agents} agents x {tokens} tokens x "
+                f"{features} features"
+            )
 
     @cached_property
     def actions(self) -> ActionSpec:
@@ -150,6 +164,8 @@ class BatchedEnv(ABC):
     cheap to skip."""
     simulated: ClassVar[bool] = False
     """True if each environment is a simulator of its own; a machine holds few."""
+    turn_based: bool = False
+    """True if not every living agent acts in every step; see `alive`."""
     patch_grid: PatchGrid | None = None
     """Position of the tokens in a `frame`, if they are patches of an image."""
     groups: dict[str, AgentGroup]
@@ -182,13 +198,21 @@ class BatchedEnv(ABC):
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool: living agents (all)."""
+        """For each group, ``(num_envs, agents)`` bool: agents that act next (all)."""
         return {
             name: torch.ones(
                 self.num_envs, group.num_agents, dtype=torch.bool, device=self.device
             )
             for name, group in self.groups.items()
         }
+
+    @property
+    def alive(self) -> dict[str, Tensor]:
+        """For each group, ``(num_envs, agents)`` bool: agents of the running episode.
+
+        These are the `active` agents and those that act in a later step only.
+        """
+        return self.active
 
     @property
     def has_action_masks(self) -> bool:

@@ -21,6 +21,7 @@ class EnvDescription:
     max_steps: int
     simulated: bool
     patch_grid: PatchGrid | None
+    turn_based: bool = False
 
 
 _descriptions: dict[object, EnvDescription] = {}
@@ -50,7 +51,11 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     if key is None or key not in _descriptions:
         env = make_batched_env(**env_config, num_envs=1)
         _descriptions[key] = EnvDescription(
-            env.groups, env.max_steps, env.simulated, env.patch_grid
+            env.groups,
+            env.max_steps,
+            env.simulated,
+            env.patch_grid,
+            env.turn_based,
         )
     return _descriptions[key]
 

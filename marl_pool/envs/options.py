@@ -33,14 +33,17 @@ def entity_counts(
 
 
 def expand_counts(env_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace ``counts`` by the numbers that it abbreviates.
+    """Replace ``counts`` by the numbers that it abbreviates; drop ``workers``.
 
-    Two spellings of one environment become equal, so that runs can be compared.
+    Two spellings of one environment become equal, so that runs can be compared. It is
+    the same whatever the number of processes that step it.
 
     Args:
         env_config: ``{"name": …, **options}`` with all options.
     """
     options = dict(env_config)
+    if options.get("name") == "pettingzoo":
+        options.pop("workers", None)
     keys = [key for key in options if key.startswith("num_")]
     parts = str(options.get("counts", "")).split("-")
     if len(parts) == len(keys) and all(part.isdecimal() for part in parts):

@@ -35,6 +35,13 @@ class Simulator(ABC, Generic[Result]):
     def step(self, action: np.ndarray) -> Result:
         """Step by a flat array."""
 
+    def replay(self, seed: int, actions: Sequence[np.ndarray]) -> Result:
+        """Start an episode, step by all ``actions`` and return the last result."""
+        result = self.reset(seed)
+        for action in actions:
+            result = self.step(action)
+        return result
+
 
 @dataclass(eq=False)
 class ActionLog:
@@ -56,9 +63,7 @@ class LoggedSimulator(Generic[Result]):
 
     def replay(self, log: ActionLog) -> Result:
         """Reset, and repeat the actions of ``log``; later steps are added to it."""
-        result = self.inner.reset(log.seed)
-        for action in log.actions:
-            result = self.inner.step(action)
+        result = self.inner.replay(log.seed, log.actions)
         self.log = log
         return result
 

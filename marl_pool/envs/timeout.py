@@ -25,6 +25,10 @@ class EnvTimeoutError(RuntimeError):
     """A call of an environment that took longer than ``env_timeout``."""
 
 
+class EnvExitError(RuntimeError):
+    """An environment that raised what ends a process, such as `SystemExit`."""
+
+
 class Watchdog(threading.Thread):
     """Interrupt calls that exceed a limit.
 
@@ -107,6 +111,10 @@ def env_call(env: object, what: str) -> Iterator[None]:
     """Apply the limit of `limit_calls` to a block, such as one step.
 
     Exceptions take a note that names the call; see `raised_by`.
+
+    Raises:
+        EnvExitError: in place of an exception that would end the process without a
+            word. Ctrl-C and the signals remain what they are.
     """
     watchdog, call = _active, f"{what} of {type(env).__name__}"
     if watchdog is not None:
@@ -116,6 +124,12 @@ def env_call(env: object, what: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(RAISED_BY + call)
         raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        fatal = EnvExitError(f"{type(error).__name__}: {error}".removesuffix(": "))
+        fatal.add_note(RAISED_BY + call)
+        raise fatal.with_traceback(error.__traceback__) from error
     finally:
         if watchdog is not None:
             watchdog.call = None

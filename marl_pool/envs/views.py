@@ -151,9 +151,9 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         return [(agent, *self._places[agent]) for agent in agents]
 
     def _living(self) -> list[str]:
-        active = self.env.active
+        alive = self.env.alive
         agents = self._where(self.possible_agents)
-        return [agent for agent, group, i in agents if active[group][0, i]]
+        return [agent for agent, group, i in agents if alive[group][0, i]]
 
     def _observe(
         self, agents: list[str]

@@ -22,6 +22,7 @@ from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
+from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_ENVS
@@ -347,6 +348,8 @@ def computing(
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
+    Denormal numbers are 0 there; see `without_denormals`.
+
     None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
     device, and `limit_calls` for the seconds of a call of an environment.
 
@@ -357,7 +360,11 @@ def computing(
     previous = torch.get_num_threads()
     torch.set_num_threads(threads or previous)
     try:
-        with use_kernels(kernels, device), limit_calls(env_timeout):
+        with (
+            use_kernels(kernels, device),
+            without_denormals(),
+            limit_calls(env_timeout),
+        ):
             yield
     except EnvTimeoutError as error:
         raise StoppedError(str(error)) from error

@@ -159,12 +159,3 @@ def tanh_layers(x: Tensor, layers: Sequence[Layer]) -> Tensor:
     for weight, bias in hidden:
         x = tanh(batched_linear(x, weight, bias))
     return batched_linear(x, *last)
-
-
-def require(holds: bool, what: str) -> None:
-    """Raise RuntimeError unless ``what`` holds, before memory is read or written.
-
-    Unlike an ``assert``, it stays under ``python -O``.
-    """
-    if not holds:
-        raise RuntimeError(f"the compiled kernel expected {what}")

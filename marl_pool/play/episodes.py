@@ -138,6 +138,8 @@ class LivePerturbation(Perturbation):
                 if each in OF_ACTIONS:
                     # Go on with the episode: its numbers, and the action to repeat.
                     own |= {k: v for k, v in common.items() if k in ONGOING}
+                    if tokens.action_mask is not None:
+                        own["allowed"] = tokens.action_mask
             # The next part starts from the tokens that this one lets through.
             tokens, _ = part(tokens, own)
             result |= _prefixed(each, own)

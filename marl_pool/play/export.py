@@ -2,8 +2,10 @@
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,12 @@ ACTIVATION_NAMES = {nn.Identity: "none"} | {
     ACTIVATIONS[name]: name for name in ACTIVATIONS
 }
 """Names of activation functions in the page's JavaScript."""
+HEAD, SCRIPTS = '<meta charset="utf-8">', re.compile(r"<script>(.*?)</script>", re.S)
+POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+"""The Content-Security-Policy of an exported page, which loads and sends nothing."""
 ENGINE, SCRIPT, DATA = "/*ENGINE*/", "engine.js", "const DEMO = "
 
 
@@ -82,7 +90,12 @@ def page() -> str:
 def wrapped(data: str) -> str:
     """Return the page around the data of a demonstration, JSON in one line."""
     script = (files("marl_pool.play") / SCRIPT).read_text(encoding="utf-8")
-    return page().replace(ENGINE, f"{DATA}{data};\n{script}")
+    whole = page().replace(ENGINE, f"{DATA}{data};\n{script}")
+    # No other script may run in the page.
+    hashes = [sha256(text.encode()).digest() for text in SCRIPTS.findall(whole)]
+    sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    return whole.replace(HEAD, f"{HEAD}\n{policy.format(scripts=sources)}", 1)
 
 
 def data_of(exported: str) -> str:

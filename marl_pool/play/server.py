@@ -32,6 +32,8 @@ VIEWERS = 4
 """Most pages at a time; each has a session of its own."""
 HOLD = 1.5
 """Seconds that the end of an episode stays on the page."""
+MESSAGES = 8
+"""Most messages of a page that are carried out between two of its frames."""
 MAX_REASON = 123
 """Most bytes of the reason for which a websocket is closed, by its protocol."""
 SLOW = 15
@@ -103,12 +105,19 @@ class LiveServer:
         self, connection: ServerConnection, request: Request
     ) -> Response | None:
         """Answer a request; None lets a websocket connect."""
-        address = urlsplit(request.path)
-        given = parse_qs(address.query).get("token", [""])[0]
+        hosts, origins = map(request.headers.get_all, ("Host", "Origin"))
+        try:
+            address, (host,) = urlsplit(request.path), hosts
+        except ValueError:
+            return connection.respond(400, "expected one Host and a valid address\n")
         # The name that a browser asked for: a stranger's may point to this machine.
-        host, origin = request.headers.get("Host"), request.headers.get("Origin")
         if host not in self.hosts:
             return connection.respond(403, "unknown host\n")
+        # Older versions of the library accept no other method.
+        if getattr(request, "method", "GET") != "GET":
+            allowed = {"Allow": "GET", "Content-Length": "0", "Connection": "close"}
+            return Response(405, "Method Not Allowed", Headers(allowed), b"")
+        given = parse_qs(address.query).get("token", [""])[0]
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             return connection.respond(403, "wrong or missing token\n")
         if address.path == "/":
@@ -124,7 +133,7 @@ class LiveServer:
             return Response(200, "OK", Headers(headers), self.page)
         if address.path != "/live":
             return connection.respond(404, "not found\n")
-        if origin not in [f"http://{host}" for host in self.hosts]:
+        if origins not in [[f"http://{host}"] for host in self.hosts]:
             return connection.respond(403, "unknown origin\n")
         if self.viewers >= VIEWERS:
             return connection.respond(503, f"at most {VIEWERS} pages at a time\n")
@@ -157,6 +166,9 @@ class Viewer:
         self.touched = asyncio.Event()
         self.credit, self.ended = 0.0, 0.0
         self.cost = 0.0
+        # Messages that were carried out, and those that still may be before a frame.
+        self.heard, self.quota = 0, MESSAGES
+        self.renewed = asyncio.Event()
 
     async def run(self) -> None:
         """Send frames, and carry out what the page asks."""
@@ -167,6 +179,8 @@ class Viewer:
             while not listening.done():
                 began = time.monotonic()
                 await self._send_frame()
+                self.quota = MESSAGES
+                self.renewed.set()
                 # Sleep at least once, so that messages are read.
                 await asyncio.sleep(max(0.001, began + 1 / FPS - time.monotonic()))
             listening.result()
@@ -179,7 +193,13 @@ class Viewer:
                 self.session.act(parse_message(text))
             except InputError as error:
                 await self._send({"kind": "error", "text": str(error)})
+            self.heard += 1
             self.touched.set()
+            # A page that floods waits, so that others and Ctrl-C do not.
+            self.quota -= 1
+            if not self.quota:
+                self.renewed.clear()
+                await self.renewed.wait()
 
     async def _send_frame(self) -> None:
         """Take the steps that are due, and send a frame if anything has changed."""
@@ -191,6 +211,7 @@ class Viewer:
         used = time.process_time() - busy
         # A running mean over about a second.
         self.cost += (used - self.cost) / (FPS if self.cost else 1)
+        frame["heard"] = self.heard
         frame["milliseconds"] = round(1000 * self.cost, 2)
         frame["slow"] = self.cost > 1 / SLOW
         await self._send(frame)

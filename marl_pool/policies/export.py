@@ -1,5 +1,6 @@
 """Export of policies for other programs, by torch.export or as ONNX, with a check."""
 
+import io
 import logging
 import re
 import warnings
@@ -112,7 +113,7 @@ def export_policy(
             _save(program, beside, to)
             tokens = inputs(64)
             expected, got = network(*tokens), _run(beside, tokens, to)
-        except ModuleNotFoundError:
+        except (ModuleNotFoundError, OSError):
             raise
         except Exception as error:  # of torch's compiler, which raises many kinds
             raise InputError(f"export: {to} cannot: {_reason(error):.200}") from error
@@ -135,7 +136,10 @@ def _reason(error: BaseException) -> str:
 
 def _save(program: torch.export.ExportedProgram, path: Path, to: Format) -> None:
     if to == "torch":
-        torch.export.save(program, path)
+        # Of a full disk, torch's own writer ends the process.
+        content = io.BytesIO()
+        torch.export.save(program, content)
+        path.write_bytes(content.getbuffer())
         return
     import onnxscript  # noqa: F401  torch reports its absence in other words
 

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import place_in_batch
 
 
 def validate_masks(
@@ -38,6 +39,6 @@ def validate_masks(
         which = "" if spec.discrete else f" of choice {number}"
         raise InputError(
             f"action_mask of agent {agent} of group {group!r} in environment "
-            f"{int(env_ids[row])} at step {int(steps[row])}: expected at least one "
-            f"allowed action{which}, got none"
+            f"{place_in_batch(int(env_ids[row]))} at step {int(steps[row])}: expected "
+            f"at least one allowed action{which}, got none"
         )

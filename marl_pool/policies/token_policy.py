@@ -251,7 +251,7 @@ class TokenPolicy(SpecifiedPolicy):
         native = ActorCritic(
             network, action, value, None if self.actions.integral else limits
         )
-        return native if native.is_precise() else None
+        return native if native.fits() else None
 
     @property
     def _networks(self) -> list[SetNetwork]:

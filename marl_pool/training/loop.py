@@ -13,13 +13,20 @@ import torch
 from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.finite import NonFiniteError
-from marl_pool.kernels.native import chosen_kernels, has_kernel, use_kernels
+from marl_pool.kernels.native import (
+    chosen_kernels,
+    describe_kernels,
+    has_kernel,
+    use_kernels,
+)
 from marl_pool.runs import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
+from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.progress import Progress
+from marl_pool.version import __version__
 
 
 def never() -> bool:
@@ -172,6 +179,7 @@ class TrainingLoop:
         limit = getattr(self.config, "env_timeout", None)  # a fit plays no episodes
         with (
             use_kernels(self.config.kernels, self.config.device),
+            without_denormals(),
             limit_calls(limit, self._failure),
         ):
             try:
@@ -214,6 +222,9 @@ class TrainingLoop:
         checkpoint = errors.checkpoint_to_resume(self.run)
         self.method = method = build(checkpoint)
         method.is_late = self._is_late
+        self.origin = self._origin()
+        if checkpoint is not None:
+            self._report_changes(checkpoint)
         # The parts fit each other, so store the configuration of this session.
         if self.plain != self.run.config:
             self.run.write_config(self.plain)
@@ -236,6 +247,30 @@ class TrainingLoop:
                 self.ctrl_c.raise_if_requested()
                 if self._must_stop():
                     return
+
+    def _origin(self) -> dict[str, str]:
+        """Return what determines the rounding of this session's numbers, by name."""
+        kernels = describe_kernels(self.config.device)
+        if kernels.startswith("torch"):  # its sums depend on them
+            kernels += f", threads={self.config.threads}"
+        return {
+            "kernels": kernels,
+            "marl_pool": __version__,
+            "torch": torch.__version__,
+        }
+
+    def _report_changes(self, checkpoint: Path) -> None:
+        before = self.run.origin(checkpoint)
+        changes = [
+            f"{name} {before[name]} is now {value}"
+            for name, value in self.origin.items()
+            if before.get(name, value) != value
+        ]
+        if changes:
+            errors.print_warning(
+                f"{'; '.join(changes)}: the numbers of {self.run.path} are no longer "
+                "those of a run without a stop"
+            )
 
     def _run_round(self) -> None:
         method, every = self.method, self.config.checkpoint.every
@@ -280,7 +315,8 @@ class TrainingLoop:
             best = Best(self.iteration, score, method.score_of)
         with self._writing("the checkpoint"):
             parts = method.parts
-            with self.run.checkpoint(self.iteration, parts, best) as folder:
+            save = self.run.checkpoint(self.iteration, parts, best, self.origin)
+            with save as folder:
                 method.save(folder)
             # If the process is killed here, `Run.lock` saves the policy later.
             if best is not None:

@@ -1,5 +1,6 @@
 """Gradient steps, and networks and optimizers in a file of a checkpoint."""
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,6 +117,11 @@ class FlatAdam(torch.optim.Adam):
 
     found_inf: Tensor | None = None
 
+    # Torch's wrappers of these import dynamo, inductor and sympy first, for 1.5 s.
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+
     def __init__(self, values: nn.Parameter, lr: float = 1e-3) -> None:
         super().__init__([values], lr=lr, fused=True)
 
@@ -126,8 +132,10 @@ class FlatAdam(torch.optim.Adam):
         (values,) = group["params"]
         state = self.state[values]
         if not state:
-            super().step()  # makes the state
-            return
+            # What torch begins with.
+            state["step"] = torch.zeros((), device=values.device)
+            state["exp_avg"] = torch.zeros_like(values)
+            state["exp_avg_sq"] = torch.zeros_like(values)
         state["step"] += 1
         torch._fused_adam_(
             [values],

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ from marl_pool.utils.types import (
     StorageURL,
     UnitInterval,
 )
+
+if TYPE_CHECKING:
+    from marl_pool.envs.description import EnvDescription
 
 PlugIn = Annotated[str, Field(pattern=":", description="package.module:Class")]
 
@@ -191,6 +194,20 @@ class TrainConfig(TrainSettings):
     policy: Options
     ppo: PPOSettings
     perturbation: Options
+
+    def batch_unit(self, env: "EnvDescription") -> int:
+        """Return the number of agents that learn in one step of all environments.
+
+        ``ppo.batch_size`` is a multiple of it.
+        """
+        learning = sum(
+            group.num_agents
+            for name, group in env.groups.items()
+            if name not in (self.fixed or ())
+        )
+        if env.turn_based:
+            learning = min(1, learning)
+        return self.ppo.num_envs * max(1, self.resources.num_env_runners) * learning
 
 
 @dataclass(frozen=True)

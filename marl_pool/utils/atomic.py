@@ -60,18 +60,33 @@ def new_path(file: Path) -> Iterator[Path]:
 def appended(file: Path) -> Iterator[TextIO]:
     """Yield a text file open for appending; raise OSError if it is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW
-    with os.fdopen(os.open(file, flags, 0o666), "a", newline="", encoding="utf-8") as o:
-        yield o
+    # Names that the system cannot decode contain surrogates.
+    descriptor = os.open(file, flags, 0o666)
+    with os.fdopen(
+        descriptor, "a", newline="", encoding="utf-8", errors="backslashreplace"
+    ) as out:
+        yield out
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield an unpredictable path in the same folder; remove what is left there."""
+    """Yield an unpredictable path in the same folder; remove what is left there.
+
+    An `OSError` of what is written there names ``path``.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
         yield beside
+    except OSError as error:
+        # A full disk names no file, and nobody knows the temporary one.
+        is_unnamed = error.filename is None and error.errno is not None
+        if is_unnamed or str(error.filename).startswith(str(beside)):
+            error.filename = str(path)
+        raise
     finally:
-        discard(beside)
+        # A read-only file system would hide the error that is on its way.
+        with suppress(OSError):
+            discard(beside)
 
 
 def _replace(new: Path, file: Path) -> None:

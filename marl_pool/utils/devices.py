@@ -1,5 +1,6 @@
-"""Transfers between the host and a GPU, which stall the GPU, and how to avoid them."""
+"""Transfers between host and GPU, which stall the GPU, and denormal numbers of CPUs."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,26 @@ def without_reads() -> Iterator[None]:
         yield
     finally:
         _forbidden.reset(token)
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Round numbers nearer to 0 than the smallest normal one (1.2e-38 in float32) to 0.
+
+    A processor takes many times as long for them as for others, and the softmax of a
+    wide network with large weights is full of them: forward and backward pass take 1.6
+    times as long (``denormals/width_128`` in docs/benchmarks.md).
+
+    It holds for torch, the compiled kernel, numpy and Python, in this thread and in
+    those that it starts inside the block; elsewhere nothing changes. Where a processor
+    cannot do it nothing happens. It decorates functions, too.
+    """
+    before = sys.float_info.min / 2 == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def constant(

@@ -3,6 +3,7 @@
 It imports no torch, so that the command line can catch them at once.
 """
 
+import errno
 import importlib.util
 import sysconfig
 import traceback
@@ -15,6 +16,20 @@ PACKAGE = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 NUMERICS = ("numpy", "torch", "ray")
 """Packages whose errors are rather those of the code that calls them."""
+REFUSALS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EACCES", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENAMETOOLONG", "ENFILE"),
+        *("ENOSPC", "EPERM", "EROFS", "ESTALE"),
+    )
+    if hasattr(errno, name)
+)
+"""Codes of an `OSError` with which a system refuses what a program may ask for."""
+OUT_OF_MEMORY = (
+    *("allocate memory", "out of memory", "failed to map segment", "bad_alloc"),
+    *("start new thread", "error return without exception set"),
+)
+"""Words of errors that libraries raise in place of a `MemoryError`."""
 
 
 class InputError(ValueError):
@@ -36,8 +51,14 @@ class StoppedError(InputError):
     """A run that cannot continue. The message is one line; the run can be resumed."""
 
 
+class RemoteError(Exception):
+    """An error in another process; the message is what `described` returned there."""
+
+
 def described(error: BaseException) -> str:
     """Return an error's type, message and `place` in one line of bounded length."""
+    if isinstance(error, RemoteError):
+        return str(error)
     message = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {message}".removesuffix(": ") + place(error)
 
@@ -65,6 +86,29 @@ def place(error: BaseException) -> str:
             shown = file.relative_to(Path.cwd()) if is_near else file
             places[False] = f" ({shown}:{line})"
     return places.get(False) or places.get(True, "")
+
+
+def foreign(error: BaseException) -> str:
+    """Describe an error of the machine or of a user's code in one line.
+
+    That is a disk that is full or cannot be written, memory that is used up, and what
+    would end a process, such as `SystemExit`, raised by code of a user.
+
+    Returns:
+        The line; empty for any other error, such as a bug of this package.
+    """
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        named = f"{error.filename}: " if error.filename is not None else ""
+        return f"{named}{error.strerror}"
+    is_memory = isinstance(error, MemoryError) or (
+        isinstance(error, ImportError | OSError | RuntimeError | SystemError)
+        and any(words in str(error) for words in OUT_OF_MEMORY)
+    )
+    if is_memory:
+        return f"the memory is used up: {described(error)}"
+    if isinstance(error, Exception) or not place(error):
+        return ""
+    return described(error)
 
 
 @contextmanager

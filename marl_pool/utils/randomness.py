@@ -8,15 +8,51 @@ https://doi.org/10.1145/2660193.2660195), written in torch so that whole blocks 
 sampled at once on any device.
 """
 
+import os
+import random
+import zlib
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError
+
+
+def process_seed(seed: int, number: int = 0) -> int:
+    """Return the seed of a learner or, by its number, of a runner, for `seed_process`.
+
+    Any integer is a seed of a run.
+    """
+    return zlib.crc32(str(seed).encode()) % (1 << 31) + number
+
+
+def seed_process(seed: int) -> None:
+    """Seed the generators that a process has, and let torch repeat itself bit for bit.
+
+    Our own numbers come from streams; an environment may use Python's or numpy's.
+
+    Args:
+        seed: from 0 to 2³² - 1.
+    """
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    # torch.manual_seed seeds every kind of device, which takes milliseconds.
+    torch.default_generator.manual_seed(seed)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    if torch.version.cuda is None:
+        # `torch.use_deterministic_algorithms` does this, and first imports inductor and
+        # sympy for 1.5 s.
+        torch._C._set_deterministic_algorithms(True, warn_only=False)
+    else:
+        # See https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility.
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.cuda.manual_seed_all(seed)
 
 
 class Purpose(IntEnum):
@@ -34,6 +70,11 @@ VALIDATION_ENVS = 1 << 40
 """First environment number of validation, by which a solution is chosen."""
 EVALUATION_ENVS = 1 << 41
 """First environment number of evaluation, whose returns are reported."""
+
+
+def place_in_batch(env_id: int) -> int:
+    """Return the number of an environment as a person counts it, from 0."""
+    return env_id % VALIDATION_ENVS
 
 
 def _signed(value: int) -> int:

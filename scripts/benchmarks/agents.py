@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam, Optimizer
 
-from benchmarks.common import Row, Size, seconds
+from benchmarks.common import Row, Size, compare, seconds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.policies.actions import ActionSpec
@@ -34,14 +34,24 @@ ALONE = 24
 
 
 def generation(size: Size) -> Iterator[Row]:
-    """Measure generation 1 of CMA-ES: 256 vectors, 16 CartPole episodes each."""
+    """Measure generation 1 of CMA-ES: 256 vectors, 16 CartPole episodes each.
+
+    Beside our agents one at a time, and beside what one would write with pycma,
+    Gymnasium's vector environment and torch, a member at a time or all by `vmap`.
+    """
+    from benchmarks.peers import member_by_member, population_mapped  # needs cma
+
     torch.set_num_threads(1)
     population, repetitions = (4, 2) if size.tiny else (256, 16)
     chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
     config = compose("evolve", [*chosen, f"repetitions={repetitions}"])
     evaluator = Evaluator(EvolveConfig.from_plain(config))
     start = torch.zeros_like(to_vector(evaluator.agent))
+    layer = evaluator.agent.sensor
+    member = member_by_member(layer, repetitions)
+    mapped = population_mapped(layer, population, repetitions, 2 if size.tiny else 20)
     whole, ratios = [], []
+    peers: dict[str, list[float]] = {"pycma": [], "vmap": [], "vmap/longest": []}
     for turn in range(1 + size.rounds):
         strategy = CMAES(start, population=population, seed=turn)
         task = PopulationTask(torch.arange(repetitions), turn + 1, config["env"])
@@ -58,6 +68,10 @@ def generation(size: Size) -> Iterator[Row]:
         batched = seconds(lambda: evaluator.play(vectors, task))  # noqa: B023
         total = int(played.lengths.sum())
         ratios.append(_a_step_alone(evaluator, vectors, task) * total / batched)
+        peers["pycma"].append(member() * total)
+        step = mapped()
+        peers["vmap"].append(step / played.lengths.numel() * total)
+        peers["vmap/longest"].append(step * int(played.lengths.max()))
     ours, ratio = statistics.median(whole[1:]), statistics.median(ratios[1:])
     yield Row(
         "generation/cartpole",
@@ -68,6 +82,14 @@ def generation(size: Size) -> Iterator[Row]:
         f"one core, with CMA-ES; {population * repetitions / ours:,.0f} rollouts/s; "
         "published code: 23.6 s, measured elsewhere",
     )
+    about = {
+        "pycma": "pycma's vectors one at a time in a SyncVectorEnv",
+        "vmap": "torch.func.vmap over the population in a SyncVectorEnv that resets",
+        "vmap/longest": "the same until the longest episode has ended",
+    }
+    for name, times in peers.items():
+        theirs = f"{about[name]}, times all steps"
+        yield compare(f"generation/cartpole/{name}", whole[1:], times[1:], theirs)
 
 
 def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -> float:

@@ -5,7 +5,7 @@ import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import ray
@@ -16,6 +16,7 @@ from marl_pool.config import compose
 from marl_pool.kernels.native import call, use_kernels
 from marl_pool.networks import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import Kernels
 
@@ -116,6 +117,46 @@ def kernel(name: str, *, trained: bool = False) -> Callable[[Size], Iterator[Row
                 yield from passes(f"kernel/{name}", module, tokens, size, about)
 
     return measure
+
+
+def denormals(size: Size) -> Iterator[Row]:
+    """Measure torch with denormal numbers rounded to 0, and with them kept.
+
+    Of a wide network, and of a softmax of scores with a standard deviation of 40.
+    """
+    torch.set_num_threads(1)
+    network = Network(dim=128, layers=2, heads=4, tokens=128, rows=min(32, size.sets))
+    module, tokens = network.build(), network.batch(network.rows)
+    scores = 40 * torch.randn(network.rows, network.tokens, network.tokens)
+
+    def both() -> None:
+        module.zero_grad()
+        module(tokens).sum().backward()
+
+    def softmax() -> None:
+        for _ in range(1 if size.tiny else 100):
+            scores.softmax(-1)
+
+    for name, function, count, unit in (
+        ("width_128", both, tokens.types.numel(), "µs a token"),
+        ("softmax", softmax, 100 * scores.numel() / 1000, "ns a score"),
+    ):
+        times: dict[str, list[float]] = {"flushed": [], "kept": []}
+        for _ in range(1 + size.rounds):
+            for kind, context in (
+                ("flushed", without_denormals()),
+                ("kept", nullcontext()),
+            ):
+                with use_kernels("torch"), context:
+                    began = time.process_time()
+                    function()
+                    times[kind].append((time.process_time() - began) / count * 1e6)
+        yield compare(
+            f"denormals/{name}",
+            *(times["flushed"][1:], times["kept"][1:], "denormal numbers kept"),
+            unit=unit,
+            note="kernels=torch, one thread",
+        )
 
 
 @contextmanager

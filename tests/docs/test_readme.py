@@ -224,9 +224,12 @@ def test_the_citation_has_the_version_and_the_papers_that_are_linked():
     assert cited == set(re.findall(r"https://arxiv\.org/abs/[\d.]+", page))
 
 
-def test_the_architecture_shows_the_layers_that_the_linter_holds():
-    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
-    block = re.search(r"```layers\n(.*?)```", ARCHITECTURE, re.S)
-    assert block
-    shown = [" ".join(line.split()) for line in block[1].splitlines()]
-    assert shown == [layer.replace("marl_pool.", "") for layer in layers]
+def test_the_picture_of_the_rooms_is_the_linters():
+    done = subprocess.run(
+        [sys.executable, "scripts/rooms.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "(images/rooms.svg)" in ARCHITECTURE

@@ -56,6 +56,19 @@ def test_other_forms_of_counts_are_refused(name: str, counts: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "counts", "told"),
+    [
+        ("simple_centroid", "16384-16384-16384", "16,384 agents x 49,152 tokens"),
+        ("simple_tag", "16384-1-16384", "16,384 agents x 32,769 tokens"),
+        ("simple_tag", "1-16384-16384", "268,435,456 pairs of entities that collide"),
+    ],
+)
+def test_numbers_whose_product_no_memory_holds_are_refused(name, counts, told):
+    with pytest.raises(InputError, match=told):
+        make_batched_env(name, 1, counts=counts)
+
+
 def test_numbers_that_are_too_small_are_refused() -> None:
     keys = {"num_cats": None, "num_dogs": None}
     with pytest.raises(InputError) as caught:

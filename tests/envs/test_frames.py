@@ -28,6 +28,9 @@ ACCEPTED = {
     "floats to 255": (full(200.4), 200),
     "rounded floats": (full(255.0001), 255),
     "integers": (full(255, np.int64), 255),
+    "bytes of 0 and 1": (full(1, np.uint8), 255),
+    "integers of 0 and 1": (full(1, np.int64), 255),
+    "black integers": (full(0, np.int64), 0),
     "a tensor": (torch.full((4, 6, 3), 0.5), 128),
     "lists": (full(9, np.int64).tolist(), 9),
 }

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ from marl_pool.kernels.native.call import NetworkSizes
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 """None where the kernel cannot be compiled."""
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+"""Options of a library that ends the process where it leaves its memory."""
 
 LAUNCHES = """
 extern "C" bool forward(int blocks, int threads, int shared, void **a) {
@@ -70,6 +73,8 @@ def _library(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> ctypes.CD
         file, library = Path(folder, "network.cpp"), Path(folder, "network.so")
         file.write_text(text)
         flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-w"]
+        # Such a library needs a process that began with the sanitizers' own.
+        flags += SANITIZERS if "ASAN_OPTIONS" in os.environ else []
         subprocess.run(
             [COMPILER, *flags, *given, str(file), "-o", str(library)], check=True
         )

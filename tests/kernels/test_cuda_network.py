@@ -95,6 +95,34 @@ def test_float32_is_as_precise_as_torchs(kernel: OnlyForGpus) -> None:
     assert kernel.calls == 2
 
 
+@pytest.mark.parametrize("size", [1e19, -1e30, 1e38])
+def test_a_huge_feature_gives_no_nan(kernel: OnlyForGpus, size: float) -> None:
+    """Its square overflows in float32."""
+    network = make_network("cls", num_tokens=5)
+    tokens = make_tokens(network, 9, padded=True)
+    tokens.features[5, 1, 2] = size
+    assert network(tokens).isfinite().all()
+    assert kernel.calls == 1
+
+
+@pytest.mark.parametrize("change", ["weight", "padding", "gradient"])
+def test_sizes_are_checked(kernel: OnlyForGpus, change: str) -> None:
+    network = make_network("ada", num_tokens=5).double()
+    tokens = make_tokens(network, 9)
+    assert network._native is not None
+    inputs = network._native.inputs(tokens)
+    gradient = torch.ones(9, network.dim_out, dtype=torch.float64)
+    if change == "weight":
+        first, *others = inputs.parameters
+        inputs = inputs._replace(parameters=[first[:1], *others])
+    elif change == "padding":
+        inputs = inputs._replace(padding=tokens.padding[:, :-1])
+    else:
+        gradient = gradient[:, :-1]
+    with pytest.raises(ValueError, match="compiled kernel: expected"):
+        cuda.gradients(inputs, gradient)
+
+
 @pytest.mark.slow
 def test_gradients_do_not_depend_on_other_blocks(
     kernel: OnlyForGpus, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cuda_on_cpu import SANITIZERS
 from helpers.paths import ROOT
 from marl_pool.kernels.native import call
 
@@ -28,6 +29,7 @@ TESTS = [
     ROOT / "tests" / "kernels" / "test_native_mlp.py",
     ROOT / "tests" / "kernels" / "test_native_ppo_loss.py",
     ROOT / "tests" / "kernels" / "test_native_ppo_gradient.py",
+    ROOT / "tests" / "kernels" / "test_cuda_network.py",
 ]
 
 
@@ -67,12 +69,11 @@ def test_libraries_of_lower_levels(path: Path, tmp_path: Path) -> None:
 )
 def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> None:
     library = tmp_path / "kernel-base.so"
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-Wno-psabi"]
     sources = [str(SOURCES / name) for name in ("float.cpp", "double.cpp")]
     define = f'-DMARL_POOL_SOURCES="{call._hash_sources().decode()}"'
     subprocess.run(
-        ["g++", *flags, *sanitizers, define, *sources, "-o", str(library)], check=True
+        ["g++", *flags, *SANITIZERS, define, *sources, "-o", str(library)], check=True
     )
     runtimes = [
         subprocess.run(
@@ -89,8 +90,7 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    names = "float64 or moments or dropout or neighbours or threads or refused"
-    run_tests(library, "-k", names, env=env)
+    run_tests(library, "-m", "not slow", env=env)
 
 
 TOO_LARGE = """

@@ -99,12 +99,92 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU])
+@pytest.mark.parametrize("size", [1e19, -1e30, 1e38, -3e38])
+@pytest.mark.parametrize("factor", [0.01, 0.2, 1.0])
+def test_a_huge_number_gives_no_nan(
+    activation: type[nn.Module], size: float, factor: float
+) -> None:
+    layers = mlp([5, 17, 3], activation)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.mul_(factor)
+    values = torch.randn(9, 5)
+    values[3, 1] = size
+    values.requires_grad_()
+    for kernels in ("torch", "native"):
+        with use_kernels(kernels):
+            out = layers(values)
+            parts = [values, *layers.parameters()]
+            gradients = torch.autograd.grad(out, parts, torch.ones_like(out))
+        assert not any(part.isnan().any() for part in (out, *gradients))
+
+
 def test_sizes_and_types_are_checked() -> None:
     module = make([3, 4, 2]).double()
     assert module._native is not None
     for values in (torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, 3)):
-        with pytest.raises(RuntimeError, match="the compiled kernel expected"):
+        with pytest.raises(ValueError, match="compiled kernel"):
             module._native.run(values, *module.parameters())
+
+
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (9,), (9, 9), (2, 3, 4)])
+def test_a_parameter_of_another_shape_is_left_to_torch(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    module, values = make([3, 4, 2]), torch.randn(5, 3)
+    layer, part = name.split(".")
+    setattr(module[int(layer)], part, nn.Parameter(torch.ones(shape)))
+    found = []
+    for kernels in ("auto", "torch"):
+        with use_kernels(kernels):
+            try:
+                found.append(module(values).tolist())
+            except RuntimeError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
+
+
+def test_layers_that_fit_each_other_may_have_another_width() -> None:
+    module, other = make([3, 4, 2]), make([3, 7, 5])
+    for layer, wider in zip(module[::2], other[::2], strict=True):
+        layer.weight, layer.bias = wider.weight, wider.bias
+    values = torch.randn(6, 3)
+    assert module._native is not None
+    assert module._native.fits(values)
+    assert torch.equal(module(values), other(values))
+
+
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias"])
+def test_a_parameter_that_shrinks_before_the_gradient_is_refused(name: str) -> None:
+    module = make([3, 4, 2])
+    layer, part = name.split(".")
+    with use_kernels("native"):
+        loss = module(torch.randn(6, 3)).sum()
+        getattr(module[int(layer)], part).data = torch.ones(1)
+        with pytest.raises((ValueError, RuntimeError)):
+            loss.backward()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out: out.sum(),
+        lambda out: (out.T * torch.arange(len(out))).sum(),
+        lambda out: out.mT.contiguous().view(-1)[::2].sum(),
+    ],
+    ids=["sum", "transpose", "slice"],
+)
+def test_gradients_in_any_layout_are_torchs(loss: Any) -> None:
+    module, values = make([6, 5, 3]).double(), torch.randn(20, 6).double()
+    found = []
+    for kernels in ("native", "torch"):
+        with use_kernels(kernels):
+            inputs = list(module.parameters())
+            found.append(torch.autograd.grad(loss(module(values)), inputs))
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, torchs)
 
 
 def test_state_dict_is_that_of_a_sequence() -> None:

@@ -261,10 +261,54 @@ def test_sizes_are_checked() -> None:
     tokens = make_tokens(policy.network, 20)
     rows = make_rows(BOX, tokens)
     for key, column in rows.items():
-        with pytest.raises(RuntimeError, match="the compiled kernel expected"):
+        with pytest.raises(ValueError, match="compiled kernel"):
             in_one_call(policy, tokens, {**rows, key: column[1:]})
-    with pytest.raises(RuntimeError, match="the compiled kernel expected"):
+    with pytest.raises(ValueError, match="compiled kernel"):
         in_one_call(policy, tokens, rows, scale=torch.ones(19, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["action_head", "value_head"])
+@pytest.mark.parametrize("part", ["weight", "bias"])
+@pytest.mark.parametrize("size", [0, 3, 99])
+def test_a_head_of_another_shape_is_left_to_torch(
+    name: str, part: str, size: int
+) -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    layer = getattr(policy, name)[-1]
+    shape = (size, *getattr(layer, part).shape[1:])
+    setattr(layer, part, nn.Parameter(torch.ones(shape, dtype=torch.float64)))
+    assert policy.actor_critic(tokens) is None
+
+
+def test_a_value_head_with_two_numbers_is_left_to_torch() -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    layer = policy.value_head[-1]
+    layer.weight = nn.Parameter(layer.weight.detach().repeat(2, 1))
+    layer.bias = nn.Parameter(layer.bias.detach().repeat(2))
+    assert policy.actor_critic(tokens) is None
+    assert policy.value(tokens).shape == (20,)
+
+
+@pytest.mark.parametrize("part", ["data", "gradient", "fixed"])
+def test_memory_that_was_replaced_is_refused(part: str) -> None:
+    policy = make_policy()
+    tokens = make_tokens(policy.network, 20)
+    rows = make_rows(BOX, tokens)
+    native = policy.actor_critic(tokens)
+    assert native is not None
+    bias = policy.action_head[-1].bias
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    if part == "fixed":
+        native = native.with_addresses()
+    if part == "gradient":
+        bias.grad.data = torch.zeros(1, dtype=torch.float64)
+    else:
+        bias.data = torch.zeros(99, dtype=torch.float64)
+    with pytest.raises(ValueError, match="compiled kernel: expected"):
+        ppo_gradient(native, ALL_TERMS, recorded_steps(rows, policy.actions), None)
 
 
 class OtherLogits(TokenPolicy):

@@ -232,6 +232,21 @@ def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
         assert torch.equal(repeat[step][~mask], zero[step][~mask])
 
 
+@in_each_space
+def test_an_episode_repeats_no_action_of_the_one_before(space: Space) -> None:
+    made, tokens = build("drop_actions", severity=1.0), make_tokens(0)
+    last = chosen(space)[0].clamp(0.5, 0.9) if space is BOX else chosen(space)[0] + 1
+    old = made.start(tokens, keys())
+    _, old = made(tokens, old)
+    old["executed"] = last
+    began = torch.tensor([False, True, False])
+    _, state = made(tokens, made.start(tokens, keys(episode=1), old, began))
+    done, _ = made.act(chosen(space)[1], state, space)
+    assert torch.equal(done[~began], last[~began])
+    nothing = torch.tensor([0.0, 0.0, 2.0]) if space is BOX else torch.tensor(0)
+    assert torch.equal(done[began], nothing.expand_as(done[began]))
+
+
 def test_zero_is_the_number_in_range_that_is_nearest_to_it() -> None:
     made = build("drop_actions", severity=1.0, instead="zero")
     done = executed(made, chosen(BOX), BOX)

@@ -202,3 +202,40 @@ def test_ctrl_c_ends_the_command_cleanly(tmp_path):
             process.kill()
     assert (process.returncode, errors) == (0, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_keys_pressed_between_two_frames_all_act():
+    press = "new KeyboardEvent('keydown', {key: '%s', bubbles: true})"
+    with (
+        served(Session({"a": token_target(CENTROID)})) as server,
+        browser_page() as page,
+    ):
+        page.goto(server.url)
+        wait_for(page, "!!view.frame")
+        page.evaluate(
+            f"for (let i = 0; i < 5; i++) document.dispatchEvent({press % '+'})"
+        )
+        wait_for(page, "view.frame.distractors === 5")
+        # An even number of presses leaves it as it is, an odd one does not.
+        page.evaluate(
+            f"for (let i = 0; i < 3; i++) document.dispatchEvent({press % ' '})"
+        )
+        wait_for(page, "view.frame.paused")
+        state = f"{LANE}.episode.scene.state[0]"
+        page.evaluate("view.chosen = 0")
+        before = page.evaluate(state)
+        right = press % "ArrowRight"
+        page.evaluate(f"for (let i = 0; i < 3; i++) document.dispatchEvent({right})")
+        wait_for(page, f"Math.abs({state}[0] - {before[0]} - 0.45) < 1e-3")
+
+
+def test_no_other_script_runs_in_an_exported_page(tmp_path):
+    file = export({"a": token_target(CENTROID)}, tmp_path / "page.html")
+    stranger = "<script>window.stranger = 1</script></body>"
+    file.write_text(file.read_text().replace("</body>", stranger))
+    with browser_page(offline=True) as page:
+        page.goto(file_url(file))
+        wait_for(page, f"!!view.frame && {LANE}.episode.steps > 3")
+        assert page.evaluate("window.stranger === undefined")
+        page.click("#shuffle")
+        wait_for(page, "view.frame.severities.shuffle === 1")

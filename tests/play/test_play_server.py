@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import socket
@@ -12,7 +13,7 @@ from websockets.sync.client import connect
 from helpers.played import served, token_target
 from marl_pool.cli.main import main
 from marl_pool.play.messages import MAX_BYTES
-from marl_pool.play.server import play
+from marl_pool.play.server import MESSAGES, play
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
 
@@ -58,6 +59,43 @@ def test_the_page_is_served_to_the_token_alone(server):
     # A name of the attacker's that points to this machine.
     evil = fetch(server, f"/?token={server.token}", Host=f"evil.example:{server.port}")
     assert evil[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hosts", "status"),
+    [
+        *((method, None, 1, 405) for method in ("HEAD", "POST", "PUT", "OPTIONS")),
+        *((method, "/live", 1, 405) for method in ("DELETE", "TRACE", "get", "X")),
+        ("GET", None, 2, 400),
+        ("GET", None, 0, 400),
+        ("GET", "//[::1", 1, 400),
+        ("GET", None, 1, 200),
+    ],
+)
+def test_other_methods_and_malformed_requests_are_answered(
+    server, method, path, hosts, status
+):
+    head = f"{method} {path or f'/?token={server.token}'} HTTP/1.1\r\n"
+    head += f"Host: 127.0.0.1:{server.port}\r\n" * hosts
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as client:
+        client.sendall(f"{head}\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert (b"Allow: GET" in answer) == (status == 405)
+    assert (b"<!doctype html>" in answer) == (status == 200)
+
+
+def test_a_page_that_floods_waits_for_its_frames(server):
+    count = 5 * MESSAGES
+    with live(server) as connection:
+        for _ in range(count):
+            connection.send('{"do": "restart"}')
+        heard = [0]
+        while heard[-1] < count:
+            message = json.loads(connection.recv(timeout=300))
+            if message["kind"] == "frame":
+                heard.append(message["heard"])
+    assert max(b - a for a, b in itertools.pairwise(heard)) <= MESSAGES
 
 
 @pytest.mark.parametrize(

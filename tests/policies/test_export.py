@@ -1,5 +1,7 @@
 """Exported policies act as the policies themselves, or say why there are none."""
 
+import resource
+
 import pytest
 import torch
 
@@ -29,6 +31,19 @@ def test_torch_loads_what_was_exported(tmp_path):
     assert actions.dtype == torch.int64
     with pytest.raises(InputError, match="new.pt2 exists; choose another --out"):
         export_policy(policy("max"), file, "torch")
+
+
+def test_a_full_disk_ends_no_process(tmp_path):
+    # Stands for a disk with a block left; torch's writer would abort.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            export_policy(policy("max", num_layers=1), tmp_path / "new.pt2", "torch")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(tmp_path / "new.pt2")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ NAMES = {
     "time_to_skill/simple_tag",
     "time_to_skill/boxworld",
     "generation/cartpole",
+    *(f"generation/cartpole/{peer}" for peer in ("pycma", "vmap", "vmap/longest")),
     "clone/ant",
     "data/knn_centroid",
     "train/knn_centroid",
@@ -57,6 +58,8 @@ NAMES = {
     "evaluate/simple_centroid",
     "suite/standard",
     "layer/swarm",
+    "denormals/width_128",
+    "denormals/softmax",
 }
 NAMES |= {
     f"kernel/{network}/{what}"

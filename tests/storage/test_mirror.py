@@ -1,5 +1,6 @@
 """Mirrors of folders on file systems of fsspec: in memory, on a disk, on S3."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,29 @@ def test_whenever_an_upload_ends_what_is_there_is_whole(run, url, tmp_path):
     assert calls > 10
     assert fetched(url, tmp_path / "last") == after
     assert victim.list() == {*after}
+
+
+def test_whenever_a_download_ends_a_run_is_whole_or_none(run, url, tmp_path):
+    """A folder with a ``config.yaml`` is a run."""
+    mirror = Mirror(run, url)
+    assert mirror.update()
+    for calls in range(len(tree(run)) + 1):
+        copy = tmp_path / f"copy_{calls}"
+        victim, numbers = Mirror(copy, url), iter(range(calls))
+        get = victim.fs.get_file
+
+        def counted(*args, get=get, numbers=numbers, **kwargs):
+            if next(numbers, None) is None:
+                raise PowerCut
+            return get(*args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(victim.fs, "get_file", counted)
+            with contextlib.suppress(PowerCut):
+                victim.fetch()
+        if (copy / "config.yaml").exists():
+            assert tree(copy) == tree(run)
+    assert (copy / "config.yaml").exists()
 
 
 def test_a_failing_upload_is_tried_again_and_then_described(run, url, monkeypatch):

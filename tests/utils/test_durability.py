@@ -296,7 +296,10 @@ def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["iter_000010.bak", "iter_000010 (copy)", "iter_", "iter_10", "iter_0000010"],
+    [
+        *("iter_000010.bak", "iter_000010 (copy)", "iter_", "iter_10", "iter_0000010"),
+        f"iter_{'9' * 21}",
+    ],
 )
 def test_stray_names_beside_the_checkpoints_are_passed_over(tmp_path, name):
     run = Run.create(tmp_path / "run", CONFIG)

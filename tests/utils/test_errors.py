@@ -1,16 +1,27 @@
 """The line of a user's code in an error of one line."""
 
+import errno
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers.unruly import Unruly
+from marl_pool.cli import main as cli
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
-from marl_pool.envs.timeout import env_call
+from marl_pool.envs.timeout import EnvExitError, env_call
 from marl_pool.evaluation.loading import computing
-from marl_pool.utils.errors import InputError, StoppedError, described, place
+from marl_pool.runs import Run
+from marl_pool.utils import atomic
+from marl_pool.utils.errors import (
+    InputError,
+    StoppedError,
+    described,
+    foreign,
+    place,
+)
 
 MODULE = "helpers.unruly:Unruly"
 
@@ -76,3 +87,88 @@ def test_an_env_that_raises_ends_an_evaluation_in_one_line():
 def test_other_errors_than_an_env_s_are_not_hidden():
     with pytest.raises(KeyError), computing(None):
         raise KeyError("a bug")
+
+
+class Fatal(BaseException):
+    """What would end a process."""
+
+
+@pytest.mark.parametrize(
+    ("fatal", "told"),
+    [(SystemExit(3), "SystemExit: 3"), (Fatal(), "Fatal"), (Fatal("gone"), "gone")],
+)
+def test_what_would_end_the_process_is_an_error_of_the_environment(fatal, told):
+    def fail():
+        raise fatal
+
+    with pytest.raises(EnvExitError, match=told) as caught, env_call(None, "a step"):
+        fail()
+    assert Path(__file__).name in traceback_files(caught.value)
+    with pytest.raises(KeyboardInterrupt), env_call(None, "a step"):
+        raise KeyboardInterrupt
+
+
+def traceback_files(error):
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(Path(trace.tb_frame.f_code.co_filename).name)
+        trace = trace.tb_next
+    return files[1:]  # below this file's own call
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "full", "/disk/file"), "/disk/file: full"),
+        (OSError(errno.EROFS, "read-only"), "read-only"),
+        (FileNotFoundError(errno.ENOENT, "none", "/disk/file"), ""),
+        (MemoryError(), "the memory is used up: MemoryError"),
+        (RuntimeError("[enforce fail] can't allocate memory: 9 bytes"), "the memory"),
+        (RuntimeError("a bug"), ""),
+    ],
+)
+def test_faults_of_the_machine_are_one_line(monkeypatch, capsys, error, told):
+    line = foreign(error)
+    assert line.startswith(told)
+    assert bool(line) == bool(told)
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setitem(cli.VERBS, "ls", fail)
+    if not told:
+        with pytest.raises(type(error)):
+            cli.main(["ls"])
+        return
+    assert cli.main(["ls"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"marl-pool: {told}")
+    assert printed.count("\n") == 1
+
+
+def test_a_module_that_ends_the_process_has_a_line(monkeypatch, capsys):
+    monkeypatch.setitem(cli.VERBS, "ls", lambda *_: sys.exit(3))
+    assert cli.main(["ls"]) == 1
+    near = f"(tests/utils/{Path(__file__).name}:"
+    assert f"marl-pool: SystemExit: 3 {near}" in capsys.readouterr().err
+
+
+def test_a_full_disk_names_the_file_and_no_clean_up_hides_it(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    file = atomic.new_file(tmp_path / "page.html")
+    with pytest.raises(OSError, match="No space") as caught, file:
+        raise OSError(errno.ENOSPC, "No space left")
+    assert caught.value.filename == str(tmp_path / "page.html")
+    missing = tmp_path / "nowhere" / "page.html"
+    with pytest.raises(FileNotFoundError) as caught, atomic.new_file(missing):
+        pass
+    assert caught.value.filename == str(missing)
+
+
+def test_an_error_of_undecodable_names_is_kept(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    file = run.write_error("no file \udcff.xml")
+    assert file.read_text() == "no file \\udcff.xml\n"

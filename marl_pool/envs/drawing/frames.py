@@ -14,7 +14,8 @@ ROUNDING = 1e-3
 def to_rgb(image: Any) -> np.ndarray:
     """Convert a picture to ``(height, width, 3)`` uint8.
 
-    Booleans and floats in [0, 1] are scaled to 255; other numbers must be in [0, 255].
+    Booleans, floats in [0, 1] and integers of 0 and 1 are scaled to 255; other numbers
+    must be in [0, 255].
 
     Raises:
         InputError: no numbers, another shape, an empty picture, a number that is NaN,
@@ -31,11 +32,12 @@ def to_rgb(image: Any) -> np.ndarray:
         raise InputError(
             f"expected a picture of shape (height, width, 3), got {picture.shape}"
         )
-    if picture.dtype == np.uint8:
+    high, is_float = picture.max(), picture.dtype.kind == "f"
+    # Integers of 0 and 1 would be black.
+    is_share = high <= 1 + ROUNDING if is_float else high == 1
+    if picture.dtype == np.uint8 and not is_share:
         return picture
-    low, high, is_float = picture.min(), picture.max(), picture.dtype.kind == "f"
-    is_share = picture.dtype == np.bool_ or (is_float and high <= 1 + ROUNDING)
-    is_ambiguous = is_float and not is_share and high < 2
+    low, is_ambiguous = picture.min(), is_float and not is_share and high < 2
     # NaN is in no range.
     if is_ambiguous or not (low >= -ROUNDING and high <= 255 + ROUNDING):
         raise InputError(

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.base import LARGEST_OBSERVATION, AgentGroup, BatchedEnv
 from marl_pool.envs.drawing.canvas import MIN_RADIUS, Disc, Frame, Projection
 from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
@@ -183,7 +183,6 @@ class ParticleEnv(BatchedEnv):
         caps = [np.inf if k.max_speed is None else k.max_speed for k in moving]
         self._max_speed = self._constant(caps)[:, None]
         self._gain = self._constant([DT / kind.mass for kind in moving])[:, None]
-        self._contacts = self._find_contacts()
         self._steering = {
             kind.kind: Steering(
                 kind.acceleration, continuous_actions, self.device, self.dtype
@@ -196,13 +195,6 @@ class ParticleEnv(BatchedEnv):
         signal = {"self", *(kind.kind for kind in entities if kind.signal)}
         for name in learners:
             places = self._slices[name]
-            order = [
-                [i, *still, *(j for j in range(self.num_movable) if j != i)]
-                for i in range(places.start, places.stop)
-            ]
-            types = [0, *(self.type_names.index(kinds[i].kind) for i in order[0][1:])]
-            self._order[name] = torch.tensor(order, device=self.device)
-            self._types[name] = torch.tensor(types, device=self.device)
             spec = TokenSpec(
                 len(kinds),
                 4,
@@ -210,8 +202,17 @@ class ParticleEnv(BatchedEnv):
                 signal_types=tuple(each for each in self.type_names if each in signal),
                 positions=POSITION,
             )
-            space = self._steering[name].space
-            self.groups[name] = AgentGroup(len(order), spec, space)
+            # It refuses numbers that no memory holds, before any list of them.
+            count, space = places.stop - places.start, self._steering[name].space
+            self.groups[name] = AgentGroup(count, spec, space)
+            order = [
+                [i, *still, *(j for j in range(self.num_movable) if j != i)]
+                for i in range(places.start, places.stop)
+            ]
+            types = [0, *(self.type_names.index(kinds[i].kind) for i in order[0][1:])]
+            self._order[name] = torch.tensor(order, device=self.device)
+            self._types[name] = torch.tensor(types, device=self.device)
+        self._contacts = self._find_contacts()
         self._bind(self._constant(np.zeros((num_envs, len(kinds), 4))))
 
     @override
@@ -320,6 +321,11 @@ class ParticleEnv(BatchedEnv):
         pushed = [i for i in pushing if self.entities[i].movable]
         if not pushed or len(pushing) < 2:
             return None
+        if (pairs := len(pushed) * len(pushing)) > LARGEST_OBSERVATION:
+            raise InputError(
+                f"env: expected at most {LARGEST_OBSERVATION:,} pairs of entities that "
+                f"collide, got {pairs:,}"
+            )
         sizes = self._constant([kind.size for kind in self.entities])
         reach = sizes[pushed][:, None] + sizes[pushing]
         return self._index(pushed), self._index(pushing), reach

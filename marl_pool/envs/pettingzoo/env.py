@@ -1,7 +1,7 @@
-"""Any PettingZoo parallel environment as a batched environment."""
+"""Any PettingZoo environment as a batched environment."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -25,7 +25,8 @@ from marl_pool.envs.pettingzoo.views import (
     Padding,
     ViewMaker,
 )
-from marl_pool.envs.simulation import ActionLog, ReplayedEnv, reset_seeds
+from marl_pool.envs.pettingzoo.workers import EnvWorkers
+from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.view import MASK, with_action_mask
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -33,10 +34,17 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 class PettingZooEnv(ReplayedEnv[ParallelStep]):
-    """Play a third-party PettingZoo parallel environment, in batches and with tokens.
+    """Play a third-party PettingZoo environment, in batches and with tokens.
 
-    The environments of a batch are stepped one after the other in Python; the
-    computations on their results are batched.
+    The environments of a batch are stepped one after the other in Python, by default,
+    and the computations on their results are batched.
+
+    *Processes.* With ``env.workers=2`` the environments are stepped in two processes at
+    the same time, in training, evaluation and checks; pictures are drawn in the main
+    one. Seeds, results and errors are the same, and the number may differ when a run
+    is evaluated. Each process takes seconds to start and imports torch and the
+    environment, so they pay where a step of the batch takes long, which
+    ``docs/benchmarks.md`` measures: not with more processes than idle cores.
 
     *Observations* of any space but Text, Graph, Sequence and OneOf become tokens. A
     vector is converted by a tokenizer. A dict of ``features``, ``types`` and
@@ -70,6 +78,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     without a flag or goes on after one; a missing observation, reward or flag; a reward
     that is not one number; a flag of another name such as ``__all__``.
 
+    *Turns.* A turn-based (AEC) environment is played in cycles of all agents where its
+    metadata says ``is_parallelizable``. Otherwise a step is one turn, which counts for
+    ``max_steps``: only the agent in turn observes, acts and learns; the others observe
+    padding only. PPO credits an action with the rewards until the agent's next turn,
+    discounts by turns, and leaves out a turn that the end of the fragment or
+    ``max_steps`` cuts off from its next one. Agents that ended take the action None at
+    once. ``last()`` has to return the sum of ``env.rewards`` since the agent's turn.
+
     *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an
     episode. This is exact if the environment is deterministic given the seed; otherwise
@@ -78,11 +94,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     *Pictures* are the environment's own, with ``render_mode="rgb_array"``. They show no
     attention, because the positions of tokens in them are unknown.
 
-    Source: PettingZoo's parallel API (`Terry et al., 2021
+    Source: PettingZoo's APIs (`Terry et al., 2021
     <https://arxiv.org/abs/2009.14471>`_).
 
     Args:
-        module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``,
+        module: a module with ``parallel_env`` such as ``mpe2.simple_spread_v3``, or
+            else with ``env`` such as ``pettingzoo.classic.tictactoe_v3``;
             ``package.module:callable``, an id of PettingZoo's registry, which
             contains a slash, or ``package:id`` of Gymnasium's. It is imported.
         options: keyword arguments of the environment.
@@ -104,10 +121,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         signal_types: names of the types that matter for the task; the others are noise.
         positions: indices of the features that hold a token's position.
         max_steps: steps until truncation, unless the environment ends earlier.
+        workers: processes that step the environments, at most one for each of them; 1
+            for none besides this process. Results are the same, to the bit.
 
     Raises:
         InputError: no such environment, rejected options, unsupported spaces, invalid
-            groups, or a tokenizer or options that do not fit the observations.
+            groups, a tokenizer or options that do not fit the observations, or an
+            environment that cannot be built in another process.
     """
 
     def __init__(
@@ -127,14 +147,15 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         signal_types: Names | dict[str, Names] | None = None,
         positions: Indices | dict[str, Indices] | None = None,
         max_steps: PositiveInt = 1000,
+        workers: PositiveInt = 1,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)
         self.module, self.options = module, dict(options or {})
         # The first environment has the spaces; the others are built at their reset.
         simulator = self._build()
-        self._spare.append(simulator)
         self._teams = make_teams(simulator.env, groups)
+        self.turn_based = any(team.turn_based for team in self._teams.values())
         self._number = np.float32 if self.dtype == torch.float32 else np.float64
         agents = tuple(map(str, simulator.env.possible_agents))
         by_option = {
@@ -173,11 +194,34 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         )
         empty = self._step_arrays(num_envs)
         self._set_tensors(empty.tensors(self.device, self.dtype))
+        self._workers: EnvWorkers | None = None
+        if (count := min(workers, num_envs)) == 1:
+            self._spare.append(simulator)
+            return
+        env_options = {
+            "module": module,
+            "options": options,
+            "tokenizer": tokenizer,
+            "groups": groups,
+            "dtype": self.dtype,
+            **by_option,
+        }
+        # An environment whose simulator is in another state is replayed, then stepped.
+        places = 2 * num_envs
+        arrays = self.shared_arrays(places)
+        self._workers = EnvWorkers(count, places, arrays, env_options)
+        self._new_simulator = self._workers.simulator
 
     @property
     def active(self) -> dict[str, Tensor]:
-        """For each group, ``(num_envs, agents)`` bool: agents in the episode."""
+        """For each group, ``(num_envs, agents)`` bool: agents that act next."""
         return {name: self._state[f"{name}/active"] for name in self._teams}
+
+    @property
+    @override
+    def alive(self) -> dict[str, Tensor]:
+        part = "alive" if self.turn_based else "active"
+        return {name: self._state[f"{name}/{part}"] for name in self._teams}
 
     @property
     @override
@@ -209,9 +253,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             for name, view in self._views.items()
             if f"{name}/{MASK}" in self._state and MASK not in view.parts
         )
-        arrays = self._step_arrays(self.num_envs)
-        for row, step in self._replay_saved(state).items():
-            arrays.write(row, step)
+        steps = self._replay_saved(state)
+        finished = self._finished(steps.values())
+        arrays = self._arrays_of(finished, [*steps], self.num_envs)
         replayed = arrays.tensors(self.device, self.dtype)
         if not all(
             np.array_equal(tensor.cpu(), self._state[key].cpu(), equal_nan=True)
@@ -235,11 +279,10 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
-        steps = [self._replay(row, ActionLog(seed)) for row, seed in pairs]
+        resets = (self._replay(row, ActionLog(seed)) for row, seed in pairs)
+        steps = [*self._finished(resets)]
         self._find_masks(steps)
-        arrays = self._step_arrays(len(rows))
-        for i, step in enumerate(steps):
-            arrays.write(i, step)
+        arrays = self._arrays_of(steps, range(len(rows)), len(rows))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
         for key, tensor in arrays.tensors(self.device, self.dtype).items():
             state[key][rows] = tensor
@@ -248,6 +291,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     def _find_masks(self, resets: Sequence[ParallelStep]) -> None:
         """Add storage of action masks for groups with masks in the infos of resets."""
         informed = {agent for step in resets for agent in step.masks}
+        if informed and self.turn_based:  # other agents' masks show in their turns
+            choosing = (team for team in self._teams.values() if team.spec.sizes)
+            informed |= {agent for team in choosing for agent in team.agents}
         for name, team in self._teams.items():
             if MASK in self._views[name].parts or informed.isdisjoint(team.agents):
                 continue
@@ -266,13 +312,14 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Step the environments one by one, and collect arrays of all.
-        arrays = self._step_arrays(self.num_envs)
         encoded = [
             team.encode(actions[name].detach().double().cpu().numpy())
             for name, team in self._teams.items()
         ]
-        for row, numbers in enumerate(np.concatenate(encoded, axis=1)):
-            arrays.write(row, self._step_one(row, numbers))
+        numbers = np.concatenate(encoded, axis=1)
+        rows = range(self.num_envs)
+        steps = self._finished(self._step_one(row, numbers[row]) for row in rows)
+        arrays = self._arrays_of(steps, rows, self.num_envs)
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
         self._truncated = torch.from_numpy(arrays.truncated).to(self.device)
@@ -281,6 +328,35 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             for name, array in arrays.rewards.items()
         }
         return rewards, torch.from_numpy(arrays.terminated).to(self.device)
+
+    def new_simulator(self) -> Simulator[ParallelStep]:
+        """Return a simulator that no environment uses."""
+        return self._spare.pop() if self._spare else self._new_simulator()
+
+    def shared_arrays(self, places: int) -> StepArrays:
+        """Return arrays for any steps, with masks of all choices."""
+        masked = {
+            name
+            for name, team in self._teams.items()
+            if team.spec.sizes and MASK not in self._views[name].parts
+        }
+        return StepArrays(places, self._teams, self._views, self._number, masked)
+
+    def _finished(self, steps: Iterable[ParallelStep]) -> Iterable[ParallelStep]:
+        """Wait for the steps in other processes."""
+        return steps if self._workers is None else self._workers.finish([*steps])
+
+    def _arrays_of(
+        self, steps: Iterable[ParallelStep], rows: Sequence[int], count: int
+    ) -> StepArrays:
+        """Return arrays of ``count`` rows with steps at ``rows``."""
+        arrays = self._step_arrays(count)
+        if self._workers is not None:
+            arrays.copy(rows, [*steps], self._workers.arrays)
+            return arrays
+        for row, step in zip(rows, steps, strict=True):
+            arrays.write(row, step)
+        return arrays
 
     def _build(self, **rendering: str) -> ParallelSimulator:
         env = build_env(self.module, {**self.options, **rendering})

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pettingzoo
-from pettingzoo import ParallelEnv
+from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from typing_extensions import override
 
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
 from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
+from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents, parallel_of
 from marl_pool.envs.simulation import (
     ActionLog,
     LoggedSimulator,
@@ -43,10 +44,10 @@ def find_factory(module: str) -> Factory:
     validate_trusted(module, "env.module")
     # A name such as butterfly/pistonball_v6 is one of PettingZoo's registry.
     if "/" in module:
-        return lambda **options: pettingzoo.make("parallel", module, **options)
+        return partial(_make_registered, module)
     # Otherwise it is a module, with or without the name of a callable.
     path, _, attribute = module.partition(":")
-    attribute = attribute or "parallel_env"
+    names = [attribute] if attribute else ["parallel_env", "env"]
     try:
         found = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
@@ -56,6 +57,7 @@ def find_factory(module: str) -> Factory:
         raise InputError(
             f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
+    attribute = next((name for name in names if hasattr(found, name)), names[0])
     factory: Factory | None = getattr(found, attribute, None)
     # Importing a package may have registered environments with Gymnasium.
     if factory is None and attribute in gymnasium.registry:
@@ -65,18 +67,26 @@ def find_factory(module: str) -> Factory:
         near = difflib.get_close_matches(attribute, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
-            f"env.module: expected a module with parallel_env, or "
+            f"env.module: expected a module with parallel_env or env, or "
             f"package.module:callable, or package:id of Gymnasium; {path!r} has no "
             f"{attribute!r}{hint}"
         )
     return factory
 
 
+def _make_registered(module: str, **options: Any) -> Any:
+    """Build an environment of PettingZoo's registry, a parallel one if there is one."""
+    try:
+        return pettingzoo.make("parallel", module, **options)
+    except PettingZooRegistryError:
+        return pettingzoo.make("aec", module, **options)
+
+
 def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, Any]:
     """Build one environment.
 
     Raises:
-        InputError: no such environment, rejected options, or not a parallel env.
+        InputError: no such environment, rejected options, or another kind of object.
     """
     factory = find_factory(module)
     # Report any error of the factory as one of the options.
@@ -92,10 +102,12 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         ) from error
     if isinstance(env, gymnasium.Env):
         return GymnasiumAgents(env)
+    if isinstance(env, AECEnv):
+        return parallel_of(env)
     if not isinstance(env, ParallelEnv):
         raise InputError(
-            f"env.module: expected {module} to return a PettingZoo ParallelEnv or a "
-            f"Gymnasium Env, got {type(env).__name__}"
+            f"env.module: expected {module} to return a PettingZoo ParallelEnv or "
+            f"AECEnv, or a Gymnasium Env, got {type(env).__name__}"
         )
     return env
 
@@ -111,8 +123,13 @@ class ParallelStep(NamedTuple):
     truncated: bool = False
     where: str = ""
     """Begin of errors about this step."""
+    alive: Iterable[Any] = ()
+    """Agents of a turn-based environment whose episode goes on, or whose truncation
+    ended it."""
     masks: Mapping[Any, Any] = {}
     """Action masks in the infos of the agents that are observed."""
+    place: int = -1
+    """Of a step in another process: where it wrote observations, rewards and masks."""
 
 
 class ParallelSimulator(Simulator[ParallelStep]):
@@ -140,8 +157,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
         where = "env.module: reset"
         observations, infos = split(result, RESET_PARTS, where)
         self.lives.begin(self._agents())
-        seen = self.lives.seen(observations)
-        return ParallelStep(seen, where=where, masks=_masks(infos, seen))
+        return self._step(observations, infos, where=where)
 
     @override
     def step(self, action: np.ndarray) -> ParallelStep:
@@ -153,15 +169,23 @@ class ParallelSimulator(Simulator[ParallelStep]):
         where = f"env.module: step {lives.number + 1}"
         observations, rewards, ended, late, infos = split(result, STEP_PARTS, where)
         lives.advance(self._agents(), ended, late)
-        seen = lives.seen(observations)
-        return ParallelStep(
-            seen,
-            lives.earned(rewards),
+        return self._step(
+            observations,
+            infos,
+            rewards=lives.earned(rewards),
             terminated=not (lives.alive or lives.timed_out),
             truncated=bool(lives.timed_out),
             where=where,
-            masks=_masks(infos, seen),
         )
+
+    def _step(
+        self, observations: Mapping[Any, Any], infos: Mapping[Any, Any], **results: Any
+    ) -> ParallelStep:
+        """Return a step with what is seen after it."""
+        lives, turn_based = self.lives, isinstance(self.env, TurnBasedAgents)
+        seen = lives.seen(observations, self.env.in_turn if turn_based else None)
+        alive = (lives.alive or lives.timed_out) if turn_based else ()
+        return ParallelStep(seen, alive=alive, masks=_masks(infos, seen), **results)
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)

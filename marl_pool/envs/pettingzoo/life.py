@@ -122,11 +122,25 @@ class Lives:
                 )
         return earned
 
-    def seen(self, observations: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the observations that are needed: to act on, or to bootstrap from."""
+    def seen(
+        self, observations: Mapping[Any, Any], in_turn: Any = None
+    ) -> dict[Any, Any]:
+        """Return the observations that are needed: to act on, or to bootstrap from.
+
+        Args:
+            observations: by agent.
+            in_turn: the only agent to act in the next step; None for all.
+        """
+        agents = self.alive or self.timed_out
+        if in_turn is not None and self.alive:
+            if in_turn not in self.alive:
+                raise self.error(
+                    "agent_selection: expected an agent that is alive, one of "
+                    f"{self.alive}, got {in_turn!r}"
+                )
+            agents = (in_turn,)
         return {
-            agent: self._value("observation", observations, agent)
-            for agent in self.alive or self.timed_out
+            agent: self._value("observation", observations, agent) for agent in agents
         }
 
     def error(self, problem: str, agent: Any = None) -> InputError:
@@ -194,12 +208,19 @@ class Lives:
 
     def _reward(self, rewards: Mapping[Any, Any], agent: Any) -> float:
         reward = self._value("reward", rewards, agent)
-        if type(reward) is float:
-            return reward
-        array = np.asarray(reward)
-        if array.dtype.kind not in "biuf" or array.size != 1:
+        number = read_reward(reward)
+        if number is None:
             raise self.error(f"reward: expected one number, got {reward!r}", agent)
-        return float(array.item())
+        return number
+
+
+def read_reward(reward: Any) -> float | None:
+    """Return a reward as a float; None if it is not one number."""
+    if type(reward) is float:
+        return reward
+    array = np.asarray(reward)
+    is_number = array.dtype.kind in "biuf" and array.size == 1
+    return float(array.item()) if is_number else None
 
 
 def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
+from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents
 from marl_pool.observations.make import split_action_mask, validate_space
 from marl_pool.observations.parts import Part
 from marl_pool.observations.view import MASK, TokenView, join_masks
@@ -25,6 +27,8 @@ from marl_pool.utils.errors import InputError, described
 
 Arrays = dict[str, np.ndarray]
 """Arrays ``(num_envs, agents, …)`` by name."""
+ALIGNMENT = 64
+"""Bytes of a cache line, which two arrays in shared memory do not share."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class PettingZooTeam:
     """Space of one agent."""
     action: spaces.Space[Any]
     """Space of one agent."""
+    turn_based: bool = False
+    """True if an agent acts in its turns only."""
 
     @cached_property
     def rows(self) -> ActionRows:
@@ -173,7 +179,8 @@ def _make_team(
     where = f"env.module: agent {first!r}:"
     validate_space(observation, where.removesuffix(":"))
     # Actions must be choices or boxes of floats.
-    team = PettingZooTeam(tuple(agents), observation, action)
+    turn_based = isinstance(env, TurnBasedAgents)
+    team = PettingZooTeam(tuple(agents), observation, action, turn_based)
     try:
         spec = team.spec
     except InputError as error:
@@ -199,6 +206,10 @@ def _one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
 class StepArrays:
     """Results of one step: arrays ``(num_envs, agents, …)`` by group, 0 if absent.
 
@@ -222,7 +233,8 @@ class StepArrays:
         self.teams, self.views, self.informed = teams, views, informed
         self.rewards: Arrays = {}
         self.parts: dict[str, Arrays] = {}
-        """By group: active agents, and the parts of their observations."""
+        """By group: active agents, those alive if they take turns, and the parts of the
+        active agents' observations."""
         self._columns: dict[Any, tuple[str, int]] = {}
         self._where = [""] * num_envs
         for name, team in teams.items():
@@ -230,6 +242,8 @@ class StepArrays:
             self.rewards[name] = np.zeros(count, dtype)
             active = {"active": np.zeros(count, np.bool_)}
             self.parts[name] = active | views[name].arrays(*count)
+            if team.turn_based:
+                self.parts[name]["alive"] = np.zeros(count, np.bool_)
             if name in informed:
                 shape = (*count, team.spec.num_options)
                 self.parts[name][MASK] = np.zeros(shape, np.bool_)
@@ -237,10 +251,59 @@ class StepArrays:
         self.terminated = np.zeros(num_envs, np.bool_)
         self.truncated = np.zeros(num_envs, np.bool_)
 
-    def write(self, row: int, step: ParallelStep) -> None:
-        """Write the step of one environment."""
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer of `share`."""
+        return sum(
+            _aligned(array.nbytes)
+            for _, arrays in self._by_group()
+            for array in arrays.values()
+        )
+
+    def share(self, buffer: mmap) -> None:
+        """Keep rewards and observations in a buffer, in the same order everywhere."""
+        offset = 0
+        for _, arrays in self._by_group():
+            for key, array in arrays.items():
+                arrays[key] = np.ndarray(array.shape, array.dtype, buffer, offset)
+                offset += _aligned(array.nbytes)
+
+    def clear(self, row: int) -> None:
+        """Make all agents of one environment absent."""
+        for _, arrays in self._by_group():
+            for array in arrays.values():
+                array[row] = 0
+
+    def copy(
+        self, rows: Sequence[int], steps: Sequence[ParallelStep], source: "StepArrays"
+    ) -> None:
+        """Copy steps that were written at the places ``step.place`` of ``source``."""
+        places = [step.place for step in steps]
+        for name, arrays in self._by_group():
+            written = source.rewards if name is None else source.parts[name]
+            for key, array in arrays.items():
+                array[rows] = written[key][places]
+        for row, step in zip(rows, steps, strict=True):
+            self._begin(row, step)
+
+    def _by_group(self) -> Iterator[tuple[str | None, Arrays]]:
+        """Yield the rewards, with None, and the observations of each group."""
+        yield None, self.rewards
+        yield from self.parts.items()
+
+    def _begin(self, row: int, step: ParallelStep) -> None:
         self._where[row] = step.where
         self.terminated[row], self.truncated[row] = step.terminated, step.truncated
+        for agent in step.masks:
+            if MASK not in self.parts[self._columns[agent][0]]:
+                raise InputError(
+                    f"{step.where}: agent {agent!r}: infos: {MASK}: expected one after "
+                    "the reset too, got none"
+                )
+
+    def write(self, row: int, step: ParallelStep) -> None:
+        """Write the step of one environment."""
+        self._begin(row, step)
         for agent, observation in step.observations.items():
             name, column = self._columns[agent]
             arrays = self.parts[name]
@@ -250,13 +313,12 @@ class StepArrays:
                 if name in self.informed:
                     mask = step.masks.get(agent)
                     arrays[MASK][row, column] = self._read_mask(name, mask)
-                elif agent in step.masks and MASK not in arrays:
-                    raise InputError(
-                        f"infos: {MASK}: expected one after the reset too, got none"
-                    )
             except (InputError, LookupError, TypeError, ValueError) as error:
                 problem = str(error).removeprefix("env.module: ")
                 raise InputError(f"{step.where}: agent {agent!r}: {problem}") from error
+        for agent in step.alive:
+            name, column = self._columns[agent]
+            self.parts[name]["alive"][row, column] = True
         for agent, reward in step.rewards.items():
             name, column = self._columns[agent]
             self.rewards[name][row, column] = reward

@@ -106,7 +106,7 @@ class ReportedRun:
 
     @property
     def superseded(self) -> str:
-        """The measured policy and the present one, if training went on; else empty."""
+        """The older policy that was evaluated, or "" if it is the present one."""
         return self.run.superseded(self.evaluation.about) if self.evaluation else ""
 
     def relative(self, path: Path) -> str:

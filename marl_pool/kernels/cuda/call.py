@@ -18,7 +18,6 @@ from marl_pool.kernels.cuda.compiler import (
     most_shared_memory,
     nvrtc,
 )
-from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.call import (
     POOLINGS,
     QUERIES,
@@ -26,6 +25,10 @@ from marl_pool.kernels.native.call import (
     NetworkSizes,
     fields,
     new_result,
+    parameter_shapes,
+    require,
+    require_memory,
+    result_shape,
 )
 
 WIDEST = 16
@@ -113,6 +116,10 @@ def gradients(
     partial = call.values.new_zeros((max(blocks, 1), size))
     found = torch.empty_like(call.values) if for_values else None
     out_gradient = out_gradient.contiguous()
+    values = inputs.values
+    require_memory(
+        out_gradient, "gradient", result_shape(inputs), values.dtype, values.device
+    )
     if blocks:
         arguments = [
             _POINTER(out_gradient.data_ptr()),
@@ -154,23 +161,21 @@ class _Launch:
     def __init__(self, inputs: NetworkInputs) -> None:
         sizes, values, types, padding, parameters, *_ = inputs
         rows, tokens, width = values.shape
-        require(width == (sizes.features or sizes.dim), "tensors of fitting shapes")
+        require(width == (sizes.features or sizes.dim), "values of the network's width")
         # Keep the copies until the kernel has been launched.
         self.sizes, self.values = sizes, values.contiguous()
         self.types = None if types is None else types.to(torch.int64).contiguous()
-        self.padding = None if padding is None else padding.contiguous()
+        self.padding = None if padding is None else padding.to(torch.bool).contiguous()
         for tensor in (self.types, self.padding):
-            require(
-                tensor is None or tensor.shape == (rows, tokens),
-                "tensors of fitting shapes",
-            )
-            require(
-                tensor is None or tensor.device == values.device,
-                "tensors on one device",
-            )
+            if tensor is not None:
+                shape, dtype = (rows, tokens), tensor.dtype
+                require_memory(tensor, "types and padding", shape, dtype, values.device)
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        expected = parameter_shapes(sizes)
+        require(shapes == expected, f"weights of shapes {expected}, got {shapes}")
         for parameter in parameters:
-            require(parameter.device == values.device, "tensors on one device")
-            require(parameter.dtype == values.dtype, "one dtype")
+            require(parameter.device == values.device, "weights on the values' device")
+            require(parameter.dtype == values.dtype, "weights of the values' dtype")
         self.weights = _pack(parameters)
         count = tokens + sizes.extra
         self.threads = _threads(count)

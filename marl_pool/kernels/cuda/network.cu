@@ -25,7 +25,8 @@ enum Pooling { kNoPooling = 0, kAvg = 1, kMax = 2, kSum = 3, kFirst = 4, kAda = 
 enum Query { kSelf = 0, kMean = 1, kLearned = 2 };
 
 constexpr Real kLog2E = Real(1.4426950408889634074), kLn2 = Real(0.69314718055994530942);
-constexpr Real kHuge = Real(1e30);
+// The largest number.
+constexpr Real kHuge = Real(sizeof(Real) == 4 ? 3.4028234663852886e38 : 1.7976931348623157e308);
 
 // ---- parameters
 

@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.call import (
     KernelCall,
     MlpSizes,
     NetworkInputs,
     Weights,
     fields,
-    mlp_sizes,
+    fits_mlp,
+    mlp_arguments,
     pointer,
+    require,
+    require_memory,
 )
 from marl_pool.kernels.native.plan import are_precise
 
@@ -82,23 +84,33 @@ class ActorCritic:
             return self
         parts: list[Any] = []
         for part in (self.network, self.action, self.value):
-            weights = Weights.of(part.parameters)
+            shapes = [tuple(parameter.shape) for parameter in part.parameters]
+            weights = Weights.of(part.parameters, shapes)
             weights.keep()
             parts.append(part._replace(parameters=weights))
         network, action, value = parts
         return ActorCritic(network, action, value, self.limits)
 
-    def is_precise(self) -> bool:
-        """Return True if all numbers are of one dtype that the kernel computes."""
-        tensors = (self.network.values, *self.parameters, *(self.limits or ()))
-        return are_precise(tensors)
+    def fits(self) -> bool:
+        """Return True if all have shapes, and one dtype, that the kernel computes.
+
+        The network's shapes are those that its plan has compared.
+        """
+        limits = self.limits or ()
+        heads = (self.action.parameters, self.value.parameters)
+        return (
+            are_precise((self.network.values, *self.parameters, *limits))
+            and all(fits_mlp(self.network.sizes.dim, head) for head in heads)
+            and self.value.parameters[-1].shape == (1,)
+            and all(limit.shape == (self.num_logits,) for limit in limits)
+        )
 
 
 class ActorCriticCall(KernelCall):
     """The arguments of one call, with those of the heads.
 
     Args:
-        policy: policy of which `ActorCritic.is_precise` is True.
+        policy: policy of which `ActorCritic.fits` is True.
         logits: memory of the logits, ``(B, L)``.
         values: memory of the values, ``(B,)``.
         value_scale: ``(B,)``, factors of the values; None for 1.
@@ -114,27 +126,24 @@ class ActorCriticCall(KernelCall):
         super().__init__(policy.network)
         rows, dim = policy.network.values.shape[0], policy.network.sizes.dim
         heads = (policy.action, policy.value)
-        sizes = [mlp_sizes(h.activation, rows, dim, h.parameters) for h in heads]
-        width = policy.num_logits
-        require(logits.shape == (rows, width), "tensors of fitting shapes")
-        require(values.shape == (rows,), "tensors of fitting shapes")
-        require(policy.value.parameters[-1].shape == (1,), "tensors of fitting shapes")
-        lowest, highest = policy.limits or (None, None)
-        for limit in policy.limits or ():
-            require(limit.shape == (width,), "tensors of fitting shapes")
+        parts = [mlp_arguments(h.activation, rows, dim, h.parameters) for h in heads]
+        sizes, weights = zip(*parts, strict=True)
+        for each in weights:
+            require(each.dtype == self.dtype, "heads of the network's dtype")
+        width, dtype = policy.num_logits, self.dtype
+        require(policy.value.parameters[-1].shape == (1,), "a single value")
         if value_scale is not None:
-            require(value_scale.shape == values.shape, "tensors of fitting shapes")
             value_scale = value_scale.contiguous()
+            require_memory(value_scale, "value scale", (rows,), dtype)
+        for limit in policy.limits or ():
+            require_memory(limit, "limits", (width,), dtype)
+        require_memory(logits, "logits", (rows, width), dtype)
+        require_memory(values, "values", (rows,), dtype)
+        lowest, highest = policy.limits or (None, None)
         numbers = (lowest, highest, value_scale, logits, values)
-        for tensor in numbers:
-            require(tensor is None or tensor.is_contiguous(), "contiguous tensors")
-            require(tensor is None or tensor.dtype == self.dtype, "one dtype")
         # Keep the copies and arrays until the kernel has read them.
-        self._numbers = numbers
-        self._weights = [Weights.of(head.parameters) for head in heads]
-        for weights in self._weights:
-            require(weights.dtype == self.dtype, "one dtype")
-        addresses = [ctypes.addressof(weights.addresses) for weights in self._weights]
+        self._numbers, self._weights = numbers, weights
+        addresses = [ctypes.addressof(each.addresses) for each in weights]
         self._heads = _Heads(*sizes, *addresses, *map(pointer, numbers))
         self.arguments = (*self.arguments, ctypes.byref(self._heads))
 
@@ -143,7 +152,7 @@ def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
     """Return logits ``(B, L)`` and values ``(B,)``, without gradients.
 
     Args:
-        policy: policy of which `ActorCritic.is_precise` is True.
+        policy: policy of which `ActorCritic.fits` is True.
 
     Raises:
         IndexError: a type is out of range.

@@ -9,6 +9,7 @@ cache. The forward pass is computed again for the gradient. Start reading in
 import ctypes
 import functools
 import hashlib
+import operator
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from marl_pool.kernels.functional import require
-
+CPU = torch.device("cpu")
 _UNKNOWN_TYPE, _NO_MEMORY = 1, 2  # Status of kernel.hpp
+_SHAPE, _DTYPE, _IS_CPU = map(operator.attrgetter, ("shape", "dtype", "is_cpu"))
 _threads = ContextVar[int | None]("threads", default=None)
 
 
@@ -138,6 +139,65 @@ class NetworkInputs(NamedTuple):
 
 
 @functools.cache
+def parameter_shapes(sizes: NetworkSizes) -> list[tuple[int, ...]]:
+    """Return the weights' shapes, in the order of ``Parameters`` in network.hpp."""
+    vector, square = (sizes.dim,), (sizes.dim, sizes.dim)
+    shapes: list[tuple[int, ...]] = []
+    if sizes.features:
+        shapes += [(sizes.dim, sizes.features + sizes.type_width), vector]
+    if sizes.types:
+        shapes.append((sizes.types, sizes.type_width))
+    if sizes.extra:
+        shapes.append((sizes.extra, sizes.dim))
+    attention = [vector, vector, square, square, square, square]
+    up, down = (sizes.dim_ff, sizes.dim), (sizes.dim, sizes.dim_ff)
+    feedforward = [vector, vector, up, (sizes.dim_ff,), down, vector]
+    shapes += sizes.layers * (attention + feedforward)
+    if sizes.pooling == POOLINGS["ada"]:
+        shapes += 4 * [square]
+        if sizes.query == QUERIES["learned"]:
+            shapes.append(vector)
+    return shapes
+
+
+def require(holds: bool, expected: str) -> None:
+    """Raise an error unless the kernel reads and writes within its arguments' memory.
+
+    It is no ``assert``, which ``python -O`` leaves out.
+
+    Raises:
+        ValueError: ``holds`` is False.
+    """
+    if not holds:
+        raise ValueError(f"arguments of the compiled kernel: expected {expected}")
+
+
+def require_memory(
+    tensor: Tensor,
+    name: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+) -> None:
+    """Raise an error unless a tensor is plain, contiguous memory of a shape and dtype.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if (
+        tensor.shape != tuple(shape)
+        or tensor.dtype != dtype
+        or tensor.device != device
+        or not tensor.is_contiguous()
+    ):
+        require(
+            False,
+            f"{name} contiguous, of shape {tuple(shape)}, {dtype} and on {device}, "
+            f"got {tuple(tensor.shape)}, {tensor.dtype} and {tensor.device}",
+        )
+
+
+@functools.cache
 def library() -> ctypes.CDLL | None:
     """Load the kernel that fits this machine; None if none was built.
 
@@ -194,9 +254,14 @@ def run(inputs: NetworkInputs) -> Tensor:
 
 def new_result(inputs: NetworkInputs) -> Tensor:
     """Return memory for the result of `run`."""
+    return inputs.values.new_empty(result_shape(inputs))
+
+
+def result_shape(inputs: NetworkInputs) -> tuple[int, ...]:
+    """Return the shape of the result of `run`."""
     sizes, (rows, tokens) = inputs.sizes, inputs.values.shape[:2]
     inner = () if sizes.pooling else (sizes.extra + tokens,)
-    return inputs.values.new_empty((rows, *inner, sizes.dim))
+    return rows, *inner, sizes.dim
 
 
 def gradients(
@@ -209,14 +274,14 @@ def gradients(
         out_gradient: gradient by the result of `run`.
         for_values: compute the gradient by the values, too.
     """
+    call = KernelCall(inputs)
     values, parameters = inputs.values, inputs.parameters
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
     found = values.new_empty(values.shape) if for_values else None  # contiguous
     out_gradient = out_gradient.contiguous()
-    KernelCall(inputs)(
-        "run", None, pointer(out_gradient), pointers(parts), pointer(found)
-    )
+    require_memory(out_gradient, "gradient", result_shape(inputs), values.dtype)
+    call("run", None, pointer(out_gradient), pointers(parts), pointer(found))
     return found, list(parts)
 
 
@@ -229,19 +294,30 @@ class Weights(tuple[Tensor, ...]):
     """Weights as the kernel reads them: contiguous, on the CPU, of one dtype."""
 
     dtype: torch.dtype
+    shapes: Sequence[Sequence[int]]
     addresses: ctypes.Array[ctypes.c_void_p]
     """Addresses of their numbers."""
 
     @classmethod
-    def of(cls, parameters: Sequence[Tensor]) -> "Weights":
-        """Return the parameters, with a copy of each that is not contiguous."""
+    def of(
+        cls, parameters: Sequence[Tensor], shapes: Sequence[Sequence[int]]
+    ) -> "Weights":
+        """Return the parameters, with a copy of each that is not contiguous.
+
+        Raises:
+            ValueError: they have other shapes than the kernel reads, or two dtypes.
+        """
         if isinstance(parameters, Weights):
+            # A parameter may have another shape since, its kept memory has not.
+            require(parameters.shapes == shapes, "weights of the shapes before")
             return parameters
+        found = list(map(_SHAPE, parameters))
+        if found != shapes:
+            require(False, f"weights of shapes {shapes}, got {[*map(tuple, found)]}")
         weights = cls([parameter.contiguous() for parameter in parameters])
-        weights.dtype = parameters[0].dtype
-        for weight in weights:
-            require(weight.is_cpu, "tensors on one device")
-            require(weight.dtype == weights.dtype, "one dtype")
+        weights.dtype, weights.shapes = parameters[0].dtype, shapes
+        require(all(map(_IS_CPU, weights)), "weights on the CPU")
+        require(len(set(map(_DTYPE, weights))) == 1, "weights of one dtype")
         weights.addresses = pointers(weights)
         return weights
 
@@ -261,18 +337,17 @@ class KernelCall:
     def __init__(self, inputs: NetworkInputs) -> None:
         sizes, values, types, padding, parameters, dropout, seed = inputs
         rows, tokens, width = values.shape
-        require(width == (sizes.features or sizes.dim), "tensors of fitting shapes")
+        require(width == (sizes.features or sizes.dim), "values of the network's width")
         self.dtype = values.dtype
         self.tensors = [values.contiguous(), types, padding]
         for i, dtype in ((1, torch.int64), (2, torch.bool)):
             tensor = self.tensors[i]
             if tensor is not None:
-                require(tensor.shape == (rows, tokens), "tensors of fitting shapes")
-                self.tensors[i] = tensor.to(dtype).contiguous()
-        self.weights = Weights.of(parameters)
-        require(self.weights.dtype == self.dtype, "one dtype")
-        for tensor in self.tensors:
-            require(tensor is None or tensor.is_cpu, "tensors on one device")
+                self.tensors[i] = tensor = tensor.to(dtype).contiguous()
+                require_memory(tensor, "types and padding", (rows, tokens), dtype)
+        self.weights = Weights.of(parameters, parameter_shapes(sizes))
+        require(self.weights.dtype == self.dtype, "weights of the values' dtype")
+        require(values.is_cpu, "values on the CPU")
         self.sizes = _Sizes.from_buffer_copy(_network_sizes(sizes))
         self.sizes.rows, self.sizes.tokens = rows, tokens
         self.sizes.dropout, self.sizes.seed = dropout, seed
@@ -313,27 +388,38 @@ def num_threads() -> int:
     return _threads.get() or torch.get_num_threads()
 
 
-def mlp_sizes(
+def mlp_arguments(
     activation: int, rows: int, inputs: int, parameters: Sequence[Tensor]
-) -> MlpSizes:
-    """Return the sizes of a perceptron, whose parameters have to fit each other.
+) -> tuple[MlpSizes, Weights]:
+    """Return the sizes and weights of a perceptron, whose weights fit each other.
 
     Args:
         activation: code of the activation between layers.
         rows: number of rows.
         inputs: width of the input.
         parameters: weight and bias of each layer.
+
+    Raises:
+        ValueError: they do not fit.
     """
-    widths = (inputs, *[bias.shape[0] for bias in parameters[1::2]])
-    array, shapes = _mlp_widths(widths)
-    require(
-        [tensor.shape for tensor in parameters] == shapes, "tensors of fitting shapes"
-    )
-    return MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
+    widths = _mlp_widths(inputs, parameters)
+    array, shapes = _mlp_shapes(widths)
+    sizes = MlpSizes(rows, len(widths) - 1, activation, ctypes.addressof(array))
+    return sizes, Weights.of(parameters, shapes)
+
+
+def fits_mlp(inputs: int, parameters: Sequence[Tensor]) -> bool:
+    """Return True if a perceptron's parameters fit the input and each other."""
+    _, shapes = _mlp_shapes(_mlp_widths(inputs, parameters))
+    return [parameter.shape for parameter in parameters] == shapes
+
+
+def _mlp_widths(inputs: int, parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    return inputs, *[bias.numel() for bias in parameters[1::2]]
 
 
 @functools.cache
-def _mlp_widths(
+def _mlp_shapes(
     widths: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_int32], list[tuple[int, ...]]]:
     """Return the widths for the kernel, and the shapes of weights and biases."""

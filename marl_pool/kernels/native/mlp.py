@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.functional import ACTIVATIONS, require
+from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.kernels.native import call as kernel
 from marl_pool.kernels.native.actor_critic import Head
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
@@ -76,9 +76,10 @@ class _MlpPlan(NativePlan):
         return (
             may_run()
             and type(x) is Tensor
+            and x.dim() > 0
             and self.is_unchanged()
             and are_precise([x, *(parameters := self.parameters())])
-            and x.shape[-1:] == cast(Tensor, parameters[0]).shape[1:]
+            and kernel.fits_mlp(x.shape[-1], cast(list[Tensor], parameters))
         )
 
     def run(self, *inputs: Tensor) -> Tensor:
@@ -93,13 +94,10 @@ class _MlpPlan(NativePlan):
         values, *parameters = inputs
         flat = values.new_empty(sum(map(torch.numel, parameters)))
         found = values.new_empty(values.shape) if for_first else None  # contiguous
-        require(
-            gradient.shape == (*values.shape[:-1], len(parameters[-1])),
-            "tensors of fitting shapes",
-        )
-        require(gradient.dtype == values.dtype, "one dtype")
-        require(gradient.is_cpu, "tensors on one device")
-        self._call(values, parameters, (None, gradient.contiguous(), flat, found))
+        gradient = gradient.contiguous()
+        shape = (*values.shape[:-1], len(parameters[-1]))
+        kernel.require_memory(gradient, "gradient", shape, values.dtype)
+        self._call(values, parameters, (None, gradient, flat, found))
         return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
 
     def _call(
@@ -114,11 +112,10 @@ class _MlpPlan(NativePlan):
         the parameters and by the values; None for what is not computed.
         """
         *batch, inputs = values.shape
-        sizes = kernel.mlp_sizes(self.activation, math.prod(batch), inputs, parameters)
         # Keep the copies until the kernel has read them.
-        values, weights = values.contiguous(), kernel.Weights.of(parameters)
-        require(values.is_cpu, "tensors on one device")
-        require(values.dtype == weights.dtype, "one dtype")
+        values, rows = values.contiguous(), math.prod(batch)
+        sizes, weights = kernel.mlp_arguments(self.activation, rows, inputs, parameters)
+        kernel.require_memory(values, "values", values.shape, weights.dtype)
         status = kernel.entry("mlp", values.dtype)(
             ctypes.byref(sizes),
             kernel.pointer(values),

@@ -11,7 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from marl_pool.kernels.functional import input_gradients, is_transformed
 from marl_pool.kernels.native import chosen_kernels
-from marl_pool.kernels.native.call import library
+from marl_pool.kernels.native.call import CPU, library
 
 _CHILDREN_AND_HOOKS = operator.itemgetter(
     "_modules",
@@ -19,6 +19,12 @@ _CHILDREN_AND_HOOKS = operator.itemgetter(
     "_forward_pre_hooks",
     "_backward_hooks",
     "_backward_pre_hooks",
+)
+
+_PLAIN = {Tensor, nn.Parameter}
+_PRECISE = ({torch.float32}, {torch.float64})
+_DTYPE, _LAYOUT, _DEVICE, _IS_CPU = map(
+    operator.attrgetter, ("dtype", "layout", "device", "is_cpu")
 )
 
 
@@ -69,17 +75,15 @@ class NativePlan:
             for name in options.get(type(module), ())
         ]
         self.options = self._options()
-        self.shapes = self._shapes()
 
     def is_unchanged(self) -> bool:
-        """Return True if modules, options and shapes are the plan's, without hooks."""
+        """Return True if modules and options are the plan's, without hooks."""
         states = list(map(vars, self.modules))
         return (
             list(map(type, self.modules)) == self.kinds
             and list(map(_CHILDREN_AND_HOOKS, states)) == self.states
             and not [state for state in states if "forward" in state]
             and self._options() == self.options
-            and self._shapes() == self.shapes
         )
 
     def parameters(self) -> list[Tensor | None]:
@@ -103,9 +107,6 @@ class NativePlan:
         for (module, name), parameter in zip(self.weights, parameters, strict=True):
             module._parameters[name] = cast(nn.Parameter, parameter)
 
-    def _shapes(self) -> list[torch.Size | None]:
-        return [None if part is None else part.shape for part in self.parameters()]
-
     def _options(self) -> list[Any]:
         return [getattr(module, name) for module, name in self.optional]
 
@@ -115,11 +116,20 @@ def are_precise(
 ) -> bool:
     """Return True if all are on a device and of one dtype, float32 or float64.
 
-    None stands for a tensor that is missing, and for the CPU.
+    They must be dense, and no subclass, of which the memory may be elsewhere. None
+    stands for a tensor that is missing, and for the CPU.
     """
-    device = torch.device("cpu") if device is None else device
-    kinds = {None if t is None else (t.dtype, t.device) for t in tensors}
-    return kinds in ({(torch.float32, device)}, {(torch.float64, device)})
+    # Every call compares all of them, so this is the fastest form.
+    return (
+        set(map(type, tensors)) <= _PLAIN
+        and set(map(_DTYPE, tensors)) in _PRECISE
+        and set(map(_LAYOUT, tensors)) == {torch.strided}
+        and (
+            all(map(_IS_CPU, tensors))
+            if device is None or device == CPU
+            else set(map(_DEVICE, tensors)) == {device}
+        )
+    )
 
 
 class NativeCall(Protocol):

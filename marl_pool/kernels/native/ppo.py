@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marl_pool.kernels.functional import require
 from marl_pool.kernels.native.actor_critic import ActorCritic, ActorCriticCall
-from marl_pool.kernels.native.call import entry, fields, pointer, pointers
+from marl_pool.kernels.native.call import (
+    entry,
+    fields,
+    pointer,
+    pointers,
+    require,
+    require_memory,
+)
 from marl_pool.kernels.native.plan import are_precise, may_run
 
 _UNKNOWN_ACTION = 3  # Status of kernel.hpp
@@ -124,7 +130,7 @@ class _LossFunction(torch.autograd.Function):
         values: Tensor,
     ) -> Tensor:
         # The gradients cost little more than the loss, so both are computed here.
-        require(recorded.fits(logits, values), "tensors of fitting shapes")
+        require(recorded.fits(logits, values), "columns of the outputs' dtype")
         # Keep the copies until the kernel has read them.
         logits, values = logits.contiguous(), values.contiguous()
         recorded = recorded.contiguous()
@@ -161,29 +167,34 @@ def _loss_argument(
     The gradients by logits and values need memory for B · L and B numbers.
     """
     rows, width = logits.shape
-    sizes = recorded.sizes
+    sizes, dtype = recorded.sizes, logits.dtype
     # The Box has a mean and a log-std for each number.
     numbers, odd = divmod(width - sum(sizes), 2)
-    require(numbers >= 0 and not odd, "tensors of fitting shapes")
-    entries = len(sizes) + numbers
-    is_one = recorded.actions.dim() == 1 and entries == 1 == len(sizes)
-    shape = (rows,) if is_one else (rows, entries)
-    require(recorded.actions.shape == shape, "tensors of fitting shapes")
-    integral = recorded.actions.dtype == torch.int64
-    require(integral == (numbers == 0), "integers for choices alone")
-    require(recorded.logits.shape == logits.shape, "tensors of fitting shapes")
-    for column in (values, recorded.log_probs, recorded.advantages, recorded.targets):
-        require(column.shape == (rows,), "tensors of fitting shapes")
-    columns = (logits, values, *recorded.columns, for_logits, for_values)
-    for column in columns:
-        require(column.is_contiguous(), "contiguous tensors")
+    require(numbers >= 0 and not odd, "logits of the choices, and two for each number")
+    entries, discrete = len(sizes) + numbers, numbers == 0
+    is_one = discrete and entries == 1 and recorded.actions.dim() == 1
+    actions = (rows,) if is_one else (rows, entries)
+    columns = {
+        "logits": (logits, (rows, width)),
+        "values": (values, (rows,)),
+        "actions": (recorded.actions, actions),
+        "log-probabilities": (recorded.log_probs, (rows,)),
+        "recorded logits": (recorded.logits, (rows, width)),
+        "advantages": (recorded.advantages, (rows,)),
+        "targets": (recorded.targets, (rows,)),
+        "memory of the logits' gradient": (for_logits, (rows * width,)),
+        "memory of the values' gradient": (for_values, (rows,)),
+    }
+    for name, (column, shape) in columns.items():
+        expected = torch.int64 if discrete and name == "actions" else dtype
+        require_memory(column, name, shape, expected)
     return _Loss(
         rows,
         width,
         len(sizes),
         (ctypes.c_int32 * len(sizes))(*sizes),
         *vars(coefficients).values(),
-        *map(Tensor.data_ptr, columns),
+        *(column.data_ptr() for column, _ in columns.values()),
     )
 
 
@@ -223,7 +234,7 @@ def ppo_gradient(
     Each parameter must have a contiguous ``grad``, which is overwritten.
 
     Args:
-        policy: policy of which `ActorCritic.is_precise` is True.
+        policy: policy of which `ActorCritic.fits` is True.
         coefficients: coefficients of the loss.
         recorded: steps that `RecordedSteps.fits` accepts with the policy's tokens.
         value_scale: ``(B,)``, factors of the values in the loss; None for 1.
@@ -232,7 +243,7 @@ def ppo_gradient(
         IndexError: an action is not among the choices, or a type is out of range.
         MemoryError: there is no memory for the call.
     """
-    require(recorded.fits(policy.network.values), "tensors of fitting shapes")
+    require(recorded.fits(policy.network.values), "columns of the values' dtype")
     # Memory of the results: logits and values with their gradients, and the losses of
     # the rows with their mean.
     rows, width = policy.network.values.shape[0], policy.num_logits
@@ -259,8 +270,9 @@ def ppo_gradient(
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    gradients = [parameter.grad for parameter in parameters]
-    for gradient in gradients:  # grad has the parameter's shape and dtype
-        assert gradient is not None
-        require(gradient.is_contiguous(), "contiguous tensors")
-    return cast(list[Tensor], gradients)
+    gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
+    # One whose `data` was replaced may have a gradient of another shape.
+    for gradient, parameter in zip(gradients, parameters, strict=True):
+        require(gradient is not None, "a gradient for each weight, got none")
+        require_memory(gradient, "gradient", parameter.shape, parameter.dtype)
+    return gradients

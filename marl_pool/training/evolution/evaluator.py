@@ -20,6 +20,7 @@ from marl_pool.runs import Run
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.signals import patience
+from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 
 MAX_ENVS = 8192
@@ -266,5 +267,5 @@ class Worker(Evaluator):
 
     @override
     def play(self, vectors: Any, task: PopulationTask) -> PopulationReturns:
-        with limit_calls(self.env_timeout):
+        with without_denormals(), limit_calls(self.env_timeout):
             return super().play(torch.from_numpy(vectors), task)

@@ -1,6 +1,5 @@
 """Translation of a run's configuration into that of an RLlib algorithm."""
 
-import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.learner import (
     LOCAL_DEVICE,
     NUM_MINIBATCHES,
+    SEED,
     SETTINGS,
     BatchedPPOLearner,
 )
@@ -26,6 +26,7 @@ from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettin
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import unknown
+from marl_pool.utils.randomness import process_seed
 
 MAX_RESTARTS = 3
 """Restarts of a failed runner by RLlib before the run ends."""
@@ -112,6 +113,13 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         InputError: parts that do not fit each other; raised before a process starts.
     """
     settings, resources = config.ppo, config.resources
+    # More processes than environments would be a mistake in one of the two.
+    processes = config.env.get("workers", 1) if config.env.name == "pettingzoo" else 1
+    if processes > settings.num_envs:
+        raise InputError(
+            f"env.workers: expected at most ppo.num_envs = {settings.num_envs}, got "
+            f"{processes}"
+        )
     # Divide the agents into learning modules and fixed policies.
     env = describe_env(config.env)
     groups = env.groups
@@ -133,8 +141,11 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     agents: Counter[str] = Counter()
     for name, module in modules.items():
         agents[module] += groups[name].num_agents
+    # One agent of each environment acts in a step that is a turn.
+    if env.turn_based:
+        agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    least = num_envs * agents.total()
+    least = config.batch_unit(env)
     fragment, rest = divmod(settings.batch_size, least)
     if rest:
         raise InputError(
@@ -173,6 +184,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         learner_config_dict={
             LOCAL_DEVICE: device,
             SETTINGS: settings,
+            SEED: process_seed(config.seed),
             # Count minibatches for the module with the most rows.
             NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows)),
         },
@@ -186,9 +198,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     )
     result.rl_module(rl_module_spec=_module_spec(config, groups, modules))
     _set_ppo(result, config, batch=steps // max(1, resources.num_learners))
-    # RLlib adds to its seed and passes it to numpy, which takes 32 bits.
-    seed = zlib.crc32(str(config.seed).encode()) % (1 << 31)
-    result.debugging(seed=seed, log_level="ERROR")
+    # RLlib gets no seed: it would import 1.5 s of modules only to set it.
+    result.debugging(log_level="ERROR")
     return result
 
 

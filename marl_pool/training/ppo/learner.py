@@ -33,6 +33,8 @@ from marl_pool.training.ppo.batch import (
 )
 from marl_pool.training.ppo.loss import STATISTICS, PPOTerms, recorded_steps
 from marl_pool.training.ppo.trajectories import RECORDED
+from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.randomness import seed_process
 
 MICROBATCH_STEPS = 1024
 """Steps of a microbatch that torch computes on a CPU, few enough for the cache."""
@@ -56,6 +58,8 @@ NON_FINITE_LOSS = "non_finite_loss"
 
 LOCAL_DEVICE = "local_device"
 """Key of ``learner_config_dict``: device of a learner in this process, or None."""
+SEED = "seed"
+"""Key of ``learner_config_dict``: seed of learners."""
 SETTINGS = "settings"
 """Key of ``learner_config_dict``: the run's `PPOSettings`."""
 NUM_MINIBATCHES = "num_minibatches"
@@ -98,6 +102,8 @@ class BatchedPPOLearner(PPOTorchLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._seed: int = self.config.learner_config_dict[SEED]
+        seed_process(self._seed)
         self._flat: dict[str, FlatParameters] = {}
         self._given_device = torch.device("cpu")
 
@@ -135,6 +141,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
 
     @override
+    @without_denormals()  # a remote learner has a process of its own
     def update(
         self,
         *,
@@ -162,7 +169,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         }
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self._weights_seq_no += 1
-        seed = zlib.crc32(f"{self.config.seed} {self._weights_seq_no}".encode())
+        seed = zlib.crc32(f"{self._seed} {self._weights_seq_no}".encode())
         # torch.manual_seed seeds every kind of device, and notes a traceback for each
         # that has not been used, which takes milliseconds.
         torch.default_generator.manual_seed(seed)

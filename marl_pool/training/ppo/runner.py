@@ -39,10 +39,13 @@ from marl_pool.training.ppo.batch import Rows, concatenate_rows
 from marl_pool.training.ppo.faults import Failure
 from marl_pool.training.ppo.trajectories import (
     estimate_advantages,
+    own_turns,
     to_episodes,
     trajectory_rows,
 )
 from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.randomness import process_seed, seed_process
 
 RUNNER = "runner"
 """Key of ``config.env_config``: the `RunnerSettings`."""
@@ -96,6 +99,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.settings: RunnerSettings = self.config.env_config[RUNNER]
         self.run_config = self.settings.config
+        seed_process(process_seed(self.run_config.seed, self.worker_index or 0))
         self.device: str = self.run_config.device
         # A remote runner has one core, and a GPU only if it was given one.
         if self.worker_index:
@@ -134,6 +138,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         first = next(iter(spaces.values()))
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
 
+    @without_denormals()  # a remote runner has a process of its own
     def sample(self, *, num_timesteps: int | None = None) -> list[SingleAgentEpisode]:
         """Sample one fragment for learners in other processes.
 
@@ -152,7 +157,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # Episodes continue across fragments: note how far each environment has come,
         # and make the chunks' ids unique over runners and fragments.
         first_steps = np.zeros(self.env.num_envs, np.int64)
-        if self.rollout is not None:
+        if self.rollout is not None and not self.env.turn_based:
             first_steps = self.rollout.env.steps.cpu().numpy().copy()
         prefix = f"{self.worker_index}-{self.num_env_steps_sampled_lifetime}"
 
@@ -230,7 +235,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}
         for name in self.settings.modules:
-            own = trajectories[name]
+            own = own_turns(trajectories[name])
             found = estimate_advantages(own, self.config.gamma, self.config.lambda_)
             fragments[name] = (own, *found)
         # Count steps and episodes; log the returns of groups that do not learn, too.

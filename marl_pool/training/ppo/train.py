@@ -56,6 +56,8 @@ from marl_pool.utils.text import quoted
 
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
+MOST_FIRST_KL = 1.0
+"""Largest distance from the sampling policy before a step, in nats, without a word."""
 KL, KL_COEFFICIENT = "mean_kl_loss", "curr_kl_coeff"
 LOSSES = {
     "policy_loss": "policy_loss",
@@ -113,6 +115,7 @@ class PPOMethod(TrainingMethod):
         settings: RunnerSettings = self.algorithm.env_config[RUNNER]
         self.modules, self.fixed = settings.modules, settings.fixed
         self.steps = self.empty = self.deaths = 0
+        self.has_overflowed = False
         self.seconds = 0.0
         self.logged = dict(LOSSES)
         # Without a KL penalty there is no coefficient to log.
@@ -207,6 +210,14 @@ class PPOMethod(TrainingMethod):
                 raise StepError(
                     f"loss or gradient of module {module!r} is NaN or infinite; try a "
                     "smaller ppo.lr or ppo.grad_clip"
+                )
+            first_kl = float(metrics.get(learner.FIRST_KL, 0.0))
+            if not (first_kl <= MOST_FIRST_KL or self.has_overflowed):
+                self.has_overflowed = True
+                print_warning(
+                    f"iteration {iteration}: first_kl of module {module!r} is "
+                    f"{first_kl:.2g}, where 0 is right: its action probabilities are "
+                    "too extreme for float32; try a smaller policy.init_std or ppo.lr"
                 )
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began

@@ -10,7 +10,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from marl_pool.rollout import Trajectory
 from marl_pool.training.ppo.batch import BEGINS, STATE, Rows, map_rows
@@ -66,6 +66,70 @@ def estimate_advantages(
         advantages[t] = running
     # The value targets are the lambda-returns.
     return advantages, advantages + trajectory.values
+
+
+def own_turns(trajectory: Trajectory) -> Trajectory:
+    """Return the agents' own turns, one after the other.
+
+    Between two turns of an agent the others act; it earns rewards, and its policy's
+    state stays. So what follows a turn is the agent's next turn, or the end of its
+    life. A turn of which neither is known, because the fragment or a time limit came
+    first, is left out.
+
+    Args:
+        trajectory: fragment ``(T, num_envs, agents)``, of any environment.
+
+    Returns:
+        The fragment as it is, if all living agents act in all steps. Otherwise one with
+        an environment of one agent for each agent, ``(turns, num_envs · agents, 1)``;
+        ``active`` is False past an agent's last turn.
+    """
+    alive = trajectory.next_alive
+    if alive is None:
+        return trajectory
+    active, acts_next = trajectory.active, trajectory.next_active
+    terminated, truncated = (
+        ends[..., None].expand_as(active)
+        for ends in (trajectory.terminated, trajectory.truncated)
+    )
+    # A turn lasts until the agent's next turn, its death or the end of the episode.
+    lasts = acts_next | terminated | truncated | ~alive
+    rewards = trajectory.rewards.clone()
+    final = torch.arange(len(active), device=active.device)[:, None, None]
+    final = final.expand_as(active).clone()
+    for t in reversed(range(len(active) - 1)):
+        goes_on = ~lasts[t]
+        rewards[t] += torch.where(goes_on, rewards[t + 1], 0.0)
+        final[t] = torch.where(goes_on, final[t + 1], final[t])
+    is_complete = (acts_next | terminated | ~alive).gather(0, final)
+    # A turn that no other follows, or one that is left out, is the last of a sequence.
+    kept = active & is_complete
+    is_followed = kept.roll(-1, 0)
+    is_followed[-1] = False
+    is_last = truncated | ~(is_followed | terminated)
+    turns = trajectory._replace(
+        rewards=rewards,
+        next_values=trajectory.next_values.gather(0, final),
+        terminated=terminated.gather(0, final),
+        truncated=is_last.gather(0, final),
+        next_active=(alive & acts_next).gather(0, final),
+        active=kept,
+        next_alive=None,
+    )
+    # Put the turns of each agent at the beginning.
+    count = max(1, int(kept.sum(0).max()))
+    order = (~kept).byte().argsort(stable=True, dim=0)[:count].flatten(1)
+    columns = torch.arange(order.shape[1], device=order.device)
+
+    def gather(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.flatten(1, 2)[order, columns][:, :, None]
+
+    gathered: Trajectory = tree_map(gather, turns)
+    return gathered._replace(
+        terminated=gathered.terminated[..., 0], truncated=gathered.truncated[..., 0]
+    )
 
 
 def trajectory_rows(

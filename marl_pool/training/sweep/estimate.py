@@ -21,6 +21,7 @@ from marl_pool.training.ppo.runner import SAMPLE_SECONDS
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.supervised.fit import duration, price
 from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.devices import without_denormals
 
 SEED = "seed"
 """Key whose values are repetitions; a cell is a combination of the other values."""
@@ -167,7 +168,7 @@ def measure(config: TrainConfig | FitConfig) -> Throughput | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        with use_kernels(config.kernels, config.device):
+        with use_kernels(config.kernels, config.device), without_denormals():
             if isinstance(config, TrainConfig):
                 return _time_ppo(config)
             # Of a fit, the duration of an epoch, including its part of the tests.

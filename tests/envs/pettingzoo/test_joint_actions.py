@@ -281,7 +281,7 @@ class Scripted(RandomPolicy):
 def test_cloning_imitates_every_space(tmp_path, kind, masks):
     options = f"kind: {kind}" + (f", masks: {masks}" if masks else "")
     overrides = [*CLONING, f"env.options={{{options}}}", "clone.iteration_batches=10"]
-    run = Run.create(tmp_path / "run", compose("clone", overrides))
+    run = Run.create(tmp_path / "run", compose("clone", overrides), "clone")
     clone(run, run.config)
     rows = list(run.rows())
     run.close()

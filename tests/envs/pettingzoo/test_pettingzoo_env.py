@@ -566,7 +566,6 @@ class Odd(Crowd):
         "dict": spaces.Dict(text=spaces.Text(3)),
         "sequence": spaces.Sequence(spaces.Box(0, 1, (4,), np.float32)),
         "wide": spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        "many": spaces.MultiDiscrete([2, 2]),
         "whole": spaces.Box(0, 3, (2,), np.int64),
     }
 
@@ -660,7 +659,6 @@ def not_an_env():
             ({"module": f"{__name__}:Odd", "options": {"action": kind}}, expected)
             for kind, expected in {
                 "wide": r"env.module: agent 'wolf_0': action space: expected Disc",
-                "many": r"action space: expected .*MultiDiscrete",
                 "whole": r"expected actions in a Box of floats",
             }.items()
         ),

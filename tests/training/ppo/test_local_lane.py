@@ -1,6 +1,8 @@
 """Tensors between a local runner and learner, beside the episodes of remote ones."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -296,6 +298,29 @@ def test_a_flat_tensor_takes_the_steps_of_torchs_adam() -> None:
             flat.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for name, part in optimizer.state[values].items():
         assert torch.equal(part, flat.state[others][name])
+
+
+OPTIMIZE = """
+import sys, torch
+from marl_pool.training.optimization import FlatAdam
+from marl_pool.utils.randomness import seed_process
+seed_process(1)
+values = torch.nn.Parameter(torch.ones(3))
+values.grad = torch.ones(3)
+optimizer = FlatAdam(values)
+optimizer.step()
+optimizer.load_state_dict(optimizer.state_dict())
+assert torch.are_deterministic_algorithms_enabled() or torch.version.cuda
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & {*sys.modules}))
+"""
+
+
+def test_neither_seeds_nor_steps_import_the_compiler() -> None:
+    """It takes 1.5 s of every run's start."""
+    ran = subprocess.run(
+        [sys.executable, "-c", OPTIMIZE], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "[]\n"
 
 
 @pytest.mark.slow

@@ -86,6 +86,14 @@ def test_every_head_trains_and_its_policy_loads(tmp_path, pooling):
     assert load_policy(run.policy_dir).config["pooling"]["name"] == pooling
 
 
+def test_probabilities_that_overflow_are_told_once(tmp_path, capsys):
+    extreme = ("pooling=max", "policy.init_std=1000", "total_steps=128")
+    trained(tmp_path / "run", *extreme)
+    told = capsys.readouterr().err
+    assert told.count("first_kl of module 'agent' is") == 1
+    assert "policy.init_std" in told
+
+
 @pytest.mark.parametrize("encoder", encoder_names())
 def test_every_encoder_trains_and_its_policy_loads(tmp_path, encoder):
     base = [each for each in SMALL if each != "encoder.num_layers=1"]

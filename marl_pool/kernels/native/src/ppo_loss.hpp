@@ -61,7 +61,9 @@ template <class Real> struct GaussianRow {
     for (int i = 0; i < n; i++) {
       const Real precision = std::exp(-log_std[i]);
       out[i] = by_log_prob * error(i) * precision;
-      out[n + i] = by_log_prob * (square(error(i)) - 1) + by_entropy;
+      // The square of a huge error is infinite, and its ratio 0.
+      out[n + i] =
+          by_log_prob == 0 ? by_entropy : by_log_prob * (square(error(i)) - 1) + by_entropy;
       if (by_divergence == 0) continue;
       out[i] += by_divergence * (mean[i] - old_mean[i]) * square(precision);
       out[n + i] += by_divergence * (1 - spread(i));

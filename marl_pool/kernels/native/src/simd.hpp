@@ -157,8 +157,11 @@ INLINE Vector<Real> gelu(Vector<Real> x, Vector<Real> *derivative) {
     return half * x + size * (a * polynomial(Fit::coefficients, at));
   }
   const Normal<Real> at = normal<Real>(size);
-  if constexpr (Train)
-    *derivative = half + with_sign<Real>(at.above_half + size * at.density, x);
+  if constexpr (Train) {
+    // Times the density at 12, a huge number would not be negligible.
+    const Vector<Real> bounded = smaller(splat<Real>(12), size);
+    *derivative = half + with_sign<Real>(at.above_half + bounded * at.density, x);
+  }
   return half * x + size * at.above_half;
 }
 

@@ -1,0 +1,67 @@
+"""The batch of PPO, fitted to the agents where the user did not set its size."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_pool.config.compose import Config, Origin, origin
+from marl_pool.training.settings import TrainConfig
+from marl_pool.utils.errors import InputError
+from marl_pool.utils.overrides import Override
+
+BATCH, MINIBATCH = "ppo.batch_size", "ppo.minibatch_size"
+
+
+def fit_batch(
+    verb: str,
+    config: Mapping[str, Any],
+    overrides: Sequence[str | Override],
+    config_dir: str | Path | None = None,
+) -> tuple[Config, list[str]]:
+    """Round up a batch size that only defaults and presets of the package set.
+
+    Args:
+        verb: what ``config`` was composed for.
+        config: composed and checked.
+        overrides: as the user typed them.
+        config_dir: a folder of the user's own YAML files.
+
+    Returns:
+        The configuration, and a line about each size that is not that of its preset. A
+        configuration with other faults is returned as it is.
+    """
+    fitted, lines = dict(config), list[str]()
+    if "ppo" not in fitted:
+        return fitted, lines
+    sizes = fitted["ppo"] = dict(fitted["ppo"])
+
+    def origin_of(key: str) -> Origin:
+        return origin(verb, key, overrides, config_dir)
+
+    whole = origin_of(MINIBATCH)
+    if whole.option and whole.value not in (None, sizes["minibatch_size"]):
+        lines.append(
+            f"{MINIBATCH}: {whole.value} of {whole.option} becomes "
+            f"{sizes['minibatch_size']}, the whole batch"
+        )
+    batch = origin_of(BATCH)
+    if not batch.option:
+        return fitted, lines
+    try:
+        unit = _unit(config)
+    except InputError:
+        return fitted, lines
+    if unit and (lacking := -sizes["batch_size"] % unit):
+        sizes["batch_size"] += lacking
+        lines.append(
+            f"{BATCH}: {batch.value} of {batch.option} becomes {sizes['batch_size']}, "
+            f"a multiple of {unit} (ppo.num_envs × runners × agents that learn)"
+        )
+    return fitted, lines
+
+
+def _unit(config: Mapping[str, Any]) -> int:
+    from marl_pool.envs.description import describe_env  # loads torch
+
+    typed = TrainConfig.from_plain(config)
+    return typed.batch_unit(describe_env(typed.env))

@@ -1,0 +1,259 @@
+"""Processes that step PettingZoo environments, with results in shared memory."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from mmap import mmap
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from marl_pool.envs.pettingzoo.env_copy import ParallelStep
+from marl_pool.envs.pettingzoo.teams import StepArrays
+from marl_pool.envs.simulation import Simulator
+from marl_pool.utils.errors import InputError, RemoteError, described
+
+PROGRAM = """
+import json, sys
+sys.path[:], descriptors = json.loads(sys.argv[1])
+from marl_pool.envs.pettingzoo.worker import serve
+serve(*descriptors)
+"""
+"""Python code of a process. It imports neither the user's script nor its state."""
+
+
+class Command(NamedTuple):
+    """Steps of one simulator."""
+
+    place: int
+    """Where the last result is written in the shared arrays."""
+    number: int
+    """Number of the simulator in its process, which builds new ones."""
+    seed: int | None
+    """Seed of a reset before the steps; None to go on."""
+    actions: Sequence[np.ndarray]
+
+
+class Reply(NamedTuple):
+    """The last step of a `Command`, or the error of it."""
+
+    place: int
+    step: ParallelStep | None
+    """What is not in the shared arrays; masks without their values."""
+    error: str = ""
+    """Message of an `InputError`, or else what `described` returns."""
+    traceback: str = ""
+    """Of an error that is no `InputError`."""
+
+    def result(self) -> ParallelStep:
+        """Return the step, or raise the error."""
+        if self.step is not None:
+            return self.step
+        if not self.traceback:
+            raise InputError(self.error)
+        error = RemoteError(self.error)
+        error.add_note(self.traceback)
+        raise error
+
+
+class EnvWorkers:
+    """Processes that step simulators of `PettingZooEnv` at the same time.
+
+    A simulator is built in one of the processes, in turn, and stays there. Its resets
+    and steps only take note; `finish` lets all processes work and waits for them. They
+    write observations and rewards into arrays in shared memory, which has no name, so
+    that nothing remains of it. They are in a session of their own, where no Ctrl-C
+    reaches them, and end when this object or the parent process does.
+
+    After any error they end, and the object is of no more use.
+
+    Args:
+        count: number of processes.
+        places: number of results that `finish` can wait for.
+        arrays: of this many rows, which become shared.
+        env_options: arguments of `PettingZooEnv`.
+
+    Raises:
+        InputError: options that cannot be sent to another process, or an environment
+            that cannot be built there.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        places: int,
+        arrays: StepArrays,
+        env_options: Mapping[str, Any],
+    ) -> None:
+        module = env_options["module"]
+        refusal = f"env.workers: expected 1, because {module} cannot be built in"
+        try:
+            start = pickle.dumps((places, dict(env_options)))
+        except Exception as error:  # pickling runs any object's own code
+            raise InputError(
+                f"{refusal} another process: {described(error)}"
+            ) from error
+        if module.startswith("__main__:"):
+            raise InputError(f"{refusal} another process: write it in a module")
+        self.places, self.arrays = places, arrays
+        self._commands: list[list[Command]] = [[] for _ in range(count)]
+        self._simulators = 0
+        # A process that is busy learns from this pipe that its parent is gone.
+        life, self._life = os.pipe()
+        memory = _memory(arrays.num_bytes)
+        arrays.share(mmap(memory, arrays.num_bytes))
+        self._connections: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._end = weakref.finalize(
+            self, _end, self._processes, self._connections, self._life
+        )
+        try:
+            for _ in range(count):
+                self._start(life, memory)
+            for connection in self._connections:
+                connection.send_bytes(start)
+            for number in range(count):
+                _, failure = self._receive(number)
+                if failure:
+                    raise InputError(f"{refusal} another process: {failure}")
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            os.close(life)
+            os.close(memory)
+
+    def simulator(self) -> "RemoteSimulator":
+        """Return a new simulator."""
+        number, process = divmod(self._simulators, len(self._processes))
+        self._simulators += 1
+        return RemoteSimulator(self, process, number)
+
+    def post(
+        self,
+        process: int,
+        number: int,
+        seed: int | None,
+        actions: Sequence[np.ndarray],
+    ) -> ParallelStep:
+        """Take note of steps; `finish` returns the last one of them."""
+        place = sum(map(len, self._commands))
+        if place == self.places:
+            raise InputError(
+                f"env.workers: expected a selection of at most {self.places // 2} "
+                "environments, the number in the batch, got more"
+            )
+        self._commands[process].append(Command(place, number, seed, actions))
+        return ParallelStep(place=place)
+
+    def finish(self, posted: Sequence[ParallelStep]) -> list[ParallelStep]:
+        """Do what was posted, and return the steps in the order of ``posted``.
+
+        Raises:
+            InputError: an environment broke a rule; as that of `ParallelSimulator`.
+            RemoteError: an environment raised another error, or a process ended.
+        """
+        commands, replies = self._commands, dict[int, Reply]()
+        self._commands = [[] for _ in commands]
+        try:
+            for connection, own in zip(self._connections, commands, strict=True):
+                if own:
+                    connection.send(own)
+            for number, own in enumerate(commands):
+                if own:
+                    replies |= {reply.place: reply for reply in self._receive(number)}
+            # The first error in the order of the environments, as without processes.
+            for place in sorted(replies):
+                replies[place].result()
+        except BaseException:
+            self._end()
+            raise
+        return [replies[step.place].result() for step in posted]
+
+    def _start(self, life: int, memory: int) -> None:
+        ours, theirs = Pipe()
+        descriptors = (theirs.fileno(), life, memory)
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps([sys.path, descriptors])],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connections.append(ours)
+        self._processes.append(process)
+
+    def _receive(self, number: int) -> Any:
+        try:
+            return self._connections[number].recv()
+        except (EOFError, ConnectionError):
+            status = self._processes[number].wait()
+            cause = (
+                f"by signal {signal.Signals(-status).name}"
+                if status < 0
+                else f"with status {status}"
+            )
+            raise RemoteError(
+                f"process {number + 1} of env.workers={len(self._processes)} ended "
+                f"{cause}"
+            ) from None
+
+
+class RemoteSimulator(Simulator[ParallelStep]):
+    """A simulator in another process, whose steps are those of `EnvWorkers.post`.
+
+    Args:
+        workers: its process and the others.
+        process: index of the process.
+        number: number of the simulator there.
+    """
+
+    def __init__(self, workers: EnvWorkers, process: int, number: int) -> None:
+        self.workers, self.process, self.number = workers, process, number
+
+    @override
+    def reset(self, seed: int) -> ParallelStep:
+        return self.workers.post(self.process, self.number, seed, ())
+
+    @override
+    def step(self, action: np.ndarray) -> ParallelStep:
+        return self.workers.post(self.process, self.number, None, (action,))
+
+    @override
+    def replay(self, seed: int, actions: Sequence[np.ndarray]) -> ParallelStep:
+        return self.workers.post(self.process, self.number, seed, actions)
+
+
+def _memory(num_bytes: int) -> int:
+    """Return the descriptor of a file in memory that has no name."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("marl_pool")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, num_bytes)
+    return descriptor
+
+
+def _end(
+    processes: Sequence[subprocess.Popen[bytes]],
+    connections: Sequence[Connection],
+    life: int,
+) -> None:
+    """Kill processes, whatever they do; they have nothing to save."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+    for connection in connections:
+        connection.close()
+    os.close(life)

@@ -1,0 +1,109 @@
+"""Sizes of PPO's batch that nobody set fit the agents; those that were typed do not."""
+
+from pathlib import Path
+
+import pytest
+
+from marl_pool.cli.main import main
+from marl_pool.config import compose, fit_batch, plan_sweep
+from marl_pool.config.compose import Origin, origin
+from marl_pool.utils.errors import InputError
+
+FARM = "env=helpers.toy:FoxAndHens"
+"""One fox and three hens, four agents."""
+UNIT = "(ppo.num_envs × runners × agents that learn)"
+
+
+def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[str]]:
+    composed = compose("train", overrides, config_dir)
+    fit, lines = fit_batch("train", composed, overrides, config_dir)
+    assert {**fit, "ppo": None} == {**composed, "ppo": None}
+    return fit["ppo"], lines
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch", "lines"),
+    [
+        (["ppo.num_envs=64"], 2048, []),
+        (
+            ["ppo.num_envs=64", "fixed={fox: random}"],
+            2112,
+            [
+                "ppo.batch_size: 2048 of ppo=fast becomes 2112, "
+                f"a multiple of 192 {UNIT}"
+            ],
+        ),
+        (
+            ["ppo.num_envs=10", "resources.num_env_runners=7"],
+            2240,
+            [
+                "ppo.batch_size: 2048 of ppo=fast becomes 2240, "
+                f"a multiple of 280 {UNIT}"
+            ],
+        ),
+        (
+            ["ppo=paper_tag", "ppo.num_envs=3", "ppo.minibatch_size=null"],
+            8196,
+            [
+                "ppo.batch_size: 8192 of ppo=paper becomes 8196, "
+                f"a multiple of 12 {UNIT}"
+            ],
+        ),
+        (
+            ["experiment=cartpole", FARM, "ppo.num_envs=3"],
+            8196,
+            [
+                "ppo.batch_size: 8192 of experiment=cartpole becomes 8196, a multiple "
+                f"of 12 {UNIT}"
+            ],
+        ),
+        # What was typed stays, and is refused where it does not fit.
+        (["ppo.num_envs=3", "ppo.batch_size=2048"], 2048, []),
+        # Whatever else is wrong is told by those who know.
+        (["fixed={cow: random}", "ppo.num_envs=512"], 2048, []),
+    ],
+)
+def test_only_sizes_that_nobody_set_are_rounded_up(overrides, batch, lines):
+    own = overrides if FARM in overrides else [FARM, *overrides]
+    sizes, told = fitted(*own)
+    assert (sizes["batch_size"], told) == (batch, lines)
+
+
+def test_a_minibatch_that_nobody_set_is_at_most_the_batch():
+    sizes, lines = fitted(FARM, "ppo.batch_size=256")
+    assert (sizes["batch_size"], sizes["minibatch_size"]) == (256, 256)
+    line = "ppo.minibatch_size: 512 of ppo=fast becomes 256, the whole batch"
+    assert lines == [line]
+    with pytest.raises(InputError, match=r"at most ppo\.batch_size = 256, got 512"):
+        fitted(FARM, "ppo.batch_size=256", "ppo.minibatch_size=512")
+
+
+def test_files_of_the_users_own_are_what_the_user_set(tmp_path):
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo" / "mine.yaml").write_text("defaults: [fast]\nbatch_size: 2050\n")
+    sizes, lines = fitted(FARM, "ppo=mine", "ppo.num_envs=3", config_dir=tmp_path)
+    assert (sizes["batch_size"], lines) == (2050, [])
+    assert origin("train", "ppo.batch_size", ["ppo=mine"], tmp_path).option == ""
+    found = origin("train", "ppo.minibatch_size", ["ppo=mine"], tmp_path)
+    assert found == Origin("ppo=fast", 512)
+
+
+def test_trials_of_a_sweep_are_fitted_and_told_once(capsys):
+    plan = plan_sweep([FARM, "ppo.num_envs=3", "seed=0,1", "pooling=ada,max"])
+    assert [trial.config["ppo"]["batch_size"] for trial in plan.trials] == [2052] * 4
+    assert capsys.readouterr().err.count("ppo.batch_size: 2048 of ppo=fast") == 1
+    swept = plan_sweep([FARM, "ppo.num_envs=3", "ppo.batch_size=600,1000"])
+    sizes = [trial.config["ppo"]["batch_size"] for trial in swept.trials]
+    assert sizes == [600, 1000]
+
+
+def test_a_run_says_what_it_changed_and_keeps_it(tmp_path, capsys):
+    run = tmp_path / "run"
+    sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=600", "threads=1"]
+    assert main(["train", FARM, *sizes, "--run-dir", str(run)]) == 0
+    assert "marl-pool: ppo.batch_size: 2048 of ppo=fast" in capsys.readouterr().err
+    assert "batch_size: 2052" in (run / "config.yaml").read_text()
+    refused = ["train", FARM, *sizes, "ppo.batch_size=2048"]
+    assert main([*refused, "--run-dir", str(tmp_path / "other")]) == 2
+    line = f"ppo.batch_size: expected a multiple of 12 {UNIT}, such as 2052, got 2048"
+    assert line in capsys.readouterr().err

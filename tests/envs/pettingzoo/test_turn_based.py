@@ -1,0 +1,360 @@
+"""Turn-based (AEC) environments: only the agent in turn acts and is paid for it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray")
+
+from helpers.ppo import assert_same, resumed, run_of
+from helpers.turns import PassItOn, Quarrel
+from marl_pool import make_policy
+from marl_pool.cli.main import main
+from marl_pool.config import compose
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout, Trajectory
+from marl_pool.tokens import Tokens
+from marl_pool.training.ppo.trajectories import (
+    estimate_advantages,
+    own_turns,
+    trajectory_rows,
+)
+from marl_pool.utils.errors import InputError
+
+MODULE = "helpers.turns:Quarrel"
+# The module of an environment warns that it will be found in a registry instead.
+OLD_API = pytest.mark.filterwarnings("ignore:The old environment creation")
+GAMES = ["pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"]
+
+
+@pytest.fixture(autouse=True)
+def _empty_log():
+    Quarrel.log.clear()
+
+
+def quarrel(num_envs=1, *, max_steps=1000, seed=1, **options):
+    return PettingZooEnv(
+        num_envs, module=MODULE, options=options, max_steps=max_steps, seed=seed
+    )
+
+
+def random_policies(env):
+    return {
+        name: RandomPolicy(group.action_space) for name, group in env.groups.items()
+    }
+
+
+# Credit: plain GAE over each agent's own turns
+
+
+def played(seed, steps, num_envs, agents):
+    """Make a fragment in which agents take turns, die, and episodes end, at random."""
+    random = np.random.default_rng(seed)
+    shape = (steps, num_envs, agents)
+    active, alive = np.zeros((2, *shape), bool)
+    next_active = np.zeros(shape, bool)
+    terminated, truncated = np.zeros((2, steps, num_envs), bool)
+    values, final_values, rewards = random.normal(size=(3, *shape))
+    next_values = np.concatenate([values[1:], final_values[-1:]])
+    for env in range(num_envs):
+        living = [*range(agents)]
+        in_turn = random.choice(living)
+        for t in range(steps):
+            active[t, env, in_turn] = True
+            if random.random() < 0.3 and len(living) > 1:
+                living.remove(random.choice(living))
+            alive[t, env, living] = True
+            end = random.choice(
+                ["", "terminated", "time limit", "all"], p=[0.7, *[0.1] * 3]
+            )
+            in_turn = random.choice(living)
+            next_active[t, env, in_turn] = True
+            if end == "terminated":
+                terminated[t, env], alive[t, env], next_active[t, env] = (
+                    True,
+                    False,
+                    False,
+                )
+            elif end:
+                truncated[t, env] = True
+                next_values[t, env] = final_values[t, env]
+                # Where all were truncated, all have a final observation.
+                if end == "all":
+                    next_active[t, env, living] = True
+            if end:
+                living = [*range(agents)]
+                in_turn = random.choice(living)
+    tokens = Tokens(
+        torch.from_numpy(values)[..., None, None],
+        torch.zeros(*shape, 1, dtype=torch.int64),
+        torch.zeros(*shape, 1, dtype=torch.bool),
+    )
+    parts = {
+        "actions": values,
+        "log_probs": values,
+        "logits": values[..., None],
+        "values": values,
+        "next_values": next_values,
+        "rewards": rewards,
+        "terminated": terminated,
+        "truncated": truncated,
+        "active": active,
+        "next_active": next_active,
+        "next_alive": alive,
+    }
+    tensors = {name: torch.from_numpy(part) for name, part in parts.items()}
+    return Trajectory(tokens, **tensors)
+
+
+def plain_advantages(part, gamma, lam):
+    """Return advantages by value of the turn: gather turns, then run plain GAE."""
+    numpy = {
+        name: p.numpy() for name, p in part._asdict().items() if torch.is_tensor(p)
+    }
+    steps, num_envs, agents = numpy["rewards"].shape
+    advantages = {}
+    for env in range(num_envs):
+        for agent in range(agents):
+            at = {
+                name: array[:, env] if array.ndim == 2 else array[:, env, agent]
+                for name, array in numpy.items()
+                if name != "logits"
+            }
+            turns, sequences = [], []
+            for t in range(steps):
+                if at["active"][t]:
+                    if turns:
+                        turns[-1]["next"] = at["values"][t]
+                    turns.append(
+                        {"value": at["values"][t], "reward": 0.0, "next": None}
+                    )
+                if turns:
+                    turns[-1]["reward"] += at["rewards"][t]
+                ends = at["terminated"][t] or at["truncated"][t] or t == steps - 1
+                if turns and (at["terminated"][t] or not at["next_alive"][t]):
+                    turns[-1]["next"], ends = 0.0, True
+                elif turns and ends and at["next_active"][t]:
+                    turns[-1]["next"] = at["next_values"][t]
+                if ends:
+                    sequences.append(
+                        [turn for turn in turns if turn["next"] is not None]
+                    )
+                    turns = []
+            for sequence in sequences:
+                following = 0.0
+                for turn in reversed(sequence):
+                    error = turn["reward"] + gamma * turn["next"] - turn["value"]
+                    following = error + gamma * lam * following
+                    advantages[turn["value"]] = following
+    return advantages
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 25),
+    num_envs=st.integers(1, 3),
+    agents=st.integers(1, 4),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    lam=st.sampled_from([0.0, 0.8, 1.0]),
+)
+def test_advantages_are_those_of_plain_gae_over_own_turns(
+    seed, steps, num_envs, agents, gamma, lam
+):
+    part = played(seed, steps, num_envs, agents)
+    turns = own_turns(part)
+    advantages, targets = estimate_advantages(turns, gamma, lam)
+    rows = trajectory_rows(turns, advantages, targets)
+    expected = plain_advantages(part, gamma, lam)
+    got = dict(zip(rows["actions"].tolist(), rows["advantages"].tolist(), strict=True))
+    assert got.keys() == expected.keys()
+    for value, advantage in expected.items():
+        assert got[value] == pytest.approx(advantage, rel=1e-5, abs=1e-5)
+    # Observations go with their turns.
+    assert torch.equal(rows["obs"]["features"][..., 0, 0], rows["actions"])
+
+
+def test_a_fragment_in_which_all_act_stays_as_it_is():
+    env = PettingZooEnv(2, module="mpe2.simple_spread_v3", max_steps=4)
+    part = Rollout(env, random_policies(env), explore=True).steps(6)["agent"]
+    assert own_turns(part) is part
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("max_steps", [5, 1000])
+@pytest.mark.parametrize("masks", ["observation", "infos", None])
+def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
+    masks, max_steps
+):
+    for seed in range(20):
+        Quarrel.log.clear()
+        env = quarrel(masks=masks, max_steps=max_steps, seed=seed)
+        actors, steps = [], []
+
+        def record(transition, actors=actors, steps=steps):
+            steps.append(transition.decisions["p"].action[0].tolist())
+
+        rollout = Rollout(env, random_policies(env), explore=True)
+        actors.append(rollout.env.active["p"][0].tolist())
+        episodes = rollout.episodes(record)
+        turns = Quarrel.log[1:]
+        assert int(episodes.lengths) == len(turns) == len(steps)
+        totals = dict.fromkeys(Quarrel.possible_agents, 0.0)
+        for (agent, action, rewards), actions in zip(turns, steps, strict=True):
+            assert actions[Quarrel.possible_agents.index(agent)] == action
+            for name, reward in rewards.items():
+                totals[name] += reward
+        expected = torch.tensor([*totals.values()], dtype=torch.float64)
+        torch.testing.assert_close(
+            episodes.returns["p"][0], expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_one_agent_observes_and_acts_and_the_others_wait():
+    env = quarrel(4, deaths=0.3)
+    env.reset()
+    dead = 0
+    for _ in range(40):
+        active, alive = env.active["p"], env.alive["p"]
+        tokens = env.observe()["p"]
+        assert (active.sum(1) == 1).all()
+        assert (alive | ~active).all()
+        assert tokens.padding[~active].all()
+        assert not tokens.padding[active].any()
+        options = tokens.action_mask.byte().argmax(-1)
+        step = env.step({"p": options})
+        assert (step.rewards["p"][~alive] == 0).all()
+        dead += int((~alive).sum())
+        over = step.terminated | step.truncated
+        # All that were truncated at the end have an observation to bootstrap from.
+        assert (env.active["p"] == env.alive["p"])[over].all()
+        env.reset(over)
+    assert dead
+
+
+def test_memories_wait_for_their_agents_turns():
+    env = quarrel(2, deaths=0.0)
+    group = env.groups["p"]
+    pooling = {"name": "attention_neuron", "num_codes": 4, "memory": "lstm"}
+    policy = make_policy(group.tokens, group.action_space, pooling=pooling)
+    part = Rollout(env, {"p": policy}, explore=True).steps(10)["p"]
+    rows = torch.utils._pytree.tree_leaves(part.states)
+    assert rows
+    for states in rows:
+        waits = ~part.active[:-1] & ~(part.terminated | part.truncated)[:-1, :, None]
+        assert torch.equal(states[1:][waits], states[:-1][waits])
+
+
+def test_an_environment_of_cycles_is_played_in_cycles():
+    env = PettingZooEnv(1, module="pettingzoo.classic.rps.rps:raw_env")
+    assert not env.turn_based
+    assert quarrel().turn_based
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "stranger",
+            r"step 3: agent_selection: expected an agent that is alive.*'ghost'",
+        ),
+        ("stays", r"step 3: agent 'p_\d': ended and is in env.agents after"),
+        ("last", r"step \d: agent 'p_\d': last\(\): expected the reward .* got 9"),
+        ("reward", r"step 3: agent 'p_\d': reward: expected one number, got None"),
+    ],
+)
+def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
+    env = quarrel(fault=fault, deaths=0.0)
+    with pytest.raises(InputError, match=message):
+        Rollout(env, random_policies(env), explore=True).steps(8)
+
+
+def test_processes_play_the_same_turns():
+    parts = []
+    for workers in (1, 2):
+        env = PettingZooEnv(3, module=MODULE, seed=2, max_steps=9, workers=workers)
+        parts.append(Rollout(env, random_policies(env), explore=True).steps(20)["p"])
+    for alone, shared in zip(*map(torch.utils._pytree.tree_leaves, parts), strict=True):
+        assert torch.equal(alone, shared)
+
+
+def test_an_id_of_the_registry_and_a_module_name_the_same_game():
+    for module in (
+        "classic/tictactoe_v3",
+        "pettingzoo.classic.tictactoe.tictactoe:env",
+    ):
+        env = PettingZooEnv(1, module=module)
+        assert env.turn_based
+        assert [*env.groups] == ["player"]
+
+
+# Commands
+
+
+def training(module, **env):
+    return [
+        "env=pettingzoo",
+        f"env.module={module}",
+        *(f"env.{key}={value}" for key, value in env.items()),
+        "ppo.num_envs=4",
+        "ppo.batch_size=64",
+        "ppo.minibatch_size=32",
+        "ppo.num_epochs=2",
+        "checkpoint.every=1",
+        "threads=1",
+    ]
+
+
+@pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
+@pytest.mark.parametrize("masks", ["observation", "infos"])
+def test_training_resumes_exactly(tmp_path, pooling, masks):
+    overrides = [
+        *training(MODULE, options=f"{{masks: {masks}}}"),
+        f"pooling={pooling}",
+    ]
+    whole = run_of(
+        tmp_path / "whole", compose("train", [*overrides, "total_steps=192"])
+    )
+    run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=64"]))
+    assert_same(resumed(tmp_path / "part", 192), whole)
+    assert len(list(whole.rows())) == 3
+
+
+@OLD_API
+@pytest.mark.parametrize("module", [MODULE, GAMES[0]])
+def test_a_check_holds_the_rules(module, capsys):
+    assert main(["check-env", "env=pettingzoo", f"env.module={module}"]) == 0
+    assert "failed" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@OLD_API
+@pytest.mark.parametrize("module", [MODULE, GAMES[1]])
+def test_a_run_is_trained_evaluated_and_drawn(tmp_path, module):
+    pytest.importorskip("imageio")
+    run, plugin = str(tmp_path / "run"), ["--plugin", module]
+    arguments = [*training(module), "total_steps=128", "--run-dir", run]
+    assert main(["train", *arguments]) == 0
+    assert main(["evaluate", run, "suite=quick", "episodes=8", *plugin]) == 0
+    assert main(["render", run, *plugin]) == 0
+
+
+@pytest.mark.slow
+def test_ppo_pays_the_turn_that_earned(tmp_path):
+    overrides = [
+        *training("helpers.turns:PassItOn"),
+        "ppo.num_envs=16",
+        "ppo.batch_size=1024",
+        "ppo.minibatch_size=256",
+        "total_steps=40960",
+    ]
+    run = run_of(tmp_path / "run", compose("train", overrides))
+    *_, last = run.rows()
+    returns = [last[f"{name}/return_mean"] for name in PassItOn.possible_agents]
+    # Chance gives a third of it.
+    assert min(returns) > 0.9 * PassItOn.ROUNDS

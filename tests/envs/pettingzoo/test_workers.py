@@ -1,0 +1,274 @@
+"""Environments in several processes: the same numbers and errors, and no remains."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from envs.pettingzoo.test_life import REFUSED
+
+from helpers.crowd import Crowd
+from marl_pool.cli.main import main
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
+from marl_pool.utils.errors import InputError, RemoteError, described
+
+CROWD = "helpers.crowd:Crowd"
+UNRULY = "helpers.unruly:Unruly"
+ENDING = "helpers.ending:Ending"
+TESTS = Path(__file__).parents[2]
+
+slow = pytest.mark.slow
+
+
+def rollout_of(env: PettingZooEnv) -> Rollout:
+    policies = {
+        name: RandomPolicy(group.action_space) for name, group in env.groups.items()
+    }
+    return Rollout(env, policies, explore=True)
+
+
+def pids(env: PettingZooEnv) -> list[int]:
+    assert env._workers is not None
+    return [process.pid for process in env._workers._processes]
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_for_end(ended: list[int]) -> None:
+    limit = time.monotonic() + 30
+    while any(map(lives, ended)):
+        assert time.monotonic() < limit, f"{ended} live on"
+        time.sleep(0.05)
+
+
+def assert_same(mine: Any, theirs: Any) -> None:
+    """Compare trees of tensors, lists and numbers bit by bit."""
+    if isinstance(mine, torch.Tensor):
+        assert torch.equal(mine, theirs)
+    elif isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key, value in mine.items():
+            assert_same(value, theirs[key])
+    elif isinstance(mine, list | tuple):
+        assert len(mine) == len(theirs)
+        for left, right in zip(mine, theirs, strict=True):
+            assert_same(left, right)
+    elif hasattr(mine, "shape"):
+        assert mine.tolist() == theirs.tolist()
+    else:
+        assert mine == theirs
+
+
+def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:
+    """Return steps, whole episodes and states, before and after they are loaded."""
+    env = PettingZooEnv(5, module=module, options=options, seed=4, workers=workers)
+    rollout = rollout_of(env)
+    results: list[Any] = [rollout.steps(9)]
+    state = rollout.state_dict()
+    results += [state, rollout.steps(7)]
+    # Two selections of one environment share its simulator until both are stepped.
+    twins = [rollout.env.select(torch.tensor([3, 1])) for _ in range(2)]
+    for twin in twins:
+        results += [rollout_of(twin).steps(2)]
+    rollout.load_state_dict(state)
+    results += [rollout.steps(7), rollout.state_dict()]
+    # Environments drop out as their episodes end.
+    for _ in rollout.episodes(idle=0.0):
+        pass
+    return [*results, rollout.pop_finished()]
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (CROWD, {}),
+        ("mpe2.simple_tag_v3", {}),
+        ("helpers.joint:JointEnv", {"masks": "infos"}),
+        ("helpers.joint:JointEnv", {"masks": "tuple", "kind": "dict"}),
+        ("gymnasium:CartPole-v1", {}),
+    ],
+)
+def test_results_are_those_of_one_process(module, options):
+    assert_same(played(1, module, options), played(3, module, options))
+
+
+def error_of(workers: int, module: str, **options: Any) -> str:
+    env = PettingZooEnv(2, module=module, options=options, workers=workers)
+    with pytest.raises((InputError, RemoteError, RuntimeError)) as caught:
+        rollout_of(env).steps(4)
+    return described(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fault", ["nobody after reset", "lives on", "observation shape", "raises"]
+)
+def test_errors_are_those_of_one_process(fault):
+    assert fault in {*REFUSED, "raises"}
+    line = error_of(1, UNRULY, fault=fault)
+    assert error_of(2, UNRULY, fault=fault) == line
+    if fault == "raises":
+        assert line.startswith("RuntimeError: the door is shut (")
+        assert "unruly.py:" in line
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("sys.exit", "SystemExit: 3 ("),
+        ("interrupts", "KeyboardInterrupt ("),
+        ("os._exit", "process 1 of env.workers=2 ended with status 4"),
+        ("killed", "process 1 of env.workers=2 ended by signal SIGKILL"),
+    ],
+)
+def test_a_process_that_ends_is_one_line_and_ends_the_others(how, expected):
+    env = PettingZooEnv(2, module=ENDING, options={"how": how}, workers=2)
+    processes = pids(env)
+    with pytest.raises(RemoteError) as caught:
+        rollout_of(env).steps(4)
+    assert described(caught.value).startswith(expected)
+    assert not any(map(lives, processes))
+
+
+@pytest.mark.parametrize("how", ["hangs", "spins"])
+def test_a_step_that_hangs_is_ended_by_the_limit(how):
+    env = PettingZooEnv(2, module=ENDING, options={"how": how}, workers=2)
+    rollout, processes = rollout_of(env), pids(env)
+    with limit_calls(0.5), pytest.raises(EnvTimeoutError, match=r"a step of .* 0\.5 s"):
+        rollout.steps(4)
+    assert not any(map(lives, processes))
+
+
+def test_processes_end_with_the_environment_and_share_memory_without_a_name():
+    env = PettingZooEnv(2, module=UNRULY, workers=2)
+    env.reset()
+    processes = pids(env)
+    assert all(map(lives, processes))
+    for pid in processes:
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        assert any("memfd:marl_pool" in line for line in maps)
+        named = [line for line in maps if "/dev/shm/" in line]
+        assert all(line.endswith("(deleted)") for line in named)
+    del env
+    gc.collect()
+    assert not any(map(lives, processes))
+
+
+PARENT = """
+import sys
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+env = PettingZooEnv(2, module="helpers.ending:Ending", options={"how": sys.argv[1]},
+                    workers=2)
+print(*(process.pid for process in env._workers._processes), flush=True)
+import torch
+env.reset()
+while True:
+    env.step({"a": torch.zeros(2, 3, dtype=torch.int64)})
+    env.step({"a": torch.zeros(2, 3, dtype=torch.int64)})
+    env.reset()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["", "hangs"])
+def test_processes_end_with_their_parent(how, number):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+    assert parent.stdout is not None
+    processes = list(map(int, parent.stdout.readline().split()))
+    assert len(processes) == 2
+    time.sleep(0.5)
+    parent.send_signal(number)
+    _, errors = parent.communicate(timeout=30)
+    wait_for_end(processes)
+    # A worker that is interrupted would print its own traceback.
+    assert errors.count("Traceback") == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "problem"),
+    [
+        (
+            "helpers.ending:with_option",
+            {"option": lambda: None},
+            "env.workers: expected 1, because helpers.ending:with_option cannot be "
+            "built in another process: ",
+        ),
+        ("__main__:make", {}, "another process: write it in a module"),
+    ],
+)
+def test_envs_of_this_process_alone_are_refused(monkeypatch, module, options, problem):
+    main_module = sys.modules["__main__"]
+    monkeypatch.setattr(main_module, "make", Crowd, raising=False)
+    with pytest.raises(InputError) as caught:
+        PettingZooEnv(2, module=module, options=options, workers=2)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_larger_selection_is_refused():
+    env = PettingZooEnv(2, module=UNRULY, workers=2)
+    env.reset()
+    many = env.select(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(InputError, match="at most 2 environments"):
+        many.step({"a": torch.zeros(5, 3, dtype=torch.int64)})
+
+
+def test_one_environment_needs_no_process():
+    assert PettingZooEnv(1, module=UNRULY, workers=4)._workers is None
+    assert len(pids(PettingZooEnv(2, module=UNRULY, workers=4))) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("-1", "env.workers: expected an integer >= 1, got -1"),
+        ("0", "env.workers: expected an integer >= 1, got 0"),
+        ("x", "env.workers: expected an integer >= 1, got 'x'"),
+        ("9", "env.workers: expected at most ppo.num_envs = 4, got 9"),
+    ],
+)
+def test_wrong_numbers_of_processes(tmp_path, capsys, value, expected):
+    command = [f"env.module={UNRULY}", "ppo.num_envs=4", f"env.workers={value}"]
+    folder = ["--run-dir", str(tmp_path / "run")]
+    assert main(["train", "env=pettingzoo", *command, *folder]) == 2
+    assert capsys.readouterr().err.strip().endswith(expected)
+
+
+@slow
+def test_training_and_evaluation_are_those_of_one_process(tmp_path):
+    texts = []
+    for workers in (1, 2):
+        run = tmp_path / f"run_{workers}"
+        command = ["env=pettingzoo", f"env.module={CROWD}", f"env.workers={workers}"]
+        sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=200", "threads=1"]
+        assert main(["train", *command, *sizes, "--run-dir", str(run)]) == 0
+        evaluate = ["evaluate", str(run), "suite=quick", "episodes=5"]
+        assert main([*evaluate, "--plugin", CROWD]) == 0
+        rows = (run / "metrics.csv").read_text().splitlines()
+        header = rows[0].split(",")
+        kept = [i for i, name in enumerate(header) if "seconds" not in name]
+        kept = [i for i in kept if "per_second" not in header[i]]
+        texts.append([[row.split(",")[i] for i in kept] for row in rows])
+        (table,) = run.glob("evaluation/*/results.csv")
+        texts[-1].append(table.read_text())
+    assert texts[0] == texts[1]

@@ -1,0 +1,70 @@
+"""Denormal numbers: zero where we compute, untouched elsewhere."""
+
+import contextlib
+import sys
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from marl_pool.evaluation.loading import computing
+from marl_pool.kernels.native import use_kernels
+from marl_pool.kernels.native.mlp import mlp
+from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.types import Kernels
+
+pytestmark = pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="needs a processor that can do it"
+)
+
+
+def is_flushed() -> bool:
+    return sys.float_info.min / 2 == 0
+
+
+def test_they_are_zero_in_the_block_alone() -> None:
+    assert not is_flushed()
+    seen = []
+    with without_denormals():
+        thread = threading.Thread(target=lambda: seen.append(is_flushed()))
+        thread.start()
+        thread.join()
+        with without_denormals():
+            pass
+        assert is_flushed()
+        assert not torch.full((9,), 1e-20).square().any()
+    assert seen == [True]
+    assert torch.full((9,), 1e-20).square().all()
+    with computing(1):
+        assert is_flushed()
+    with contextlib.suppress(ZeroDivisionError), computing(1):
+        raise ZeroDivisionError
+    assert not is_flushed()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "threads"), [("torch", 1), ("native", 1), ("native", 2)]
+)
+def test_the_kernel_and_torch_agree(kernels: Kernels, threads: int) -> None:
+    """Products and gradients of 1e-40, computed by all threads of a call."""
+    layer = mlp([64, 64], nn.ReLU)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(0.0 if parameter.dim() == 1 else 1e-20)
+
+    def numbers() -> tuple[Tensor, Tensor]:
+        values = torch.full((2048, 64), 1e-20)
+        out = layer(values)
+        (gradient,) = torch.autograd.grad(out, layer[0].weight, values)
+        return out, gradient
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with use_kernels(kernels):
+            assert all(part.all() for part in numbers())
+            with without_denormals():
+                assert not any(part.any() for part in numbers())
+    finally:
+        torch.set_num_threads(before)
