@@ -100,20 +100,23 @@ class Task:
         ]
         return compose("train", [*self.overrides, *overrides, *on(size.device)])
 
+    def with_ppo(self, preset: str) -> list[str]:
+        """Return the overrides with a preset of PPO in place of the task's."""
+        kept = [text for text in self.overrides if not text.startswith("ppo=")]
+        return [*kept, f"ppo={preset}"]
+
     def iteration(
         self, size: Size, ppo: str = "paper", num_learners: int = 0
     ) -> dict[str, Any]:
         """Return a run's configuration by the paper's preset, or by ``ppo``."""
         preset = self.paper if ppo == "paper" else ppo
-        overrides = [f"ppo={preset}", *on(size.device)]
+        overrides = [*self.with_ppo(preset), *on(size.device)]
         if num_learners:
             overrides += [f"resources.num_learners={num_learners}", "threads=1"]
         if size.tiny:
             overrides += [f"ppo.batch_size={4 * self.num_envs}", "ppo.num_epochs=1"]
             overrides += ["ppo.minibatch_size=null"]
-        return compose(
-            "train", [*self.overrides, *overrides, f"ppo.num_envs={self.num_envs}"]
-        )
+        return compose("train", [*overrides, f"ppo.num_envs={self.num_envs}"])
 
     def fragment(self, size: Size) -> int:
         """Return the steps of every environment in a fragment."""

@@ -218,9 +218,9 @@ def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
     the higher the degree.
     """
     batch = task.num_envs * min(32, task.fragment(size))
-    overrides = ["ppo=fast", f"ppo.num_envs={task.num_envs}", f"ppo.batch_size={batch}"]
+    overrides = [f"ppo.num_envs={task.num_envs}", f"ppo.batch_size={batch}"]
     overrides += ["ppo.minibatch_size=null"] if size.tiny else []
-    algo = build(compose("train", [*task.overrides, *overrides]))
+    algo = build(compose("train", [*task.with_ppo("fast"), *overrides]))
     for _ in range(size.trained_iterations):
         algo.train()
     (module,) = dict(algo.env_runner.module.items()).values()

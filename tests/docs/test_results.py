@@ -19,6 +19,8 @@ VERDICTS = (
     "direction only",
     "contradicted",
     "too early",
+    "other settings",
+    "not comparable",
     "not run",
     "by construction",
     "another experiment",
