@@ -12,6 +12,7 @@ import torch
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
+from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.evaluation.callable_policy import Act, CallablePolicy
@@ -348,7 +349,8 @@ def computing(
 ) -> Iterator[None]:
     """Set torch's threads, the kernels and environments' time limit inside the block.
 
-    Denormal numbers are 0 there; see `without_denormals`.
+    Denormal numbers are 0 there; see `without_denormals`. Environments take over the
+    processes of earlier ones; see `kept_workers`.
 
     None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
     device, and `limit_calls` for the seconds of a call of an environment.
@@ -364,6 +366,7 @@ def computing(
             use_kernels(kernels, device),
             without_denormals(),
             limit_calls(env_timeout),
+            kept_workers(),
         ):
             yield
     except EnvTimeoutError as error:

@@ -42,8 +42,9 @@ def without_denormals() -> Iterator[None]:
     times as long (``denormals/width_128`` in docs/benchmarks.md).
 
     It holds for torch, the compiled kernel, numpy and Python, in this thread and in
-    those that it starts inside the block; elsewhere nothing changes. Where a processor
-    cannot do it nothing happens. It decorates functions, too.
+    those that it starts inside the block. A thread of torch's pool is as it was when it
+    was started, whichever block runs. Where a processor cannot do it nothing happens.
+    It decorates functions, too.
     """
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)

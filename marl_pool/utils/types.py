@@ -106,7 +106,9 @@ LIMITS: dict[str, int] = {
     **dict.fromkeys(REPEATS, 1024),
     **dict.fromkeys(("num_envs", "population", "episodes", "max_steps"), 1 << 20),
     **dict.fromkeys(("repetitions", "max_envs"), 1 << 20),
-    **dict.fromkeys(("num_env_runners", "num_learners", "num_workers"), 1 << 14),
+    **dict.fromkeys(
+        ("num_env_runners", "num_learners", "num_workers", "workers"), 1 << 14
+    ),
     **dict.fromkeys(("concurrency", "cpus_per_trial"), 1 << 14),
     **dict.fromkeys(("rows", "fps"), 1024),
     **dict.fromkeys(("num_samples", "num_test", "max_observations"), 100_000_000),

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from helpers.unruly import Unruly
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def _spin() -> None:
     while True:
         pass
@@ -20,7 +24,7 @@ ENDS: dict[str, Callable[[], object]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hangs": lambda: time.sleep(1000),
     "spins": _spin,
-    "interrupts": lambda: signal.raise_signal(signal.SIGINT),
+    "interrupts": _interrupt,
 }
 
 

@@ -62,9 +62,10 @@ def test_the_kernel_and_torch_agree(kernels: Kernels, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        # NumPy compares them in this thread; torch's others may be in either state.
         with use_kernels(kernels):
-            assert all(part.all() for part in numbers())
+            assert all(part.detach().numpy().all() for part in numbers())
             with without_denormals():
-                assert not any(part.any() for part in numbers())
+                assert not any(part.detach().numpy().any() for part in numbers())
     finally:
         torch.set_num_threads(before)

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from mmap import mmap
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -65,6 +67,78 @@ class Reply(NamedTuple):
         raise error
 
 
+class _Processes(NamedTuple):
+    """Processes that have built their environment, and what belongs to them."""
+
+    arrays: StepArrays
+    """In shared memory."""
+    running: list[subprocess.Popen[bytes]]
+    connections: list[Connection]
+    life: int
+    """Descriptor of the pipe whose end tells them that this process is gone."""
+
+    def end(self) -> None:
+        """Kill them, whatever they do; they have nothing to save."""
+        for process in self.running:
+            process.kill()
+        for process in self.running:
+            process.wait()
+        for connection in self.connections:
+            connection.close()
+        os.close(self.life)
+
+
+class _Reserve:
+    """Processes that no environment uses, by what they were built for."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.lock = threading.Lock()
+        self.processes: dict[bytes, list[_Processes]] = {}
+
+    def take(self, key: bytes) -> _Processes | None:
+        """Return processes of a key, or None."""
+        with self.lock:
+            waiting = self.processes.get(key)
+            return waiting.pop() if waiting else None
+
+    def put(self, key: bytes, processes: _Processes) -> None:
+        """Keep processes, or end them where nothing is kept."""
+        with self.lock:
+            if self.is_open:
+                self.processes.setdefault(key, []).append(processes)
+                return
+        processes.end()
+
+    def close(self) -> None:
+        """End all, and keep no more."""
+        with self.lock:
+            self.is_open = False
+            waiting = [one for many in self.processes.values() for one in many]
+            self.processes.clear()
+        for processes in waiting:
+            processes.end()
+
+
+_reserve = _Reserve()
+
+
+@contextmanager
+def kept_workers() -> Iterator[None]:
+    """Let environments of equal options take over processes, one after the other.
+
+    Building them takes seconds, and an evaluation has an environment for each case.
+    """
+    if _reserve.is_open:
+        yield
+        return
+    _reserve.is_open = True
+    try:
+        yield
+    finally:
+        _reserve.close()
+
+
 class EnvWorkers:
     """Processes that step simulators of `PettingZooEnv` at the same time.
 
@@ -72,9 +146,8 @@ class EnvWorkers:
     and steps only take note; `finish` lets all processes work and waits for them. They
     write observations and rewards into arrays in shared memory, which has no name, so
     that nothing remains of it. They are in a session of their own, where no Ctrl-C
-    reaches them, and end when this object or the parent process does.
-
-    After any error they end, and the object is of no more use.
+    reaches them, and end when this object or the parent process does, or as
+    `kept_workers` says. After any error they end, and the object is of no more use.
 
     Args:
         count: number of processes.
@@ -104,18 +177,18 @@ class EnvWorkers:
             ) from error
         if module.startswith("__main__:"):
             raise InputError(f"{refusal} another process: write it in a module")
-        self.places, self.arrays = places, arrays
+        self.places = places
         self._commands: list[list[Command]] = [[] for _ in range(count)]
         self._simulators = 0
+        key = b"%d " % count + start
+        if (kept := _reserve.take(key)) is not None:
+            self._hold(key, kept)
+            return
         # A process that is busy learns from this pipe that its parent is gone.
-        life, self._life = os.pipe()
+        life, end = os.pipe()
         memory = _memory(arrays.num_bytes)
         arrays.share(mmap(memory, arrays.num_bytes))
-        self._connections: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._end = weakref.finalize(
-            self, _end, self._processes, self._connections, self._life
-        )
+        self._hold(key, _Processes(arrays, [], [], end))
         try:
             for _ in range(count):
                 self._start(life, memory)
@@ -131,6 +204,15 @@ class EnvWorkers:
         finally:
             os.close(life)
             os.close(memory)
+
+    def _hold(self, key: bytes, processes: _Processes) -> None:
+        self._all, self.arrays = processes, processes.arrays
+        self._processes, self._connections = processes.running, processes.connections
+        self._release = weakref.finalize(self, _reserve.put, key, processes)
+
+    def _end(self) -> None:
+        if self._release.detach():
+            self._all.end()
 
     def simulator(self) -> "RemoteSimulator":
         """Return a new simulator."""
@@ -242,18 +324,3 @@ def _memory(num_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.truncate(descriptor, num_bytes)
     return descriptor
-
-
-def _end(
-    processes: Sequence[subprocess.Popen[bytes]],
-    connections: Sequence[Connection],
-    life: int,
-) -> None:
-    """Kill processes, whatever they do; they have nothing to save."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
-    for connection in connections:
-        connection.close()
-    os.close(life)

@@ -19,6 +19,7 @@ from torch import Tensor
 from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.ant.base import AntEnv, skeleton
+from marl_pool.envs.drawing.canvas import ATTENTION
 from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES / "ants.json"
@@ -29,6 +30,7 @@ BULLET = """
 import sys, json
 import numpy as np
 from marl_pool.envs.ant.bullet import gym_shim
+from marl_pool.envs.drawing.canvas import ATTENTION
 with gym_shim():
     from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)
@@ -232,7 +234,7 @@ def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
     assert abs(columns.mean() - 128) < 12
     first = env.frame(1, attention=torch.eye(count)[0], size=256)
     last = env.frame(1, attention=torch.eye(count)[-1], size=256)
-    orange = [(image == (235, 130, 0)).all(-1) for image in (first, last)]
+    orange = [(image == ATTENTION).all(-1) for image in (first, last)]
     assert orange[0][:, :128].any()
     assert not orange[0][:, 128:].any()
     assert orange[1][:, 128:].any()

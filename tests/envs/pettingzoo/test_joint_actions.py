@@ -255,6 +255,7 @@ CLONING = [
     "policy=feed_forward",
     "total_batches=60",
     "clone.prev_action_noise=0.3",
+    "clone.lr=1e-2",
     f"teacher={__name__}:Scripted",
 ]
 

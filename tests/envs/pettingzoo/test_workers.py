@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 from envs.pettingzoo.test_life import REFUSED
+from torch.utils._pytree import tree_leaves
 
 from helpers.crowd import Crowd
 from marl_pool.cli.main import main
 from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
@@ -170,8 +172,36 @@ def test_processes_end_with_the_environment_and_share_memory_without_a_name():
     assert not any(map(lives, processes))
 
 
+def test_environments_of_equal_options_take_over_kept_processes():
+    options = {"module": UNRULY, "workers": 2}
+    alone = [rollout_of(PettingZooEnv(4, **options)).steps(7) for _ in range(2)]
+    gc.collect()
+    with kept_workers():
+        rollout = rollout_of(PettingZooEnv(4, **options))
+        processes, steps = pids(rollout.env), [rollout.steps(7)]
+        # Another environment of the same time has processes of its own.
+        other = PettingZooEnv(4, **options)
+        assert not set(processes) & set(pids(other))
+        del rollout
+        gc.collect()
+        rollout = rollout_of(PettingZooEnv(4, **options))
+        assert pids(rollout.env) == processes
+        steps.append(rollout.steps(7))
+        fewer = PettingZooEnv(2, **options)
+        assert not set(processes) & set(pids(fewer))
+        processes += [*pids(other), *pids(fewer)]
+        del rollout, other, fewer
+        gc.collect()
+        assert all(map(lives, processes))
+    assert not any(map(lives, processes))
+    for leaves in zip(*map(tree_leaves, (alone, steps)), strict=True):
+        assert leaves[0] is leaves[1] is None or torch.equal(*leaves)
+
+
 PARENT = """
-import sys
+import signal, sys
+# A process in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 env = PettingZooEnv(2, module="helpers.ending:Ending", options={"how": sys.argv[1]},
