@@ -30,7 +30,6 @@ BULLET = """
 import sys, json
 import numpy as np
 from marl_pool.envs.ant.bullet import gym_shim
-from marl_pool.envs.drawing.canvas import ATTENTION
 with gym_shim():
     from pybullet_envs.gym_locomotion_envs import AntBulletEnv
 seed, actions = json.load(sys.stdin)
