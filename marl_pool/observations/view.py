@@ -263,8 +263,16 @@ def _missing(name: str, listed_keys: str) -> InputError:
 
 def join_masks(mask: Any) -> Any:
     """Concatenate the masks of several choices; another mask is returned as it is."""
-    if isinstance(mask, tuple | list) and isinstance(mask[0], np.ndarray | list):
-        return np.concatenate(mask)
+    if isinstance(mask, tuple | list) and any(
+        isinstance(part, np.ndarray | list | tuple) for part in mask
+    ):
+        try:
+            return np.concatenate(mask)
+        except ValueError as error:
+            raise InputError(
+                f"{MASK}: expected one row of numbers, or one for each choice, got "
+                f"{mask!r:.80}"
+            ) from error
     return mask
 
 

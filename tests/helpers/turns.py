@@ -96,6 +96,9 @@ class Quarrel(AECEnv):
             self.rewards[agent] = None
             return
         self._accumulate_rewards()
+        if self.time == 3 and self.fault in ("terminations", "agents"):
+            setattr(self, self.fault, None)
+            return
         if self.fault == "last" and self.time == 3:
             self._cumulative_rewards = dict.fromkeys(self.agents, 9.0)
         if self.random.random() < self.deaths:
@@ -109,6 +112,10 @@ class Quarrel(AECEnv):
         if self.fault == "stays" and self.time == 3:
             self.terminations[agent] = True
         self._choose()
+
+    def last(self, observe=True):
+        results = super().last(observe)
+        return results[:4] if self.fault == "short" and self.time == 3 else results
 
     def render(self):
         return np.full((40, 40, 3), 20 * self.time, np.uint8)

@@ -327,6 +327,13 @@ class StepArrays:
         if mask is None:
             return True
         spec = self.teams[name].spec
+        if isinstance(mask, tuple) and mask and np.ndim(mask[0]) == 1:
+            sizes = tuple(map(np.size, mask))
+            if sizes != spec.sizes:
+                raise InputError(
+                    f"infos: {MASK}: expected masks of the sizes {spec.sizes}, one for "
+                    f"each choice, got {sizes}"
+                )
         space = spaces.MultiBinary(spec.num_options)
         values = Part.of(space, f"infos: {MASK}", np.float32).read(join_masks(mask))
         if not np.isin(values, (0, 1)).all():
@@ -366,7 +373,14 @@ class StepArrays:
         for name, arrays in self.parts.items():
             if MASK not in arrays:
                 continue
-            spec = self.teams[name].spec
+            spec, numbers = self.teams[name].spec, arrays[MASK]
+            if not ((numbers == 0) | (numbers == 1)).all():
+                row, column, option = np.argwhere((numbers != 0) & (numbers != 1))[0]
+                raise InputError(
+                    f"{self._where[row]}: agent {self.teams[name].agents[column]!r}: "
+                    f"{MASK}: expected numbers 0 and 1, got "
+                    f"{numbers[row, column, option]:g}"
+                )
             firsts = np.cumsum((0, *spec.sizes[:-1]))
             allowed = np.add.reduceat(arrays[MASK] != 0, firsts, -1, np.int64)
             stuck = arrays["active"] & ~allowed.all(-1)

@@ -1,6 +1,7 @@
 """PettingZoo's turn-based (AEC) environments behind its parallel API."""
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pettingzoo import AECEnv, ParallelEnv
@@ -94,18 +95,23 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
         terminations: ByAgent = {}
         truncations: ByAgent = {}
         while True:
-            terminations |= env.terminations
-            truncations |= env.truncations
-            for agent, reward in env.rewards.items() if stepped else ():
+            terminations |= self._by_agent("terminations")
+            truncations |= self._by_agent("truncations")
+            for agent, reward in self._by_agent("rewards").items() if stepped else ():
                 number = self._reward(agent, reward)
                 self._unpaid[agent] += number
                 rewards[agent] = rewards.get(agent, 0.0) + number
             agent = env.agent_selection
-            if agent not in env.agents:
-                break
-            observations[agent], reward, terminated, truncated, infos[agent] = (
-                env.last()
-            )
+            if not isinstance(env.agents, Collection) or agent not in env.agents:
+                break  # what is wrong, `Lives` says
+            results = env.last()
+            if not isinstance(results, Sequence) or len(results) != 5:
+                raise self._error(
+                    agent,
+                    "last(): expected observation, reward, termination, truncation and "
+                    f"info, got {results!r:.80}",
+                )
+            observations[agent], reward, terminated, truncated, infos[agent] = results
             paid, unpaid = self._reward(agent, reward), self._unpaid[agent]
             if abs(unpaid - paid) > TOLERANCE * max(abs(paid), 1.0):
                 raise self._error(
@@ -125,6 +131,19 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
                 )
         return observations, rewards, terminations, truncations, infos
 
+    def _by_agent(self, name: str) -> Mapping[Any, Any]:
+        """Return a dict of the environment, such as its rewards."""
+        values = getattr(self.env, name, None)
+        if not isinstance(values, Mapping):
+            raise InputError(
+                f"env.module: {self._where()}: {name}: expected a dict by agent, got "
+                f"{values!r:.80}"
+            )
+        return values
+
+    def _where(self) -> str:
+        return f"step {self._number}" if self._number else "reset"
+
     def _reward(self, agent: Any, reward: Any) -> float:
         number = read_reward(reward)
         if number is None:
@@ -132,8 +151,8 @@ class TurnBasedAgents(ParallelEnv[Any, Any, Any]):
         return number
 
     def _error(self, agent: Any, problem: str) -> InputError:
-        step = f"step {self._number}" if self._number else "reset"
-        return InputError(f"env.module: {step}: agent {agent!r}: {problem}")
+        where = f"env.module: {self._where()}: agent {agent!r}"
+        return InputError(" ".join(f"{where}: {problem}".split()))
 
     @override
     def render(self) -> Any:

@@ -218,6 +218,22 @@ def test_masks_that_do_not_fit_the_actions_are_refused(options, message):
         masked_env(**options)
 
 
+@pytest.mark.parametrize("number", [0.5, -1.0, np.nan])
+def test_a_mask_is_made_of_0_and_1(number, monkeypatch):
+    space = spaces.Dict(
+        observation=spaces.Box(-1, 1, (3,), np.float32),
+        action_mask=spaces.Box(-np.inf, np.inf, (5,), np.float32),
+    )
+    monkeypatch.setattr(MaskedEnv, "observation_space", lambda *_: space)
+    seen = {"observation": np.zeros(3, np.float32)}
+    seen["action_mask"] = np.array([1, 1, number, 0, 0], np.float32)
+    monkeypatch.setattr(
+        MaskedEnv, "_observe", lambda env, agents=None: dict.fromkeys(env.agents, seen)
+    )
+    with pytest.raises(InputError, match="agent 'a_0': action_mask: expected numbers"):
+        masked_env(1).reset()
+
+
 def test_an_agent_that_may_do_nothing_is_refused():
     env = masked_env(stuck_at=2)
     policy = RandomPolicy(env.groups["a"].action_space)

@@ -266,6 +266,9 @@ def test_an_environment_of_cycles_is_played_in_cycles():
         ("stays", r"step 3: agent 'p_\d': ended and is in env.agents after"),
         ("last", r"step \d: agent 'p_\d': last\(\): expected the reward .* got 9"),
         ("reward", r"step 3: agent 'p_\d': reward: expected one number, got None"),
+        ("short", r"step 3: agent 'p_\d': last\(\): expected observation, reward, .*"),
+        ("terminations", r"step 3: terminations: expected a dict by agent, got None"),
+        ("agents", r"step 3: env.agents: expected a list of names, got None"),
     ],
 )
 def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
