@@ -108,11 +108,13 @@ class Reader:
         path = next(iter(self.arguments.run), None)
         written = self.one(act, path, self.arguments.out)
         print_paths(written)
-        # Results that lie elsewhere are no run.
+        # Results that lie elsewhere are no run, and a report does not find them.
         folder = written[0].parent.parent
-        run = quoted(folder if (folder / CONFIG).is_file() else path or folder)
+        is_run = (folder / CONFIG).is_file()
+        run = quoted(folder if is_run else path or folder)
         flags = plugin_flags(self.arguments.plugin)
-        print_next(*(f"marl-pool {verb} {run}{flags}" for verb in following))
+        verbs = [verb for verb in following if is_run or verb != "report"]
+        print_next(*(f"marl-pool {verb} {run}{flags}" for verb in verbs))
         return 0
 
     def each(self, act: Act) -> list[Path]:

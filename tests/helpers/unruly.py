@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
@@ -135,6 +136,8 @@ def _all_end(env, seen, rewards, ended, late, infos):
 
 
 FAULTS: dict[str, Fault] = {
+    "flag ragged": at_step(put(2, {"a_0": [[], [True]]})),
+    "reward with gradient": at_step(put(1, {"a_0": torch.ones(1, requires_grad=True)})),
     # Lives
     "nobody after reset": at_reset(list_agents([])),
     "stranger": at_reset(list_agents(["a_0", "ghost"])),

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
+from marl_pool.envs.pettingzoo.life import as_array
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[str, Any]
@@ -123,21 +124,27 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         return {agent: {} for agent in self.possible_agents}
 
     def _rewards(self, reward: Any) -> list[float]:
-        count, rewards = len(self.possible_agents), np.asarray(reward)
-        if rewards.dtype.kind not in "biuf" or rewards.size not in (1, count):
+        count, rewards = len(self.possible_agents), as_array(reward)
+        if (
+            rewards is None
+            or rewards.dtype.kind not in "biuf"
+            or rewards.size not in (1, count)
+        ):
             raise self._error(
                 "step",
-                f"expected a reward or one for each of {count} agents, got {reward}",
+                f"expected a reward or one for each of {count} agents, got "
+                f"{reward!r:.80}",
             )
         return [float(number) for number in np.broadcast_to(rewards.reshape(-1), count)]
 
     def _flag(self, name: str, flag: Any) -> bool:
-        flags = np.asarray(flag).reshape(-1)
+        array = as_array(flag)
+        flags = np.empty(0) if array is None else array.reshape(-1)
         if flags.dtype != np.bool_ or len(set(flags.tolist())) != 1:
             raise self._error(
                 "step",
                 f"{name}: expected a flag, or flags that end all agents together, got "
-                f"{flag}",
+                f"{flag!r:.80}",
             )
         return bool(flags[0])
 

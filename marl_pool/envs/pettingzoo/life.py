@@ -117,7 +117,8 @@ class Lives:
                 raise self.error(
                     "reward: expected 0 of an agent that "
                     + (f"ended in step {end}" if end else "did not act")
-                    + f", whether env.agents lists it or not, got {rewards[agent]}",
+                    + ", whether env.agents lists it or not, got "
+                    f"{rewards[agent]!r:.80}",
                     agent,
                 )
         return earned
@@ -201,16 +202,16 @@ class Lives:
         flag = self._value(name, flags, agent)
         if flag is True or flag is False:
             return flag
-        array = np.asarray(flag)
-        if array.dtype != np.bool_ or array.size != 1:
-            raise self.error(f"{name}: expected True or False, got {flag!r}", agent)
-        return bool(array)
+        array = as_array(flag)
+        if array is None or array.dtype != np.bool_ or array.size != 1:
+            raise self.error(f"{name}: expected True or False, got {flag!r:.80}", agent)
+        return bool(array.item())
 
     def _reward(self, rewards: Mapping[Any, Any], agent: Any) -> float:
         reward = self._value("reward", rewards, agent)
         number = read_reward(reward)
         if number is None:
-            raise self.error(f"reward: expected one number, got {reward!r}", agent)
+            raise self.error(f"reward: expected one number, got {reward!r:.80}", agent)
         return number
 
 
@@ -218,9 +219,18 @@ def read_reward(reward: Any) -> float | None:
     """Return a reward as a float; None if it is not one number."""
     if type(reward) is float:
         return reward
-    array = np.asarray(reward)
-    is_number = array.dtype.kind in "biuf" and array.size == 1
-    return float(array.item()) if is_number else None
+    array = as_array(reward)
+    if array is None or array.dtype.kind not in "biuf" or array.size != 1:
+        return None
+    return float(array.item())
+
+
+def as_array(value: Any) -> np.ndarray | None:
+    """Return an array; None for what is ragged, or a tensor that requires grad."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        return None
 
 
 def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import mmap
@@ -91,9 +91,18 @@ def make_teams(
         InputError: agents that are unknown, missing, in two groups or of different
             spaces, or unsupported spaces.
     """
-    agents = list(getattr(env, "possible_agents", None) or ())
-    if not agents:
-        raise InputError("env.module: expected an env with possible_agents, got none")
+    names = getattr(env, "possible_agents", None)
+    if not isinstance(names, list | tuple) or not names:
+        # A set would have another order in each process.
+        raise InputError(
+            "env.module: expected an env with possible_agents, a list of names, got "
+            f"{names!r:.80}"
+        )
+    if not all(isinstance(name, Hashable) for name in names):
+        raise InputError(
+            f"env.module: possible_agents: expected names, got {names!r:.80}"
+        )
+    agents = list(names)
     if len({*map(str, agents)}) < len(agents):
         raise InputError(
             f"env.module: expected possible_agents of different names, got {agents}"

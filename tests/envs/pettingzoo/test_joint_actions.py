@@ -149,7 +149,10 @@ def test_masks_that_begin_after_the_reset_are_refused():
         (np.full(5, 0.5), "infos: action_mask.* expected integers .* got float64"),
         (np.full(5, 2), r"infos: action_mask: expected numbers 0 and 1, got \[2, 2"),
         (["a"] * 5, "infos: action_mask.* expected integers"),
-        ((np.ones(2, np.int8), np.ones(3, np.int8)), r"of the sizes \(3, 2\), .* \(2, 3"),
+        (
+            (np.ones(2, np.int8), np.ones(3, np.int8)),
+            r"sizes \(3, 2\), .* got \(2, 3",
+        ),
         ([np.ones(2, np.int8), 1], "expected one row of numbers, or one for each"),
         ([], r"infos: action_mask.* got"),
     ],

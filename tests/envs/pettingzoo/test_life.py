@@ -31,6 +31,8 @@ REFUSED = {
     "flag None": "step 2: agent 'a_0': termination: expected True or False, got None",
     "flag number": "step 2: agent 'a_0': termination: expected True or False, got 0",
     "flag array": "step 2: agent 'a_0': truncation: expected True or False, got array",
+    "flag ragged": "step 2: agent 'a_0': termination: expected True or False, got [[]",
+    "reward with gradient": "step 2: agent 'a_0': reward: expected one number, got te",
     "flags list": "step 2: terminations: expected a dict, got a list",
     "flags bool": "step 2: truncations: expected a dict, got a bool",
     "no reward": "step 2: agent 'a_0': reward: expected one, got none",

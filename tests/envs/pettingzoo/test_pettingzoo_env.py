@@ -618,7 +618,7 @@ def not_an_env():
             {"module": f"{__name__}:not_an_env"},
             "return a PettingZoo ParallelEnv or AECEnv, or a Gymnasium Env, got ob",
         ),
-        ({"module": f"{__name__}:Lonely"}, "possible_agents, got none"),
+        ({"module": f"{__name__}:Lonely"}, "possible_agents, a list of .*, got"),
         ({"module": TAG, "options": {"N": 3}}, "env.options: mpe2.simple_tag_v3 re.*N"),
         (
             {"module": "mpe2.simple_spread_v3", "options": {"local_ratio": 2}},
