@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from marl_pool import __version__
 from marl_pool.cli.help import KEYS, STATUS, VERBS
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import is_url
+from marl_pool.utils.text import is_url, printable
 
 PRETRAINED = "pretrained"
 KINDS = (
@@ -104,7 +105,25 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         flag = f"--{key.lstrip('+').replace('_', '-')}"
         if flag in verbs[known.verb]._option_string_actions:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
+    _tell_replaced(rest)
     return known, rest
+
+
+def _tell_replaced(overrides: list[str]) -> None:
+    """Print a line for each option of a group that a later one replaces."""
+    pairs = [text.lstrip("+").partition("=")[::2] for text in overrides]
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) == len(keys):
+        return
+    from marl_pool.config.sections import VERBS as COMPOSED
+
+    groups = {group for verb in COMPOSED.values() for group in verb.config_groups}
+    chosen: dict[str, str] = {}
+    for key, option in pairs:
+        if key in groups and chosen.get(key, option) != option:
+            line = f"marl-pool: {key}={chosen[key]} is replaced by {key}={option}"
+            print(printable(line), file=sys.stderr, flush=True)
+        chosen[key] = option
 
 
 def answer_shell() -> None:

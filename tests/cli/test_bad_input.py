@@ -153,3 +153,11 @@ def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb)
 )
 def test_huge_counts_are_refused_before_memory_is_taken(refused, arguments, message):
     assert message in refused(*arguments.split())
+
+
+def test_an_option_that_a_later_one_replaces_is_told(capsys):
+    words = ["seed=1", "pooling=max", "env=cartpole", "pooling=ada", "seed=2", "--cfg"]
+    assert cli.main(["train", *words]) == 0
+    told = capsys.readouterr()
+    assert told.err == "marl-pool: pooling=max is replaced by pooling=ada\n"
+    assert "name: ada" in told.out
