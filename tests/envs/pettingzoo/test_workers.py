@@ -231,7 +231,10 @@ def test_processes_end_with_their_parent(how, number):
     assert len(processes) == 2
     time.sleep(0.5)
     parent.send_signal(number)
-    _, errors = parent.communicate(timeout=30)
+    try:
+        _, errors = parent.communicate(timeout=30)
+    finally:
+        parent.kill()
     wait_for_end(processes)
     # A worker that is interrupted would print its own traceback.
     assert errors.count("Traceback") == (number == signal.SIGINT)
