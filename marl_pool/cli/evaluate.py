@@ -113,7 +113,8 @@ class Reader:
         is_run = (folder / CONFIG).is_file()
         run = quoted(folder if is_run else path or folder)
         flags = plugin_flags(self.arguments.plugin)
-        verbs = [verb for verb in following if is_run or verb != "report"]
+        is_elsewhere = self.arguments.out is not None and not is_run
+        verbs = [verb for verb in following if verb != "report" or not is_elsewhere]
         print_next(*(f"marl-pool {verb} {run}{flags}" for verb in verbs))
         return 0
 
