@@ -350,6 +350,7 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
         raise KeyboardInterrupt
 
     provide("marl_pool.evaluation.run", evaluate_run=stop)
+    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=stop)
     assert cli.main(["evaluate", str(run_folder)]) == 130
     assert capsys.readouterr().err == "marl-pool: stopped\n"
 

@@ -22,6 +22,9 @@ NAMES = {
     "env/simple_tag",
     "env/boxworld_pixels",
     "env/pong",
+    "env/pettingzoo_workers/simple_spread",
+    "env/pettingzoo_workers/multiwalker",
+    "env/pettingzoo_workers/knights_archers_zombies",
     "levels/boxworld",
     "attention/width_one",
     "sample/simple_centroid",
@@ -202,6 +205,8 @@ def test_a_failing_benchmark_loses_no_rows(benchmark, monkeypatch, tmp_path, cap
 def test_patterns_choose_benchmarks_in_their_order(benchmark):
     chosen = benchmark.matching(["layer/swarm", "env/simple_*", "env/*"])
     names = "simple_centroid", "simple_tag", "boxworld_pixels", "pong"
+    processes = "simple_spread", "multiwalker", "knights_archers_zombies"
+    names = *names, *(f"pettingzoo_workers/{name}" for name in processes)
     assert chosen == ["layer/swarm", *(f"env/{name}" for name in names)]
     with pytest.raises(ValueError, match=r"no benchmark env/wing; .* env/pong"):
         benchmark.matching(["env/*", "env/wing"])
