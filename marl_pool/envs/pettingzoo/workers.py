@@ -1,5 +1,6 @@
 """Processes that step PettingZoo environments, with results in shared memory."""
 
+import itertools
 import json
 import os
 import pickle
@@ -93,7 +94,8 @@ class _Reserve:
 
     def __init__(self) -> None:
         self.is_open = False
-        self.lock = threading.Lock()
+        # Garbage collection may call `put` while this thread holds it.
+        self.lock = threading.RLock()
         self.processes: dict[bytes, list[_Processes]] = {}
 
     def take(self, key: bytes) -> _Processes | None:
@@ -114,7 +116,7 @@ class _Reserve:
         """End all, and keep no more."""
         with self.lock:
             self.is_open = False
-            waiting = [one for many in self.processes.values() for one in many]
+            waiting = [*itertools.chain(*self.processes.values())]
             self.processes.clear()
         for processes in waiting:
             processes.end()
