@@ -60,9 +60,9 @@ def evaluate(
         seed: seed of the environments, none of which occurs in training.
         device: device of environments, and of policies of this package.
         threads: threads, each of which plays another case.
-        env_timeout: seconds that one step or reset of all environments may take; None:
-            no limit. With a limit one thread, the main one, plays all cases.
-        config_dir: a folder with ``suite/NAME.yaml`` of your own.
+        env_timeout: seconds that one step or reset of all environments may take, or
+            None for no limit. With a limit one thread, the main one, plays all cases.
+        config_dir: a folder with your ``suite/NAME.yaml``.
         title: title of the table on screen and of the plot; None prints no table.
         out: folder for the same files as in a run's ``evaluation/``; None writes none.
         plugins: ``package.module:Class`` names that the file of ``suite`` may use. A
@@ -115,8 +115,8 @@ def evaluate(
     target = EvaluationTarget.from_policies(
         policy, options, name=name, seed=seed, device=device, plugins=allowed
     )
-    others = settings.transfer_settings
-    transfers = [target.transfer_env(each, episodes) for each in others]
+    changes = settings.transfer_settings
+    transfers = [target.transfer_env(change, episodes) for change in changes]
     # Play, then print and write as the command does.
     results = evaluate_target(target, settings, transfers)
     if title is not None:
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def _settings(
-    suite: str | Mapping[str, Any], config_dir: str | Path | None, **given: Any
+    suite: str | Mapping[str, Any], config_dir: str | Path | None, **arguments: Any
 ) -> EvaluateSettings:
     """Compose the suite, and check it with the arguments as the command line does."""
     from marl_pool.config import check, compose_only
@@ -138,12 +138,12 @@ def _settings(
         raise InputError(
             f"suite: expected a name or a mapping, got {type(suite).__name__}"
         )
-    named = suite if isinstance(suite, str) else "quick"
-    config = compose_only("evaluate", [f"suite={named}"], config_dir)
+    base = suite if isinstance(suite, str) else "quick"
+    config = compose_only("evaluate", [f"suite={base}"], config_dir)
     # A mapping replaces the rows of the named suite.
     if not isinstance(suite, str):
         for key in suite:
             if key not in SUITE_KEYS:
                 raise unknown("key of a suite", str(key), SUITE_KEYS)
         config = {**config, **{key: [] for key in SUITE_KEYS}, **suite}
-    return EvaluateSettings.from_config(check("evaluate", {**config, **given}))
+    return EvaluateSettings.from_config(check("evaluate", {**config, **arguments}))

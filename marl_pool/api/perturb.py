@@ -38,8 +38,8 @@ def perturb_env(
 ) -> "PerturbedParallelEnv | PerturbedEnv":
     """Wrap an env so that its observations, or the actions it executes, are perturbed.
 
-    For an environment of this package, the observations equal those of a `Rollout` of
-    the same environment and seed.
+    For an environment of this package, the observations equal the ones of a
+    `Rollout` of the same environment and seed.
 
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
@@ -76,10 +76,12 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
         seed: int = 0,
     ) -> None:
         super().__init__(env)
-        seen = {agent: env.observation_space(agent) for agent in env.possible_agents}
-        groups = by_name(env, list(seen))
+        observation_spaces = {
+            agent: env.observation_space(agent) for agent in env.possible_agents
+        }
+        groups = by_name(env, list(observation_spaces))
         self._perturber = Perturber(
-            env, perturbation, groups, seen, env.action_space, seed
+            env, perturbation, groups, observation_spaces, env.action_space, seed
         )
 
     @override
@@ -95,8 +97,8 @@ class PerturbedParallelEnv(BaseParallelWrapper[Any, Observation, Any]):
 
     @override
     def step(self, actions: dict[Any, Any]) -> Any:
-        observations, *rest, infos = self.env.step(self._perturber.act(actions))
-        return self._perturber.observe(observations, infos), *rest, infos
+        observations, *outcome, infos = self.env.step(self._perturber.act(actions))
+        return self._perturber.observe(observations, infos), *outcome, infos
 
 
 class PerturbedEnv(
@@ -118,9 +120,14 @@ class PerturbedEnv(
             self, perturbation=perturbation, seed=seed
         )
         gymnasium.Wrapper.__init__(self, env)
-        groups, seen = {ALONE: [ALONE]}, {ALONE: env.observation_space}
+        groups, observation_spaces = {ALONE: [ALONE]}, {ALONE: env.observation_space}
         self._perturber = Perturber(
-            env, perturbation, groups, seen, lambda _: env.action_space, seed
+            env,
+            perturbation,
+            groups,
+            observation_spaces,
+            lambda _: env.action_space,
+            seed,
         )
         self.observation_space = self._perturber.spaces[ALONE]
 
@@ -129,15 +136,15 @@ class PerturbedEnv(
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the next episode, or the first one of ``seed``."""
         observation, info = self.env.reset(seed=seed, options=options)
-        seen = self._perturber.begin({ALONE: observation}, {ALONE: info}, seed)
-        return seen[ALONE], info
+        observations = self._perturber.begin({ALONE: observation}, {ALONE: info}, seed)
+        return observations[ALONE], info
 
     @override
     def step(self, action: Any) -> Any:
         executed = self._perturber.act({ALONE: action})[ALONE]
-        observation, *rest, info = self.env.step(executed)
-        seen = self._perturber.observe({ALONE: observation}, {ALONE: info})
-        return seen[ALONE], *rest, info
+        observation, *outcome, info = self.env.step(executed)
+        observations = self._perturber.observe({ALONE: observation}, {ALONE: info})
+        return observations[ALONE], *outcome, info
 
 
 class Perturber:
@@ -147,7 +154,7 @@ class Perturber:
         env: the env; a view of a `BatchedEnv` gives the tokens' specs.
         perturbation: see `perturb_env`.
         groups: names of the agents in each group.
-        seen: observation space of each agent.
+        observation_spaces: space of each agent's observations.
         actions: returns an agent's action space.
         seed: seed of the perturbation.
 
@@ -160,7 +167,7 @@ class Perturber:
         env: Any,
         perturbation: Perturbation | Mapping[str, Any] | str,
         groups: Mapping[str, Sequence[Any]],
-        seen: Mapping[Any, spaces.Space[Any]],
+        observation_spaces: Mapping[Any, spaces.Space[Any]],
         actions: Callable[[Any], spaces.Space[Any]],
         seed: int,
     ) -> None:
@@ -168,18 +175,18 @@ class Perturber:
         self.groups = {name: list(agents) for name, agents in groups.items()}
         view = getattr(env.unwrapped, "view", env.unwrapped)
         batched = getattr(view, "env", None)
-        known = batched.groups if isinstance(batched, BatchedEnv) else {}
+        env_groups = batched.groups if isinstance(batched, BatchedEnv) else {}
         self.specs = {}
         for name, (agent, *_) in self.groups.items():
-            space, _ = split_action_mask(seen[agent])
+            space, _ = split_action_mask(observation_spaces[agent])
             spec = token_spec(space)
             if spec is None:
-                got = " ".join(str(seen[agent]).split())
+                description = " ".join(str(observation_spaces[agent]).split())
                 raise InputError(
                     f"env: agent {agent!r}: expected observations in a Dict of "
-                    f"{', '.join(TOKEN_PARTS)}, got {got}"
+                    f"{', '.join(TOKEN_PARTS)}, got {description}"
                 )
-            self.specs[name] = known[name].tokens if name in known else spec
+            self.specs[name] = env_groups[name].tokens if name in env_groups else spec
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         counts = {name: len(agents) for name, agents in self.groups.items()}
@@ -187,11 +194,12 @@ class Perturber:
         # Observations keep their dtypes; their spaces may have more tokens.
         self.dtypes = {
             agent: {part: space[part].dtype for part in TOKEN_PARTS}  # type: ignore[index]
-            for agent, space in seen.items()
+            for agent, space in observation_spaces.items()
         }
-        self.observed: Mapping[Any, Any] = seen
+        self.observed: Mapping[Any, Any] = observation_spaces
         self.masks = {
-            agent: split_action_mask(space)[1] for agent, space in seen.items()
+            agent: split_action_mask(space)[1]
+            for agent, space in observation_spaces.items()
         }
         self.rows: dict[str, ActionRows] = {}
         if isinstance(self.perturbation, ActionPerturbation):
@@ -238,11 +246,11 @@ class Perturber:
                 if agent in actions
             }
             # Absent agents do nothing.
-            none = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
-            stacked = np.stack([flat.get(agent, none) for agent in agents])[None]
-            chosen = torch.from_numpy(stacked)
+            no_action = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
+            stacked = np.stack([flat.get(agent, no_action) for agent in agents])[None]
+            tensor = torch.from_numpy(stacked)
             changed, self.states[name] = self.perturbation.act(
-                chosen, self.states[name], spec
+                tensor, self.states[name], spec
             )
             for agent, row in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
@@ -277,20 +285,20 @@ class Perturber:
         self, observations: Mapping[Any, Observation], infos: Mapping[Any, Any]
     ) -> dict[Any, Observation]:
         """Perturb the observations of the present agents in one step."""
-        seen: dict[Any, Observation] = {}
+        new_observations: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
             tokens = self._tokens(name, observations, infos)
             if name in self.states:
                 tokens, self.states[name] = self.perturbation(tokens, self.states[name])
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i)).columns
-                seen[agent] = {
+                new_observations[agent] = {
                     part: parts[part].numpy().astype(dtype)
                     for part, dtype in self.dtypes[agent].items()
                 }
                 if agent in observations and MASK in observations[agent]:
-                    seen[agent][MASK] = observations[agent][MASK]
-        return {agent: seen[agent] for agent in observations}
+                    new_observations[agent][MASK] = observations[agent][MASK]
+        return {agent: new_observations[agent] for agent in observations}
 
     def _tokens(
         self,
@@ -305,10 +313,10 @@ class Perturber:
             "types": np.zeros(spec.num_tokens, np.int64),
             "padding": np.ones(spec.num_tokens, np.bool_),
         }
-        seen = [observations.get(agent, blank) for agent in agents]
+        rows = [observations.get(agent, blank) for agent in agents]
         # Stack (1, agents, N, …), as a batch of one environment.
         stacked = {
-            part: np.stack([one[part] for one in seen])[None] for part in TOKEN_PARTS
+            part: np.stack([row[part] for row in rows])[None] for part in TOKEN_PARTS
         }
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
         return tokens._replace(
@@ -361,15 +369,15 @@ class Perturber:
 
 
 def _perturbation(
-    given: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
+    perturbation: Perturbation | Mapping[str, Any] | str, specs: Sequence[TokenSpec]
 ) -> Perturbation:
-    if isinstance(given, str):
-        given = {"name": given}
-    if isinstance(given, Mapping) and isinstance(given.get("name"), str):
-        given = make_perturbation(specs=specs, **given)
-    if not isinstance(given, Perturbation):
+    if isinstance(perturbation, str):
+        perturbation = {"name": perturbation}
+    if isinstance(perturbation, Mapping) and isinstance(perturbation.get("name"), str):
+        perturbation = make_perturbation(specs=specs, **perturbation)
+    if not isinstance(perturbation, Perturbation):
         raise InputError(
             'perturbation: expected a Perturbation, a name, or {"name": …, **options}, '
-            f"got {given!r}; choose from {', '.join(perturbation_names())}"
+            f"got {perturbation!r}; choose from {', '.join(perturbation_names())}"
         )
-    return given
+    return perturbation

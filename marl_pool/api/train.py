@@ -47,7 +47,7 @@ def train(
     Args:
         *overrides: ``group=option`` and ``key=value``, as on the command line.
         run_dir: folder of the run; None chooses a new one in ``runs/``.
-        config_dir: a folder of YAML files of your own.
+        config_dir: a folder with your YAML files.
         on_iteration: called as ``on_iteration(run, row)`` after each iteration with its
             row of ``metrics.csv``; True saves the run and ends it. An exception ends it
             too, and the newest checkpoint remains.
@@ -183,15 +183,15 @@ def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]
     """Make a ``should_stop`` of a callback, which is called once for each row."""
     from marl_pool.utils.metrics import ITERATION  # loads yaml
 
-    told = 0.0
+    last_iteration = 0.0
 
     def should_stop() -> bool:
-        nonlocal told
+        nonlocal last_iteration
         # The loop also asks before the first row, and again after the last one.
         row = run.metrics.last
-        if row.get(ITERATION, 0) <= told:
+        if row.get(ITERATION, 0) <= last_iteration:
             return False
-        told = row[ITERATION]
+        last_iteration = row[ITERATION]
         return bool(on_iteration(run, dict(row)))
 
     return should_stop
