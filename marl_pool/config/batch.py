@@ -27,7 +27,7 @@ def fit_batch(
         config_dir: a folder of the user's own YAML files.
 
     Returns:
-        The configuration, and a line about each size that is not that of its preset. A
+        The configuration, and a line about each size that differs from its preset. A
         configuration with other faults is returned as it is.
     """
     fitted, lines = dict(config), list[str]()

@@ -47,18 +47,18 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         InputError: an unknown name or key, a wrong type or range. The message begins
             with the full key.
     """
-    kind, given = VERBS[verb], dict(config)
+    kind, top_level = VERBS[verb], dict(config)
     # Check the sections, each against its class.
     checked: dict[str, Any] = {
-        name: check_section(name, given.pop(name, None), kind.section(name))
+        name: check_section(name, top_level.pop(name, None), kind.section(name))
         for name in kind.sections
     }
     checked |= {
-        name: check_change(name, given.pop(name, None)) for name in kind.changes
+        name: check_change(name, top_level.pop(name, None)) for name in kind.changes
     }
     # Check the other top-level keys against the settings of the verb.
     choices = {*kind.config_groups, *options_of(kind.settings)}
-    for key in given:
+    for key in top_level:
         if key not in choices:
             settings = check_settings(kind.settings, {})
             if places := places_of(key, {**checked, **settings}):
@@ -66,13 +66,13 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
                     f"{key}: unknown key {key!r}: did you mean {' or '.join(places)}?"
                 )
             raise unknown_key(key, choices)
-    checked |= check_settings(kind.settings, given)
+    checked |= check_settings(kind.settings, top_level)
     # Check the values that are sections themselves.
     entries = {"perturbations": _check_severities, "transfer": _check_transfer}
     for key, check_entry in entries.items():
         if key in checked:
             numbered = enumerate(checked[key])
-            checked[key] = [check_entry(f"{key}[{i}]", each) for i, each in numbered]
+            checked[key] = [check_entry(f"{key}[{i}]", entry) for i, entry in numbered]
     # Check changes of the environment against its options.
     for holder, key, where in (
         (checked.get("clone", {}), "rollout_env", "clone.rollout_env"),
@@ -106,85 +106,85 @@ def _check_transfer(where: str, entry: Any) -> dict[str, Any]:
     # Collect the options of all registered environments.
     group = GROUPS["env"]
     classes = map(load, group.names().values())
-    known = {key for cls in classes for key in options_of(cls, group.context)}
+    option_keys = {key for cls in classes for key in options_of(cls, group.context)}
     for key in checked["env"]:
         if key in group.context:
             raise InputError(
                 f"{where}.env.{key}: expected an option of the env's own, got {key!r}"
             )
-        # Other unknown keys may be those of a plug-in; an env that lacks one gives a
-        # row without numbers.
-        if key not in known and difflib.get_close_matches(key, known, n=1):
-            raise unknown_key(f"{where}.env.{key}", known)
+        # Other unknown keys may belong to a plug-in; an env that lacks one gives a row
+        # without numbers.
+        if key not in option_keys and difflib.get_close_matches(key, option_keys, n=1):
+            raise unknown_key(f"{where}.env.{key}", option_keys)
     return checked
 
 
 def check_change(
-    name: str, given: Any, base: Mapping[str, Any] | None = None
+    name: str, config: Any, base: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """Check a section that may change some keys of another one.
 
     Args:
         name: key of the section.
-        given: a whole section, with a name; or keys to change in ``base``; or None.
+        config: a whole section, with a name; or keys to change in ``base``; or None.
         base: the section that is changed; None while it is unknown, and then keys
             without a name are returned unchecked.
     """
-    if given is None or (isinstance(given, Mapping) and not given):
+    if config is None or (isinstance(config, Mapping) and not config):
         return None
     # Without a name, the keys change the base.
-    if isinstance(given, Mapping) and "name" not in given:
+    if isinstance(config, Mapping) and "name" not in config:
         if base is None:
-            return dict(given)
-        given = {**base, **given}
-    return check_section(name, given, SECTIONS[name])
+            return dict(config)
+        config = {**base, **config}
+    return check_section(name, config, SECTIONS[name])
 
 
-def check_section(name: str, given: Any, section: AnySection) -> dict[str, Any]:
+def check_section(name: str, config: Any, section: AnySection) -> dict[str, Any]:
     """Check one section, such as ``pooling``, against its class."""
     if isinstance(section, Group):
-        return check_group(name, given, section)
+        return check_group(name, config, section)
     cls = section.cls()
     if is_dataclass(cls):
-        return check_settings(cls, given, name)
-    return check_options(name, given, options_of(cls, section.context))
+        return check_settings(cls, config, name)
+    return check_options(name, config, options_of(cls, section.context))
 
 
 def check_group(
-    where: str, given: Any, group: Group, kind: str | None = None
+    where: str, config: Any, group: Group, kind: str | None = None
 ) -> dict[str, Any]:
     """Check ``{"name": …, **options}``; messages name the key and the config group."""
     kind = kind or where
-    name = _name_of(where, given, group, kind)
-    rest = {key: value for key, value in given.items() if key != "name"}
+    name = _name_of(where, config, group, kind)
+    values = {key: value for key, value in config.items() if key != "name"}
     # The class determines the options; "none" has no class.
     cls, options = None, {}
     if name != NONE:
         cls = names.resolve(name, group.names(), kind, load(group.base))
         options = options_of(cls, group.context)
-    elif rest:
+    elif values:
         raise InputError(
-            f"{join(where, min(rest))}: expected no options with {where}={name}"
+            f"{join(where, min(values))}: expected no options with {where}={name}"
         )
     # Check the options that are groups themselves.
-    checked = check_options(where, rest, options, cls)
-    for part, own in group.parts.items():
+    checked = check_options(where, values, options, cls)
+    for part, group_name in group.parts.items():
         if checked.get(part) is not None:  # some classes do without, by null
             checked[part] = check_group(
-                f"{where}.{part}", checked[part], GROUPS[own], own
+                f"{where}.{part}", checked[part], GROUPS[group_name], group_name
             )
     return {"name": name, **checked}
 
 
-def _name_of(where: str, given: Any, group: Group, kind: str) -> str:
+def _name_of(where: str, config: Any, group: Group, kind: str) -> str:
     """Return the ``name`` of a section, which must be registered or a plug-in's."""
     registry = group.names()
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    if not isinstance(config, Mapping) or not isinstance(config.get("name"), str):
         raise InputError(
             f"{where}: expected one of {', '.join(sorted(registry))} or "
-            f"package.module:Class, got {show(given)}"
+            f"package.module:Class, got {show(config)}"
         )
-    name: str = given["name"]
+    name: str = config["name"]
     try:
         names.target(name, registry, kind)
     except InputError as error:
@@ -194,28 +194,28 @@ def _name_of(where: str, given: Any, group: Group, kind: str) -> str:
 
 def _check_severities(where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Check a perturbation with a list of ``severities`` in place of one."""
-    rest, group = dict(entry), GROUPS["perturbation"]
-    _name_of(where, rest, group, "perturbation")
-    if "severity" in rest:
+    config, group = dict(entry), GROUPS["perturbation"]
+    _name_of(where, config, group, "perturbation")
+    if "severity" in config:
         raise InputError(
             f"{where}.severity: expected severities, a list, in a suite; got "
-            f"{show(rest['severity'])}"
+            f"{show(config['severity'])}"
         )
-    severities = rest.pop("severities", None)
+    severities = config.pop("severities", None)
     if not isinstance(severities, list | tuple) or not severities:
         raise InputError(
             f"{where}.severities: expected a list of numbers, got {show(severities)}"
         )
     # Check the perturbation with each of the severities.
-    each = []
+    perturbations = []
     for severity in severities:
         check_value(f"{where}.severities", severity, UnitInterval)
-        given = {**rest, "severity": severity}
-        each.append(check_group(where, given, group, "perturbation"))
-    if each[0].get("ramp") is not None:
+        perturbation = {**config, "severity": severity}
+        perturbations.append(check_group(where, perturbation, group, "perturbation"))
+    if perturbations[0].get("ramp") is not None:
         raise InputError(
             f"{where}.ramp: expected null: a ramp belongs to training, "
-            f"got {each[0]['ramp']}"
+            f"got {perturbations[0]['ramp']}"
         )
-    plain = {key: value for key, value in each[0].items() if key != "severity"}
-    return {**plain, "severities": [checked["severity"] for checked in each]}
+    plain = {key: value for key, value in perturbations[0].items() if key != "severity"}
+    return {**plain, "severities": [checked["severity"] for checked in perturbations]}

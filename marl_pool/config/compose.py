@@ -76,7 +76,7 @@ def compose(
         overrides: ``group=option`` or ``key=value``. The option of a group with a
             registry may be ``package.module:Class``.
         config_dir: a folder of the user's own YAML files, laid out like the package's
-            but with names of their own.
+            but with other names.
 
     Returns:
         All keys as plain data: sections first, then settings.
@@ -180,15 +180,15 @@ def _read(
     verb: str, overrides: Sequence[str | Override], folder: Path | None
 ) -> tuple[list[Override], dict[str, str | None]]:
     """Return the parsed overrides, and the option of each group."""
-    parsed = [parse(part) if isinstance(part, str) else part for part in overrides]
+    parsed = [parse(text) if isinstance(text, str) else text for text in overrides]
     # Separate the options of groups from the values of keys.
-    chosen: dict[str, str] = {}
+    user_options: dict[str, str] = {}
     for override in parsed:
         if override.key in VERBS[verb].config_groups:
-            chosen[override.key] = _option(verb, override, folder)
+            user_options[override.key] = _option(verb, override, folder)
         else:
             _validate_group(verb, override.key)
-    return parsed, _choose(verb, chosen, folder)
+    return parsed, _choose(verb, user_options, folder)
 
 
 def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Config:
@@ -210,26 +210,26 @@ def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Co
 
 
 def _choose(
-    verb: str, chosen: Mapping[str, str], folder: Path | None
+    verb: str, user_options: Mapping[str, str], folder: Path | None
 ) -> dict[str, str | None]:
     """Return the option of each group: the default, a preset's or the user's."""
     kind = VERBS[verb]
-    choices = {**kind.sections, **kind.presets, **chosen}
+    choices = {**kind.sections, **kind.presets, **user_options}
     # A preset may choose another one, and sizes follow task and scale if they have a
     # file: so one pass more than there are presets.
     for _ in range(len(kind.presets) + 1):
         sizes: dict[str, str | None] = {}
-        if SIZES in kind.presets and SIZES not in chosen:
+        if SIZES in kind.presets and SIZES not in user_options:
             option = f"{choices['task']}_{choices['scale']}"
             sizes = {SIZES: option if option in files_of(SIZES, folder) else None}
-        passed = {**kind.sections, **kind.presets, **sizes, **chosen}
+        passed = {**kind.sections, **kind.presets, **sizes, **user_options}
         for group in kind.presets:
             if preset := passed[group]:
                 for content in _bases_first(group, preset, folder):
                     passed |= choices_in(content)
-            passed |= {**sizes, **chosen}
+            passed |= {**sizes, **user_options}
         choices = passed
-    task, typed_sizes = choices.get("task"), chosen.get(SIZES, "")
+    task, typed_sizes = choices.get("task"), user_options.get(SIZES, "")
     if task and typed_sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
         raise InputError(
             f"{SIZES}: expected those of task={task}, got {typed_sizes}; "
@@ -361,32 +361,32 @@ def _resolve(verb: str, config: Mapping[str, Any]) -> Config:
 def _unresolved(verb: str, error: OmegaConfBaseException) -> InputError:
     # The message names the interpolation that has no value.
     reason = str(error).partition("\n")[0]
-    named = re.search(r"(?:'|type )([^']+)", reason)
-    name = named[1] if named else ""
+    match = re.search(r"(?:'|type )([^']+)", reason)
+    name = match[1] if match else ""
     if isinstance(error, InterpolationKeyError):
-        got = f"${{{name}}}, which is no key of {verb}"
+        actual = f"${{{name}}}, which is no key of {verb}"
     elif isinstance(error, UnsupportedInterpolationType):
-        got = f"the unknown function {name} in ${{…}}"
+        actual = f"the unknown function {name} in ${{…}}"
     elif isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
-        got = "none"
+        actual = "none"
     elif "Recursive" in reason or "parent node" in reason:
-        got = "an interpolation of itself"
+        actual = "an interpolation of itself"
     else:
-        got = reason.rpartition("resolving interpolation: ")[2].strip('"')
-    return InputError(f"{error.full_key or verb}: expected a value, got {got}")
+        actual = reason.rpartition("resolving interpolation: ")[2].strip('"')
+    return InputError(f"{error.full_key or verb}: expected a value, got {actual}")
 
 
 def _validate_group(verb: str, key: str) -> None:
     """Reject a group that only other verbs have."""
-    others = [
+    verbs = [
         name
         for name, kind in VERBS.items()
         if key in kind.config_groups and "_" not in name  # typed as a flag
     ]
-    if others and key not in options_of(VERBS[verb].settings):
+    if verbs and key not in options_of(VERBS[verb].settings):
         groups = ", ".join(VERBS[verb].config_groups)
         raise InputError(
-            f"{key}: a group of {', '.join(others)}, not of {typed(verb)}, "
+            f"{key}: a group of {', '.join(verbs)}, not of {typed(verb)}, "
             f"whose groups are {groups}"
         )
 
@@ -400,8 +400,8 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     for file in _files(folder):
         # One of the two would be chosen in silence.
         place = file.relative_to(folder)
-        taken = place.stem in built_in(place.parent.as_posix())
-        if taken or (CONFIGS / place).exists():
+        is_registered = place.stem in built_in(place.parent.as_posix())
+        if is_registered or (CONFIGS / place).exists():
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
     return folder
 

@@ -35,9 +35,9 @@ def commented(
     notes = dict(explanations(kind.settings))
     for group in kind.config_groups:
         preset = group in kind.presets
-        named = not preset and isinstance(kind.section(group), Group)
-        plugin = " or package.module:Class" if named else ""
-        # Name the options of each group, then explain those of its section.
+        has_name = not preset and isinstance(kind.section(group), Group)
+        plugin = " or package.module:Class" if has_name else ""
+        # Name the options of each group, then explain its section's.
         options = "|".join(options_for(verb, group, config_dir))
         notes[group] = [*notes.get(group, ()), f"# {group}={options}{plugin}"]
         if not preset and config.get(group):
@@ -53,8 +53,8 @@ def commented_options(kind: str, name: str) -> str:
         name: a key of that registry.
     """
     cls = load(registry(kind)[name])
-    named = {"strategies": "evolution", "policies": "policy"}
-    group = GROUPS.get(named.get(kind, kind.removesuffix("s")))
+    group_names = {"strategies": "evolution", "policies": "policy"}
+    group = GROUPS.get(group_names.get(kind, kind.removesuffix("s")))
     options = options_of(cls, group.context if group else frozenset())
     notes, lines = dict(explanations(cls)), _comment(_summary(cls))
     for key, option in options.items():
@@ -66,9 +66,9 @@ def commented_options(kind: str, name: str) -> str:
 
 def explanations(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
     """Yield each option of a class with its meaning and the values that fit."""
-    about = meanings(cls)
+    texts = meanings(cls)
     for key, (annotation, _) in options_of(cls).items():
-        meaning = about.get(key, "")
+        meaning = texts.get(key, "")
         if is_dataclass(annotation) and isinstance(annotation, type):
             yield prefix + key, _comment(meaning)
             yield from explanations(annotation, f"{prefix}{key}.")

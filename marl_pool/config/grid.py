@@ -129,9 +129,9 @@ def plan_grid(
         env = trial.config.get("env")
         expanded = {**trial.config, "env": env and expand_counts(env)}
         content = json.dumps(expanded, sort_keys=True)
-        other = names.setdefault(content, trial.name)
-        if other != trial.name:
-            raise InputError(f"the trials {other} and {trial.name} are the same run")
+        first = names.setdefault(content, trial.name)
+        if first != trial.name:
+            raise InputError(f"the trials {first} and {trial.name} are the same run")
         trials.append(trial)
     return Plan(grid, list(fixed), trials, settings)
 
@@ -180,10 +180,10 @@ def plan_space(
     _validate_number("sweep.trials", settings["trials"])
     # Try each choice, and both ends of each range: a value between them is right, too.
     first = {key: values[0] for key, (_, *values) in space.items()}
-    tried = [first]
+    combinations = [first]
     for key, (_, *values) in space.items():
-        tried += [{**first, key: value} for value in values[1:]]
-    probes = [make(trial_name(values), values) for values in tried]
+        combinations += [{**first, key: value} for value in values[1:]]
+    probes = [make(trial_name(values), values) for values in combinations]
     return Plan({}, list(fixed), [], settings, SearchPlan(space, probes, make))
 
 
@@ -195,7 +195,7 @@ def _composer(
     # Settings of the sweep itself apply to all trials.
     composed = compose_only(study, fixed, config_dir)
     settings = check_settings(SweepSettings, composed["sweep"], "sweep")
-    told = set[str]()  # what holds for many trials is said once
+    printed_lines = set[str]()  # what holds for many trials is said once
 
     def make(name: str, values: Mapping[str, Any]) -> Trial:
         overrides = [Override(key, [value]) for key, value in values.items()]
@@ -208,9 +208,9 @@ def _composer(
             typed: list[str | Override] = [*fixed, *overrides]
             fit, lines = fit_batch(study, check(verb, config), typed, config_dir)
             for line in lines:
-                if line not in told:
+                if line not in printed_lines:
                     print(f"marl-pool: {line}", file=sys.stderr)
-                told.add(line)
+                printed_lines.add(line)
             return Trial(name, dict(values), with_absolute_folders(fit))
 
     return settings, make
@@ -224,7 +224,7 @@ def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
 
 
 def validate_runs(sweep: Sweep, plan: Plan) -> None:
-    """Reject a plan whose settings differ from those of the sweep's runs.
+    """Reject a plan whose settings differ from the sweep's runs.
 
     Raises:
         InputError: a run was made by another verb, or with other settings.
@@ -275,32 +275,32 @@ def _split_space(overrides: Iterable[str]) -> tuple[list[str], Space]:
 def _validate_space(space: Space) -> None:
     """Reject ranges without values: of no kind, empty, or below 0 on a log scale."""
     for key, (kind, *values) in space.items():
-        got = f"{kind}({', '.join(map(show, values))})"
+        text = f"{kind}({', '.join(map(show, values))})"
         if kind == CHOICE:
-            if len(values) < 2 or any(values.count(each) > 1 for each in values):
-                raise InputError(f"{key}: expected distinct values, got {got}")
+            if len(values) < 2 or any(values.count(value) > 1 for value in values):
+                raise InputError(f"{key}: expected distinct values, got {text}")
             continue
         if kind not in RANGES:
-            raise InputError(f"{key}: expected {EXPECTED}, got {got}")
+            raise InputError(f"{key}: expected {EXPECTED}, got {text}")
         number = "an integer" if kind == INT_UNIFORM else "a number"
         types = (int,) if kind == INT_UNIFORM else (int, float)
         if len(values) != 2 or not all(
-            type(each) in types and math.isfinite(each) for each in values
+            type(value) in types and math.isfinite(value) for value in values
         ):
             raise InputError(
-                f"{key}: expected {kind}(low,high), each {number}, got {got}"
+                f"{key}: expected {kind}(low,high), each {number}, got {text}"
             )
         low, high = values
         if low >= high:
-            raise InputError(f"{key}: expected low < high, got {got}")
+            raise InputError(f"{key}: expected low < high, got {text}")
         if kind == LOG_UNIFORM and low <= 0:
-            raise InputError(f"{key}: expected low > 0, got {got}")
+            raise InputError(f"{key}: expected low > 0, got {text}")
 
 
 def _validate_number(where: str, trials: int) -> None:
     if trials > MOST_VALUES:
-        got = f"{trials:,}" if where == "grid" else "more"
-        raise InputError(f"{where}: expected at most {MOST_VALUES:,} trials, got {got}")
+        num = f"{trials:,}" if where == "grid" else "more"
+        raise InputError(f"{where}: expected at most {MOST_VALUES:,} trials, got {num}")
 
 
 def _whole_grid(
@@ -312,8 +312,8 @@ def _whole_grid(
         raise InputError(f"grid: expected a mapping of keys to lists, got {show(grid)}")
     # An override with one value replaces the preset's list.
     single: Grid = {parse(text).key: [parse(text).value] for text in fixed}
-    chosen: Grid = {key: single[key] for key in grid if key in single}
-    whole: Grid = {**grid, **chosen, **swept}
+    replacements: Grid = {key: single[key] for key in grid if key in single}
+    whole: Grid = {**grid, **replacements, **swept}
     # Reject what is no list of distinct values.
     for key, values in whole.items():
         if not isinstance(values, list) or not values:

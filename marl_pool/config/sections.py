@@ -59,8 +59,8 @@ class Group:
         base: ``module:Class`` that a plug-in must derive from.
         context: constructor arguments that the program fills, not the configuration.
         optional: whether the name `NONE` is allowed.
-        parts: options that are a ``{"name": …, **options}`` of their own, each with
-            the config group whose names it takes.
+        parts: options that are ``{"name": …, **options}`` themselves, each with the
+            config group whose names it takes.
         follows: options that take their default from another section, each with the
             interpolation.
     """
@@ -139,7 +139,7 @@ SETTINGS = {
     "fit": Section("marl_pool.training.supervised.settings:FitSettings"),
 }
 SECTIONS: dict[str, AnySection] = {**GROUPS, **SETTINGS}
-"""By config group, where a verb has none of its own."""
+"""By config group, where a verb has no special section."""
 DISPENSABLE = {
     part: replace(GROUPS[part], optional=True) for part in ("encoder", "pooling")
 }
@@ -164,7 +164,7 @@ class Verb:
         settings: its other top-level keys.
         presets: config groups that leave no section behind, with default options. A
             later one has the last word.
-        own: sections that mean something else to this verb than in `SECTIONS`.
+        special_sections: sections that mean something else than in `SECTIONS`.
         changes: sections that may be absent, or hold some keys only: they change the
             configuration of a run.
     """
@@ -172,7 +172,7 @@ class Verb:
     sections: Mapping[str, str]
     settings: type[Any]
     presets: Mapping[str, str | None] = field(default_factory=dict)
-    own: Mapping[str, AnySection] = field(default_factory=dict)
+    special_sections: Mapping[str, AnySection] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
 
     @property
@@ -183,11 +183,11 @@ class Verb:
     @property
     def keys(self) -> set[str]:
         """All top-level keys."""
-        return {*self.config_groups, *(each.name for each in fields(self.settings))}
+        return {*self.config_groups, *(f.name for f in fields(self.settings))}
 
     def section(self, name: str) -> AnySection:
         """Return what the keys of the section ``name`` construct."""
-        return self.own.get(name, SECTIONS[name])
+        return self.special_sections.get(name, SECTIONS[name])
 
 
 PPO = Verb(
@@ -272,9 +272,9 @@ def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
 
 def built_in(group: str) -> list[str]:
     """List the options of a group that come from signatures, not from YAML files."""
-    named = {*GROUPS[group].names()} if group in GROUPS else set()
-    named |= {NONE} if group in DISPENSABLE else set()
-    return sorted(named | {option for own, option in DEFAULTS if own == group})
+    options = {*GROUPS[group].names()} if group in GROUPS else set()
+    options |= {NONE} if group in DISPENSABLE else set()
+    return sorted(options | {option for owner, option in DEFAULTS if owner == group})
 
 
 def options_for(verb: str, group: str, config_dir: Path | None = None) -> list[str]:
@@ -324,9 +324,9 @@ def unsuited(
         return InputError(f"{group}={option}: {files[option]}: {reason}")
     # A paper's presets are in a folder of its name.
     inside = [name for name in files if name.endswith(f"/{option}")]
-    if here := [name for name in inside if name in choices]:
+    if matches := [name for name in inside if name in choices]:
         return InputError(
-            f"unknown {group} {option!r}: did you mean {' or '.join(here)}?"
+            f"unknown {group} {option!r}: did you mean {' or '.join(matches)}?"
         )
     if inside:
         return unsuited(verb, group, inside[0], config_dir)
@@ -345,7 +345,7 @@ def _preset_misfit(
     """Return the reason why a preset does not suit a verb, or an empty string."""
     kind = VERBS[verb]
     # A preset with a key that no verb has is listed; its use reports the misspelt key.
-    foreign = set().union(*(each.keys for each in VERBS.values())) - kind.keys
+    foreign = set().union(*(v.keys for v in VERBS.values())) - kind.keys
     # Collect the choices that the preset makes for other groups.
     contents = list(_with_bases(option, files))
     choices = [choice for content in contents for choice in choices_in(content).items()]
@@ -374,19 +374,19 @@ def _option_suits(
         return isinstance(section, Group) and section.optional
     # Where all verbs construct the group alike, all options suit.
     sections = (v.section(group) for v in VERBS.values() if group in v.sections)
-    if len({isinstance(each, Group) for each in sections}) == 1:
+    if len({isinstance(candidate, Group) for candidate in sections}) == 1:
         return True
     # An option names a class by itself or by what it builds on.
     registered = GROUPS[group].names().keys() if group in GROUPS else set()
-    named = option in registered or any(
+    has_name = option in registered or any(
         "name" in content or {*bases_in(content)} & registered
         for content in _with_bases(option, files)
     )
-    return named == isinstance(section, Group)
+    return has_name == isinstance(section, Group)
 
 
 def _with_bases(option: str, files: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of an option, then those of the files it builds on."""
+    """Yield the content of an option, then of the files it builds on."""
     if option in files:
         content = content_of(files[option])
         yield content
