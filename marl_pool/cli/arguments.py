@@ -17,8 +17,17 @@ from marl_pool.utils.text import is_url, printable
 
 PRETRAINED = "pretrained"
 KINDS = (
-    *("pooling", "envs", "encoders", "perturbations", "tokenizers"),
-    *("policies", "strategies", "tasks", "suites", "experiments", PRETRAINED),
+    "pooling",
+    "envs",
+    "encoders",
+    "perturbations",
+    "tokenizers",
+    "policies",
+    "strategies",
+    "tasks",
+    "suites",
+    "experiments",
+    PRETRAINED,
 )
 """Registries and presets that `marl-pool list` shows."""
 CLUSTER = "existing Ray cluster, host:port or auto"
@@ -75,38 +84,38 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser, verbs = _parsers(arguments)
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
-    known, rest = parser.parse_known_args(arguments)
+    namespace, extra = parser.parse_known_args(arguments)
     # Find the folder of the run among the bare arguments.
-    if hasattr(known, "run"):
+    if hasattr(namespace, "run"):
         # argparse takes the first bare arguments for RUN, wherever RUN stands.
-        several = isinstance(known.run, list)
-        taken = known.run if several else [known.run]
-        words = [*filter(None, taken), *(text for text in rest if text[0] != "-")]
+        is_list = isinstance(namespace.run, list)
+        runs = namespace.run if is_list else [namespace.run]
+        words = [*filter(None, runs), *(text for text in extra if text[0] != "-")]
         paths = [word for word in words if _is_path(word)]
-        known.run = paths if several else next(iter(paths), None)
-        left = [] if several else paths[1:]
-        flags = [text for text in rest if text[0] == "-"]
-        rest = [*(word for word in words if not _is_path(word)), *left, *flags]
+        namespace.run = paths if is_list else next(iter(paths), None)
+        tail = [] if is_list else paths[1:]
+        flags = [text for text in extra if text[0] == "-"]
+        extra = [*(word for word in words if not _is_path(word)), *tail, *flags]
     for flag in ("run_dir", "out", "sweep_dir", "config_dir"):
-        if getattr(known, flag, None) == "":
+        if getattr(namespace, flag, None) == "":
             raise InputError(
                 f"--{flag.replace('_', '-')}: expected a path, got an empty text"
             )
     # All other arguments have to be overrides.
-    for text in rest:
-        key, given, value = text.partition("=")
-        if text.startswith("-") or not given:
+    for text in extra:
+        key, separator, value = text.partition("=")
+        if text.startswith("-") or not separator:
             following = [*arguments[arguments.index(text) + 1 :], "-"][0]
             value = "VALUE" if following.startswith("-") else following
             raise _not_understood(
-                text, known.verb, verbs.get(known.verb, parser), value
+                text, namespace.verb, verbs.get(namespace.verb, parser), value
             )
         # A flag is easily taken for a key.
         flag = f"--{key.lstrip('+').replace('_', '-')}"
-        if flag in verbs[known.verb]._option_string_actions:
+        if flag in verbs[namespace.verb]._option_string_actions:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
-    _tell_replaced(rest)
-    return known, rest
+    _tell_replaced(extra)
+    return namespace, extra
 
 
 def _tell_replaced(overrides: list[str]) -> None:
@@ -118,12 +127,12 @@ def _tell_replaced(overrides: list[str]) -> None:
     from marl_pool.config.sections import VERBS as COMPOSED
 
     groups = {group for verb in COMPOSED.values() for group in verb.config_groups}
-    chosen: dict[str, str] = {}
+    options: dict[str, str] = {}
     for key, option in pairs:
-        if key in groups and chosen.get(key, option) != option:
-            line = f"marl-pool: {key}={chosen[key]} is replaced by {key}={option}"
+        if key in groups and options.get(key, option) != option:
+            line = f"marl-pool: {key}={options[key]} is replaced by {key}={option}"
             print(printable(line), file=sys.stderr, flush=True)
-        chosen[key] = option
+        options[key] = option
 
 
 def answer_shell() -> None:
@@ -147,8 +156,8 @@ def _completions(verb: str, prefix: str, **_: Any) -> list[str]:
     from marl_pool.config.sections import VERBS as COMPOSED
     from marl_pool.config.sections import options_for
 
-    group, given, _value = prefix.partition("=")
-    if given and group in COMPOSED[verb].config_groups:
+    group, separator, _value = prefix.partition("=")
+    if separator and group in COMPOSED[verb].config_groups:
         return [f"{group}={option}" for option in options_for(verb, group)]
     return [f"{key}=" for key in sorted(COMPOSED[verb].keys)]
 
@@ -168,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
 def _parsers(
     arguments: list[str],
 ) -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of the command and those of its verbs."""
+    """Return the parser of the command, and its verbs' parsers."""
     # Make the parser, and one for each verb.
     parser = _Parser(
         prog="marl-pool",
@@ -178,7 +187,7 @@ def _parsers(
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (what, epilog) in VERBS.items():
+    for verb, (help_text, epilog) in VERBS.items():
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
         if arguments[:1] == [verb] and "{keys}" in epilog:
             epilog = epilog.replace("{keys}", _keys(verb, arguments))
@@ -186,23 +195,23 @@ def _parsers(
             epilog = epilog.replace("examples:", f"{STATUS}\nexamples:")
         verbs.add_parser(
             verb,
-            help=what,
-            description=f"{what[0].upper()}{what[1:]}.",
+            help=help_text,
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
 
     # Add one argument to several verbs.
-    def add(of: str, name: str, what: str, **options: Any) -> None:
-        for verb in of.split():
-            verbs.choices[verb].add_argument(name, help=what, **options)
+    def add(verb_names: str, name: str, help_text: str, **options: Any) -> None:
+        for verb in verb_names.split():
+            verbs.choices[verb].add_argument(name, help=help_text, **options)
 
     # Flags of the verbs that train.
     flag: dict[str, Any] = {"action": "store_true"}
     add("train evolve clone fit", "--run-dir", "folder of the new run", metavar="DIR")
-    what = "continue what the folder, or its mirror, has of the same configuration"
-    add("train evolve clone fit sweep", "--or-resume", what, **flag)
+    help_text = "continue what the folder, or its mirror, has of the same configuration"
+    add("train evolve clone fit sweep", "--or-resume", help_text, **flag)
     add("fit", "--dry-run", "print what it would cost and stop", **flag)
     add(
         "sweep",
@@ -218,24 +227,24 @@ def _parsers(
     add("sweep", "--dry-run", "print the study and stop", **flag)
     add("sweep", "--search", "search ranges in place of a grid", **flag)
     for verb, keys in KEY_FLAGS.items():
-        for key, what in keys.items():
+        for key, help_text in keys.items():
             name = key.rpartition(".")[2].replace("_", "-")
-            add(verb, f"--{name}", f"{what} ({key})", metavar="X", dest=key)
+            add(verb, f"--{name}", f"{help_text} ({key})", metavar="X", dest=key)
 
     # Arguments of the verbs that read runs.
     readers = "evaluate diagnose render"
-    what = "port of the page; default: a free one"
-    add("play", "--port", what, metavar="N", default="0")
+    help_text = "port of the page; default: a free one"
+    add("play", "--port", help_text, metavar="N", default="0")
     add("play", "--no-browser", "only print the address", **flag)
     add("play", "--export", "new HTML file that needs no server", metavar="FILE")
     add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
-    add("resume", what="folder or URL of the run or sweep", nargs="?", **run)
-    what = "folder or URL of a run, or folder of a policy; or of several runs"
-    add(f"{readers} play", what=what, nargs="*", **run)
-    add("report", what="folders or URLs of runs", nargs="*", **run)
-    what = "new folder for results; of a single run in place of its own"
-    add(readers, "--out", what, metavar="DIR")
+    add("resume", help_text="folder or URL of the run or sweep", nargs="?", **run)
+    help_text = "folder or URL of a run, or folder of a policy; or of several runs"
+    add(f"{readers} play", help_text=help_text, nargs="*", **run)
+    add("report", help_text="folders or URLs of runs", nargs="*", **run)
+    help_text = "new folder for results; of a single run in place of its own"
+    add(readers, "--out", help_text, metavar="DIR")
     add(
         f"resume {readers} play report export",
         "--plugin",
@@ -256,13 +265,13 @@ def _parsers(
     add(importer, "--out", "new folder", metavar="DIR", required=True)
     add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
     add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
-    add("export", what="folder of a run, or of a policy", nargs="?", **run)
+    add("export", help_text="folder of a run, or of a policy", nargs="?", **run)
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
     add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", metavar="FILE")
     add("export", "--action-mask", "let the file take an action mask", **flag)
-    add("show", what="folder of a run or sweep", nargs="?", **run)
-    what = "folder with runs; default: the working directory"
-    add("ls", "folder", what, metavar="DIR", nargs="?", default=".")
+    add("show", help_text="folder of a run or sweep", nargs="?", **run)
+    help_text = "folder with runs; default: the working directory"
+    add("ls", "folder", help_text, metavar="DIR", nargs="?", default=".")
     add("help", "about", "a verb", metavar="VERB", nargs="?")
     return parser, dict(verbs.choices)
 
@@ -288,9 +297,9 @@ def _keys(verb: str, arguments: list[str]) -> str:
     options = {
         name: "|".join(options_for(made_by, name)) for name in kind.config_groups
     }
-    groups = "\n  ".join(f"{name}={own}" for name, own in options.items() if own)
+    groups = "\n  ".join(f"{name}={text}" for name, text in options.items() if text)
     sections = (*kind.sections, *kind.changes)
-    *most, last = [one for one in sections if isinstance(kind.section(one), Group)]
+    *most, last = [name for name in sections if isinstance(kind.section(name), Group)]
     classes = f"{', '.join(most)} and {last}" if most else last
     return KEYS.format(groups=groups, classes=classes, verb=verb)
 
@@ -298,10 +307,10 @@ def _keys(verb: str, arguments: list[str]) -> str:
 def _is_path(text: str) -> bool:
     """Return True for a bare argument that is a folder or URL and not key=value."""
     try:
-        there = Path(text).exists()
+        exists = Path(text).exists()
     except OSError:  # longer than a path may be
-        there = False
-    return there or is_url(text) or ("=" not in text and text[-1:] not in "]}")
+        exists = False
+    return exists or is_url(text) or ("=" not in text and text[-1:] not in "]}")
 
 
 def _not_understood(

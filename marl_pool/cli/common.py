@@ -50,8 +50,8 @@ def reading(
 
     # Names that the user typed are allowed, wherever they stand in an override.
     parsed = [parse(text) for text in overrides]
-    typed = names.texts_in([each.value for each in parsed])
-    modules = any(each.key == "env.module" for each in parsed)
+    typed = names.texts_in([override.value for override in parsed])
+    modules = any(override.key == "env.module" for override in parsed)
     if arguments.plugin or modules or any(map(names.is_plug_in, typed)):
         search_working_directory()
     # What the user trusts everywhere is installed: it needs no working directory.

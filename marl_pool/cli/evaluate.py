@@ -62,8 +62,8 @@ class Reader:
 
         Args:
             path: folder of either; None if ``pretrained`` names a policy.
-            out: new folder for the results; by default that of the run, or a new one
-                for a standalone policy.
+            out: new folder for the results; by default the run's, or a new one for a
+                standalone policy.
 
         Yields:
             The run, ``env``, the changed environment's complete options or None, and
@@ -275,14 +275,14 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
                 target = EvaluationTarget.from_run(run, reader.settings, **options)
         number = f" ({len(targets) + 1})" if target.source in targets else ""
         targets[target.source + number] = target
-    first, *others = targets.items()
-    for name, target in others:
+    first, *other_targets = targets.items()
+    for name, target in other_targets:
         for key in {**first[1].env, **target.env}:
-            ours, its = first[1].env.get(key), target.env.get(key)
-            if ours != its:
+            first_value, value = first[1].env.get(key), target.env.get(key)
+            if first_value != value:
                 raise InputError(
                     f"play: expected policies of one environment, got env.{key} = "
-                    f"{ours} in {first[0]} and {its} in {name}"
+                    f"{first_value} in {first[0]} and {value} in {name}"
                 )
     return targets
 
@@ -292,19 +292,19 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import parse
     from marl_pool.evaluation.settings import ReportSettings
 
-    # Other keys are those of `evaluate`, which runs with evaluate=true.
-    keys = [each.name for each in fields(ReportSettings)]
-    own = [text for text in overrides if parse(text).key in keys]
-    others = [text for text in overrides if text not in own]
+    # Other keys belong to `evaluate`, which runs with evaluate=true.
+    keys = [field.name for field in fields(ReportSettings)]
+    page_overrides = [text for text in overrides if parse(text).key in keys]
+    evaluation_overrides = [text for text in overrides if text not in page_overrides]
     # Compose the settings of the page.
-    config = composed(arguments, own)
+    config = composed(arguments, page_overrides)
     if config is None:
         return 0
     settings = ReportSettings(**config)
-    if others and not settings.evaluate:
+    if evaluation_overrides and not settings.evaluate:
         raise InputError(
-            f"{parse(others[0]).key}: expected one of {', '.join(keys)}, or "
-            "evaluate=true and a key of `marl-pool evaluate`"
+            f"{parse(evaluation_overrides[0]).key}: expected one of "
+            f"{', '.join(keys)}, or evaluate=true and a key of `marl-pool evaluate`"
         )
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
@@ -313,7 +313,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
     if settings.evaluate:
-        _evaluate_missing(arguments, runs, others, settings)
+        _evaluate_missing(arguments, runs, evaluation_overrides, settings)
     plugins = arguments.plugin
     print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
     lacking = False
@@ -344,26 +344,30 @@ def _evaluate_missing(
     from marl_pool.evaluation.report.runs import read_runs, usual_settings
     from marl_pool.utils.overrides import Override, overrides_of
 
-    found = read_runs(runs)
-    usual = usual_settings(found)
+    reported_runs = read_runs(runs)
+    usual = usual_settings(reported_runs)
     # What is typed decides which rows there are.
     if any(parse(text).key == "suite" for text in overrides):
         for key in ("stochastic", "worst_of", "perturbations", "transfer"):
             usual.pop(key, None)
     limit = page.env_timeout
-    own = {"threads": page.threads, "env_timeout": limit}
-    typed: list[str | Override] = [*overrides_of(usual), *overrides, *overrides_of(own)]
+    page_settings = {"threads": page.threads, "env_timeout": limit}
+    typed: list[str | Override] = [
+        *overrides_of(usual),
+        *overrides,
+        *overrides_of(page_settings),
+    ]
     # Compose the settings of the evaluations before any of them starts.
-    how = compose("evaluate", typed, arguments.config_dir)
-    lacking = [one.run for one in found if one.evaluation is None]
-    for key in ("episodes", "seed", "checkpoint") if lacking else ():
-        if key in usual and how[key] != usual[key]:
+    config = compose("evaluate", typed, arguments.config_dir)
+    missing_runs = [r.run for r in reported_runs if r.evaluation is None]
+    for key in ("episodes", "seed", "checkpoint") if missing_runs else ():
+        if key in usual and config[key] != usual[key]:
             raise InputError(
                 f"{key}: expected {usual[key]}, by which the other runs were "
-                f"evaluated, got {how[key]}"
+                f"evaluated, got {config[key]}"
             )
-    for run in lacking:
-        reader = Reader("evaluate", arguments, **how)
+    for run in missing_runs:
+        reader = Reader("evaluate", arguments, **config)
         print_paths(reader.one(_evaluate_run, str(run.path)))
 
 

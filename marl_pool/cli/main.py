@@ -112,18 +112,18 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         print_help()
         return 0
-    known, overrides = parse(arguments)
-    if overrides and known.verb in KEYLESS:
-        raise InputError(f"{known.verb} takes no keys, got {overrides[0]!r}")
-    if known.verb in MAKING:
+    flags, overrides = parse(arguments)
+    if overrides and flags.verb in KEYLESS:
+        raise InputError(f"{flags.verb} takes no keys, got {overrides[0]!r}")
+    if flags.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.
-    if known.verb in WORKING and sys.stderr.isatty() and not getattr(known, "cfg", 0):
-        runs = getattr(known, "run", None) or []
-        named = [runs] if isinstance(runs, str) else runs
-        words = ["marl-pool", known.verb, *named, *overrides]
+    if flags.verb in WORKING and sys.stderr.isatty() and not getattr(flags, "cfg", 0):
+        runs = getattr(flags, "run", None) or []
+        paths = [runs] if isinstance(runs, str) else runs
+        words = ["marl-pool", flags.verb, *paths, *overrides]
         print(f"{printable(' '.join(words))}: starting", file=sys.stderr, flush=True)
-    if known.verb not in READING:
-        return VERBS[known.verb](known, overrides)
-    with reading(known, overrides), local_runs(known):
-        return VERBS[known.verb](known, overrides)
+    if flags.verb not in READING:
+        return VERBS[flags.verb](flags, overrides)
+    with reading(flags, overrides), local_runs(flags):
+        return VERBS[flags.verb](flags, overrides)

@@ -75,8 +75,8 @@ def _row(path: Path, folder: Path) -> list[str]:
     try:
         run = Run.open(path)
         done, total, _ = _progress(run)
-        date, _, about = _last_evaluation(run).partition(":")
-        evaluated = f"{date}, older" if OLDER in about else date
+        date, _, remark = _last_evaluation(run).partition(":")
+        evaluated = f"{date}, older" if OLDER in remark else date
         share = f"{min(done / total, 1):.0%}" if total else ""
         state = _state(run, done, total) if total else ""
         best = run.best.number if run.best else ""
@@ -116,15 +116,15 @@ def _state(run: "Run", done: int, total: int) -> str:
 def _parts(run: "Run") -> str:
     """Name environment or task, policy, encoder, pooling head and seed."""
     sections = ("env", "task", "policy", "encoder", "pooling")
-    given = [run.config.get(name) for name in sections]
+    configs = [run.config.get(name) for name in sections]
     # Which environment of PettingZoo it is, its module says.
-    named = [
-        " ".join(str(part[key]) for key in ("name", "module") if part.get(key))
-        for part in given
-        if isinstance(part, dict) and "name" in part
+    labels = [
+        " ".join(str(config[key]) for key in ("name", "module") if config.get(key))
+        for config in configs
+        if isinstance(config, dict) and "name" in config
     ]
     seed = run.config.get("seed")
-    return ", ".join([*named, *([] if seed is None else [f"seed {seed}"])])
+    return ", ".join([*labels, *([] if seed is None else [f"seed {seed}"])])
 
 
 def _fit_results(run: "Run") -> str:

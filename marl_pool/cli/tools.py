@@ -36,9 +36,9 @@ def list_registered(arguments: Namespace, overrides: list[str]) -> int:
     for kind in [arguments.kind] if arguments.kind else KINDS:
         if not arguments.kind:
             print(f"{kind}:")
-        found = _summaries(kind)
-        width = max(16, *(len(name) for name, _ in found))
-        for name, text in found:
+        summaries = _summaries(kind)
+        width = max(16, *(len(name) for name, _ in summaries))
+        for name, text in summaries:
             print(f"  {name:<{width}} {text}")
     return 0
 
@@ -119,7 +119,7 @@ def show_help(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def export(arguments: Namespace, overrides: list[str]) -> int:
-    """Write each policy of a run, or of a folder, to a file of its own."""
+    """Write each policy of a run, or of a folder, to a separate file."""
     from marl_pool.evaluation.standalone import find_standalone
     from marl_pool.policies.export import SUFFIXES, export_policy
     from marl_pool.policies.storage import load_modules
@@ -143,20 +143,20 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
             difference = export_policy(
                 policy, path, arguments.to, masked=arguments.action_mask
             )
-        told = f"{module}: actions differ by at most {difference:.1g}"
-        print(printable(told), file=sys.stderr)
+        message = f"{module}: actions differ by at most {difference:.1g}"
+        print(printable(message), file=sys.stderr)
         print_paths([path])
     return 0
 
 
 def import_weights(arguments: Namespace, overrides: list[str]) -> int:
     """Convert published weights to a policy of this package."""
-    for kind, given, choices in (
+    for kind, name, choices in (
         ("source", arguments.source, WEIGHTS),
         ("agent", arguments.agent, PUBLISHED),
     ):
-        if given not in choices:
-            raise names.unknown(kind, given, choices)
+        if name not in choices:
+            raise names.unknown(kind, name, choices)
     from marl_pool.studies.attention_neuron.weights import import_weights
 
     print_paths([import_weights(arguments.file, arguments.agent, arguments.out)])

@@ -120,29 +120,29 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _validate_new_sweep(folder: Path) -> None:
-    """Reject a folder that has files, such as that of a run."""
+    """Reject a folder that has files, such as a run's."""
     from marl_pool.runs import files_in
     from marl_pool.sweeps import TRIALS
 
-    for part in (folder / TRIALS, folder):
-        found = files_in(part) if part.is_dir() else []
-        if others := [name for name in found if name != TRIALS]:
+    for path in (folder / TRIALS, folder):
+        files = files_in(path) if path.is_dir() else []
+        if other_files := [name for name in files if name != TRIALS]:
             raise InputError(
-                f"{part}: expected a new or empty folder for a sweep, got one with "
-                f"{others[0]}"
+                f"{path}: expected a new or empty folder for a sweep, got one with "
+                f"{other_files[0]}"
             )
 
 
 def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
     """Reject a sweep that another command has begun."""
-    for key, expected, got in (
+    for key, expected, actual in (
         ("--verb", verb, sweep.verb),
         ("grid", plan.grid, sweep.grid),
         ("ranges", plan.search and plan.search.space, sweep.space),
         ("overrides", plan.overrides, sweep.overrides),
     ):
-        if expected != got:
-            raise InputError(f"{sweep.path}: {key}: expected {expected}, got {got}")
+        if expected != actual:
+            raise InputError(f"{sweep.path}: {key}: expected {expected}, got {actual}")
     return sweep
 
 
@@ -153,12 +153,12 @@ def _run_sweep(
     from marl_pool.storage.runs import mirror_of, restore, restore_proposals
     from marl_pool.sweeps import TRIALS, proposal_name
 
-    own: dict[str, Any] = {}
+    shared_config: dict[str, Any] = {}
     storage = _settings(sweep.verb, plan.examples[0].config).storage
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
-        own["storage"] = f"{sweep.mirror.url}/{TRIALS}"
+        shared_config["storage"] = f"{sweep.mirror.url}/{TRIALS}"
         restore_proposals(sweep, sweep.mirror)
     # A search continues with the trials that it proposed.
     if search := plan.search:
@@ -166,22 +166,22 @@ def _run_sweep(
 
         def make(name: str, values: Mapping[str, Any]) -> "Trial":
             trial = compose(name, values)
-            trial.config.update(own)
+            trial.config.update(shared_config)
             return trial
 
         search = search._replace(make=make)
         for number, proposal in enumerate(sweep.proposals()):
             plan.trials.append(make(proposal_name(number), proposal.values))
     # Trials that ran on another machine, or before this one, are in the storage.
-    for trial in plan.trials if own else ():
-        restore(sweep.run_path(trial), own["storage"])
+    for trial in plan.trials if shared_config else ():
+        restore(sweep.run_path(trial), shared_config["storage"])
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
         if plan.examples[0].config.get("data_dir", scratch) is None:
             data = Path(scratch) if dry_run else (sweep.path / "data").absolute()
-            own["data_dir"] = str(data)
+            shared_config["data_dir"] = str(data)
         for trial in (*plan.trials, *plan.examples):
-            trial.config.update(own)
+            trial.config.update(shared_config)
         # Reject a sweep that cannot run before ray starts.
         validate_runs(sweep, plan)
         validate_module("ray")
@@ -236,8 +236,8 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
         url = arguments.run.rstrip("/")
         arguments.run, storage = str(restore_from(url)), url.rpartition("/")[0]
         overrides = [*overrides, common.as_key("storage", storage)]
-    given = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
-    command = ["marl-pool resume", shlex.quote(str(arguments.run)), *given]
+    flags = (f"--plugin {shlex.quote(name)}" for name in arguments.plugin)
+    command = ["marl-pool resume", shlex.quote(str(arguments.run)), *flags]
     with common.reading(arguments, overrides, " ".join(command)):
         if arguments.run is None or not Sweep.is_at(arguments.run):
             return _resume_run(arguments, overrides)
@@ -272,8 +272,8 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
     if _is_finished(run, config):
         run.recover()
         job = _job(run.verb)
-        told = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
-        print(f"{run.path}: {told} are done; nothing to do")
+        amount = f"{job.saved(run):,} of {job.total(config):,} {job.unit}"
+        print(f"{run.path}: {amount} are done; nothing to do")
         # Send what its mirror lacks.
         storage = _settings(run.verb, config).storage
         if storage is None:
@@ -333,11 +333,11 @@ def _resume_sweep(sweep: "Sweep", overrides: list[str]) -> int:
     for key in {parse(text).key for text in overrides} & swept:
         raise InputError(f"{key}: it is swept; for other values start a new sweep")
     sweep.overrides += overrides
-    rest = sweep.overrides, sweep.config_dir, sweep.verb
+    arguments = sweep.overrides, sweep.config_dir, sweep.verb
     if sweep.space is None:
-        return _run_sweep(sweep, plan_grid(sweep.grid, *rest))
+        return _run_sweep(sweep, plan_grid(sweep.grid, *arguments))
     validate_module("optuna")
-    return _run_sweep(sweep, plan_space(sweep.space, *rest))
+    return _run_sweep(sweep, plan_space(sweep.space, *arguments))
 
 
 def _validate_keys(allowed: Sequence[str], overrides: Sequence[str]) -> None:
