@@ -125,14 +125,14 @@ def _print_error(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
 
 def _job_environment() -> dict[str, Any]:
     """Return the runtime environment of the Ray job that runs this process."""
-    given: dict[str, Any] = json.loads(os.environ.get(JOB_CONFIG) or "{}")
-    return given.get("runtime_env") or {}
+    job_config: dict[str, Any] = json.loads(os.environ.get(JOB_CONFIG) or "{}")
+    return job_config.get("runtime_env") or {}
 
 
 def _search_path() -> list[str]:
     """Return where this process finds modules that are not installed."""
-    own = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
-    return [*own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    cwd = [os.getcwd()] if {"", os.getcwd()} & {*sys.path} else []
+    return [*cwd, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _worker_variables(env: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
@@ -141,8 +141,8 @@ def _worker_variables(env: Mapping[str, str], path: Sequence[str]) -> dict[str, 
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)
     # Ray rejects variables that the job sets already.
-    given = _job_environment().get("env_vars") or {}
-    return {name: variables[name] for name in variables.keys() - given.keys()}
+    job_variables = _job_environment().get("env_vars") or {}
+    return {name: variables[name] for name in variables.keys() - job_variables.keys()}
 
 
 def _modules() -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _modules() -> dict[str, Any]:
         if "." in name or name == "__main__":
             continue
         file = getattr(module, "__file__", None)
-        found = getattr(module, "__path__", None) or [file]
-        places |= {os.path.abspath(place) for place in found if place}
+        paths = getattr(module, "__path__", None) or [file]
+        places |= {os.path.abspath(place) for place in paths if place}
     shipped = sorted(
         place
         for place in places
@@ -204,10 +204,10 @@ def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
             "the cluster has a token, set RAY_AUTH_MODE=token here (docs/commands.md)"
         ) from error
-    there = ray.cluster_resources()
+    resources = ray.cluster_resources()
     print_warning(
         f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
-        f"{there.get('CPU', 0):g} CPUs, {there.get('GPU', 0):g} GPUs"
+        f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
     )
 
 
@@ -220,7 +220,7 @@ def await_head(address: str) -> None:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         return
-    began, waited, told = time.monotonic(), 0.0, 0.0
+    began, waited, next_warning = time.monotonic(), 0.0, 0.0
     while True:
         try:
             limit = max(1.0, min(JOIN_INTERVAL, JOIN_SECONDS - waited))
@@ -230,8 +230,8 @@ def await_head(address: str) -> None:
             waited = time.monotonic() - began
             if waited >= JOIN_SECONDS:
                 raise
-            if waited >= told:
-                told += JOIN_INTERVAL
+            if waited >= next_warning:
+                next_warning += JOIN_INTERVAL
                 print_warning(
                     f"waiting for a ray cluster at {address}: {one_line(error)}"
                 )
@@ -240,8 +240,8 @@ def await_head(address: str) -> None:
 
 def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
     # A signal to the group of this process, as `timeout` and shells send it, would end
-    # ray's processes before the trials have saved their checkpoints: start them in
-    # groups of their own. Elsewhere than on Linux ray ends them by their common group.
+    # ray's processes before the trials have saved their checkpoints: start each in
+    # a new group. Elsewhere than on Linux ray ends them by their common group.
     popen = ray_services.ConsolePopen
     if ray_utils.detect_fate_sharing_support_linux():
         popen = functools.partial(popen, process_group=0)
@@ -271,7 +271,7 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
     # Ray's own handler of SIGTERM would exit in the midst.
     with (
         _replaced(ray_utils, "set_sigterm_handler", lambda handler: None),
-        _hidden_stderr() as shown,
+        _hidden_stderr() as descriptor,
     ):
         try:
             getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
@@ -280,7 +280,7 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
                 f"ray {ray.__version__} has no {function}: a signal while ray "
                 "starts or ends may end this process with another status"
             )
-        held = Interruptible(shown, "Ray's start or end")
+        held = Interruptible(descriptor, "Ray's start or end")
         try:
             with held:
                 yield
@@ -290,19 +290,19 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden_stderr() -> Iterator[int]:
-    """Hide what C++ code prints, such as the level of its own log.
+    """Hide what C++ code prints, such as the level of its log.
 
     Yields:
         A descriptor that is still shown.
     """
-    shown = os.dup(STDERR)
+    descriptor = os.dup(STDERR)
     try:
         with open(os.devnull, "w") as hidden:
             os.dup2(hidden.fileno(), STDERR)
-        yield shown
+        yield descriptor
     finally:
-        os.dup2(shown, STDERR)
-        os.close(shown)
+        os.dup2(descriptor, STDERR)
+        os.close(descriptor)
 
 
 def validate_device(config: TrainConfig) -> None:
@@ -311,20 +311,20 @@ def validate_device(config: TrainConfig) -> None:
     Raises:
         InputError: a missing device, or several GPUs for a process that can use one.
     """
-    # Without processes of their own, runners and learners use this process's devices.
-    resources, wanted = config.resources, {}
+    # Without separate processes, runners and learners use this process's devices.
+    resources, devices = config.resources, {}
     if not resources.num_env_runners and config.device != "cpu":
-        wanted["device"] = torch.device(config.device)
+        devices["device"] = torch.device(config.device)
     if not resources.num_learners and resources.num_gpus_per_learner:
-        wanted["resources.num_gpus_per_learner"] = torch.device("cuda")
+        devices["resources.num_gpus_per_learner"] = torch.device("cuda")
     # GPUs need runners or learners in processes, except one for a local learner.
-    for kind, processes, gpus, most in (
+    for kind, processes, gpus, limit in (
         ("env_runner", resources.num_env_runners, resources.num_gpus_per_env_runner, 0),
         ("learner", resources.num_learners, resources.num_gpus_per_learner, 1),
     ):
-        if not processes and gpus > most:
+        if not processes and gpus > limit:
             raise InputError(
-                f"resources.num_gpus_per_{kind}: expected at most {most} without "
+                f"resources.num_gpus_per_{kind}: expected at most {limit} without "
                 f"processes of their own (num_{kind}s), got {gpus:g}"
             )
     # Learners average their gradients by NCCL, which has one process on a GPU.
@@ -334,20 +334,20 @@ def validate_device(config: TrainConfig) -> None:
             f"learners, got {resources.num_gpus_per_learner:g}"
         )
     # Each device must exist here.
-    there = torch.cuda.device_count()
-    for key, device in wanted.items():
-        if (device.index or 0) >= there:
+    num_devices = torch.cuda.device_count()
+    for key, device in devices.items():
+        if (device.index or 0) >= num_devices:
             raise InputError(
-                f"{key}: expected one of the {there} CUDA devices of this process, "
-                f"got {device}"
+                f"{key}: expected one of the {num_devices} CUDA devices of this "
+                f"process, got {device}"
             )
 
 
-def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> float:
+def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> float:
     """Reject more CPUs or GPUs than ray has, unless an autoscaler may bring them.
 
     Args:
-        wanted: numbers of CPUs and GPUs, ``{"CPU": 4, "GPU": 1}``.
+        demand: numbers of CPUs and GPUs, ``{"CPU": 4, "GPU": 1}``.
         key: configuration key, for messages.
 
     Returns:
@@ -357,17 +357,17 @@ def validate_cluster(wanted: Mapping[str, float], key: str = "resources") -> flo
     Raises:
         InputError: more than ray has.
     """
-    there = ray.cluster_resources()
-    missing = {kind: n for kind, n in wanted.items() if n > there.get(kind, 0)}
+    resources = ray.cluster_resources()
+    missing = {kind: n for kind, n in demand.items() if n > resources.get(kind, 0)}
     if not missing:
         return START_SECONDS
-    told = "; ".join(
-        f"expected at most {there.get(kind, 0):g} {kind}s, got {number:g}"
+    shortage = "; ".join(
+        f"expected at most {resources.get(kind, 0):g} {kind}s, got {number:g}"
         for kind, number in missing.items()
     )
     if not may_grow():
-        raise InputError(f"{key}: {told}")
-    print_warning(f"{key}: {told}: waiting for machines of the autoscaler")
+        raise InputError(f"{key}: {shortage}")
+    print_warning(f"{key}: {shortage}: waiting for machines of the autoscaler")
     return GROWTH_SECONDS
 
 
@@ -381,7 +381,7 @@ def may_grow() -> bool:
 
     if is_autoscaler_v2(fetch_from_server=True):
         return True
-    # Without one, the monitor reports each node as a type of its own.
+    # Without one, the monitor reports each node as another type.
     status = json.loads(_internal_kv_get(AUTOSCALING_STATUS) or "{}")
     types = (status.get("autoscaler_report") or {}).get("active_nodes", {})
     return any(not NO_TYPE.fullmatch(name) for name in types)

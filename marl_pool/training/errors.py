@@ -25,12 +25,12 @@ def stopped(run: Run, where: str, reason: str) -> StoppedError:
 
 
 @contextmanager
-def writing(run: Run, where: str, what: str) -> Iterator[None]:
+def writing(run: Run, where: str, item: str) -> Iterator[None]:
     """Raise `stopped` if the disk is full or missing."""
     try:
         yield
     except OSError as error:
-        raise stopped(run, where, f"cannot write {what}: {one_line(error)}") from error
+        raise stopped(run, where, f"cannot write {item}: {one_line(error)}") from error
 
 
 def checkpoint_to_resume(run: Run) -> Path | None:
@@ -45,23 +45,25 @@ def checkpoint_to_resume(run: Run) -> Path | None:
         StoppedError: all checkpoints are damaged or missing; a run never restarts
             from scratch on its own.
     """
-    found = run.latest_checkpoint()
+    checkpoint = run.latest_checkpoint()
     # List the damaged checkpoints that are newer than the newest intact one.
     newer = run.checkpoints()
-    newer = newer[newer.index(found) + 1 :] if found else newer
+    newer = newer[newer.index(checkpoint) + 1 :] if checkpoint else newer
     damaged = "; ".join(f"{path}: {run.damage_of(path)}" for path in reversed(newer))
     # Refuse to start again where earlier work may be lost.
-    if found is None and (trace := damaged or run.trace_of_checkpoints()):
-        what = "no intact checkpoint:" if damaged else "no checkpoint, but"
-        raise StoppedError(f"{run.path} has {what} {trace}; {START_ANOTHER}")
+    if checkpoint is None and (trace := damaged or run.trace_of_checkpoints()):
+        problem = "no intact checkpoint:" if damaged else "no checkpoint, but"
+        raise StoppedError(f"{run.path} has {problem} {trace}; {START_ANOTHER}")
     # Warn of damage that does not prevent a resume.
     if damaged:
-        print_warning(f"{damaged}; continuing from {found}")
-    if found and (lost := run.policy_damage()):
+        print_warning(f"{damaged}; continuing from {checkpoint}")
+    if checkpoint and (lost := run.policy_damage()):
         print_warning(f"{run.policy_dir} is damaged: {lost}")
-    if not damaged and found and not (found / MANIFEST).is_file():
-        print_warning(f"{found} has no {MANIFEST}, so its integrity cannot be checked")
-    return found
+    if not damaged and checkpoint and not (checkpoint / MANIFEST).is_file():
+        print_warning(
+            f"{checkpoint} has no {MANIFEST}, so its integrity cannot be checked"
+        )
+    return checkpoint
 
 
 def trim_log(run: Run, iteration: int) -> None:

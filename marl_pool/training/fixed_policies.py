@@ -34,7 +34,7 @@ def load_fixed(
     """Load the policy of each fixed group.
 
     Args:
-        fixed: group → name of a scripted policy, or a folder; None: all groups learn.
+        fixed: group → name of a scripted policy, or a folder; None if all groups learn.
         groups: groups of the environment, by name.
         env: name of the environment.
         plugins: ``package.module:Class`` names that the folders may use.
@@ -43,25 +43,25 @@ def load_fixed(
     Raises:
         InputError: an unknown policy, or one that does not fit its group.
     """
-    found: Fixed = {}
+    policies: Fixed = {}
     for name, source in (fixed or {}).items():
         try:
             if is_scripted(source):
                 # Build it once to check its name; each runner builds its own.
                 build_fixed(source, env, name, groups[name])
-                found[name] = source
+                policies[name] = source
             elif saved is not None:
                 # Resume with the run's own copy: the source may have moved or changed.
                 modules, _ = load_modules(saved, plugins=plugins)
-                found[name] = modules[frozen_module(name)].requires_grad_(False)
+                policies[name] = modules[frozen_module(name)].requires_grad_(False)
             else:
                 # Load the policy of another run, and check that it fits this group.
                 policy = load_frozen(Path(source), name, plugins)
                 validate_fit(policy, groups[name], source)
-                found[name] = policy
+                policies[name] = policy
         except InputError as error:
             raise InputError(f"fixed.{name}: {error}") from error
-    return found
+    return policies
 
 
 def build_fixed(
@@ -103,9 +103,9 @@ def load_frozen(path: Path, group: str, plugins: Sequence[str]) -> SpecifiedPoli
 
 
 def validate_fit(policy: SpecifiedPolicy, group: AgentGroup, path: str) -> None:
-    """Reject a policy whose tokens or actions are not those of the group.
+    """Reject a policy whose tokens or actions differ from the group's.
 
-    The number of tokens may differ from that in training, if its pooling head allows.
+    The number of tokens may differ from training, if its pooling head allows.
 
     Raises:
         InputError: the policy does not fit.

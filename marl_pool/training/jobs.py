@@ -41,8 +41,8 @@ class Job:
 
     def load(self) -> Callable[..., None]:
         """Import the function, which may load torch and ray."""
-        found: Callable[..., None] = pkgutil.resolve_name(self.function)
-        return found
+        function: Callable[..., None] = pkgutil.resolve_name(self.function)
+        return function
 
     def total(self, config: Mapping[str, Any]) -> int:
         """Return the largest amount of a run with this configuration."""
@@ -79,7 +79,11 @@ def _epochs(row: Row, config: FitConfig) -> int:
 
 
 OF_EPISODES = (
-    *("time_limit", "env_timeout", "checkpoint", "storage", "callbacks"),
+    "time_limit",
+    "env_timeout",
+    "checkpoint",
+    "storage",
+    "callbacks",
     "env.workers",
 )
 """Keys that every run that plays episodes may change when it is resumed."""
@@ -115,8 +119,14 @@ JOBS = {
         _epochs,
         lambda config: config.fit.folds * config.fit.epochs,
         (
-            *("time_limit", "checkpoint", "storage", "callbacks"),
-            *("data_dir", "threads", "kernels", "device"),
+            "time_limit",
+            "checkpoint",
+            "storage",
+            "callbacks",
+            "data_dir",
+            "threads",
+            "kernels",
+            "device",
         ),
         FILE,
     ),
@@ -134,42 +144,43 @@ def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:
     if run.verb != verb:
         raise InputError(f"{run.path}: expected a run of {verb}, got one of {run.verb}")
     ignored = {*RUN_CONTROL, *JOBS[verb].controls}
-    wanted, found = map(with_absolute_folders, (config, run.config))
-    if changed := differences(wanted, found, ignored):
+    expected, actual = map(with_absolute_folders, (config, run.config))
+    if changed := differences(expected, actual, ignored):
         raise InputError(f"{run.path}: {'; '.join(changed)}")
 
 
 def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], ignored: Collection[str]
+    expected: Mapping[str, Any], actual: Mapping[str, Any], ignored: Collection[str]
 ) -> list[str]:
     """List the settings in which two differ.
 
     Args:
-        wanted: plain data, nested.
-        found: plain data, nested.
+        expected: plain data, nested.
+        actual: plain data, nested.
         ignored: dotted keys of settings, and top-level keys of whole sections.
     """
-    left, right = dict(_flat(wanted)), dict(_flat(found))
+    first, second = dict(_flat(expected)), dict(_flat(actual))
     return [
-        f"{key}: expected {show(left.get(key))}, got {show(right.get(key))}"
-        for key in left | right
-        if not {key, key.split(".")[0]} & {*ignored} and left.get(key) != right.get(key)
+        f"{key}: expected {show(first.get(key))}, got {show(second.get(key))}"
+        for key in first | second
+        if not {key, key.split(".")[0]} & {*ignored}
+        and first.get(key) != second.get(key)
     ]
 
 
 def with_absolute_folders(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make folders of frozen policies and teachers absolute, to resume anywhere."""
-    found = dict(config)
+    result = dict(config)
     if fixed := config.get("fixed"):
         from marl_pool.envs.scripted import is_scripted  # loads torch
 
-        found["fixed"] = {
+        result["fixed"] = {
             group: name if is_scripted(name) else _absolute(name)
             for group, name in fixed.items()
         }
     if (teacher := config.get("teacher")) and Path(teacher).expanduser().is_dir():
-        found["teacher"] = _absolute(teacher)
-    return found
+        result["teacher"] = _absolute(teacher)
+    return result
 
 
 def _absolute(folder: str) -> str:

@@ -24,8 +24,8 @@ def last_words(message: str, orphans: Collection[int] = ()) -> Iterator[None]:
         message: a line.
         orphans: ids of processes to kill if this one dies.
     """
-    # A script of its own, in isolation: it starts at once and imports nothing else. In
-    # a session of its own, Ctrl-C does not reach it.
+    # A separate, isolated script starts at once and imports nothing else. In a new
+    # session, Ctrl-C does not reach it.
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, message, *map(str, orphans)],
         stdin=subprocess.PIPE,

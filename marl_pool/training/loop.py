@@ -39,7 +39,7 @@ class Iteration(NamedTuple):
 
     metrics: Mapping[str, float]
     """Numbers to log, by name; the same names in every iteration."""
-    shown: Mapping[str, float]
+    progress: Mapping[str, float]
     """Numbers displayed by the progress bar, by name."""
 
 
@@ -296,7 +296,7 @@ class TrainingLoop:
                 with self._writing("metrics.csv"):
                     self.run.log({"iteration": number, **step.metrics})
                 self.has_logged = True
-                progress.update(method.done, **step.shown)
+                progress.update(method.done, **step.progress)
                 is_over = notify(self.callbacks, self.run, self.run.metrics.last)
                 self.stopping = self.stopping or is_over
                 if method.is_due or number % every == 0:
@@ -320,26 +320,26 @@ class TrainingLoop:
                 method.save(folder)
             # If the process is killed here, `Run.lock` saves the policy later.
             if best is not None:
-                with self.run.save_policy_dir(best) as to:
-                    method.save_policy(to)
+                with self.run.save_policy_dir(best) as policy_folder:
+                    method.save_policy(policy_folder)
             self.run.prune(self.config.checkpoint.keep)
         self.run.on_saved()
 
-    def _writing(self, what: str) -> AbstractContextManager[None]:
-        return errors.writing(self.run, self.method.where(self.iteration), what)
+    def _writing(self, item: str) -> AbstractContextManager[None]:
+        return errors.writing(self.run, self.method.where(self.iteration), item)
 
     def _must_stop(self) -> bool:
         # Take at least one step in a session, however short the time limit.
-        left = self._seconds_left()
-        late = self.has_stepped and left is not None and left <= 0
+        seconds = self._seconds_left()
+        late = self.has_stepped and seconds is not None and seconds <= 0
         stopping = self.stopping or late or self.ctrl_c.requested
         self.stopping = stopping or self.should_stop()
         return self.stopping
 
     def _is_late(self) -> bool:
         # A session without an iteration would make no progress, however often repeated.
-        left = self._seconds_left()
-        return self.has_logged and left is not None and left <= 0
+        seconds = self._seconds_left()
+        return self.has_logged and seconds is not None and seconds <= 0
 
     def _seconds_left(self) -> float | None:
         limit = self.config.time_limit

@@ -26,7 +26,7 @@ def descend(
         optimizer: optimizer of the parameters.
         loss: scalar to minimise.
         lr: learning rate of this step.
-        grad_clip: maximum global norm of the gradient; None: no limit.
+        grad_clip: maximum global norm of the gradient, or None for no limit.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -64,10 +64,10 @@ class FlatParameters:
             self.values = nn.Parameter(
                 torch.cat([p.flatten() for p in self.parameters])
             )
-        for parameter, part in zip(
+        for parameter, view in zip(
             self.parameters, self.split(self.values.detach()), strict=True
         ):
-            parameter.data = part
+            parameter.data = view
         # Memory for gradients that are not autograd's.
         self._gradient = torch.zeros_like(self.values.detach())
         self._gradients = self.split(self._gradient)
@@ -87,13 +87,13 @@ class FlatParameters:
         return all(p.requires_grad and not p._backward_hooks for p in self.parameters)
 
     def view_grad(self) -> None:
-        """Make the parameters' gradients views of that of `values`, all zero."""
+        """Make the parameters' gradients views of the gradient of `values`, zero."""
         self.values.grad = self._gradient.zero_()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
 
     def gather_grad(self) -> Tensor:
-        """Copy the parameters' gradients to that of `values`; return it."""
+        """Copy the parameters' gradients to the gradient of `values`; return it."""
         gradients = [
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]
@@ -104,7 +104,7 @@ class FlatParameters:
 class FlatAdam(torch.optim.Adam):
     """Fused Adam of one tensor, whose steps are little more than the arithmetic.
 
-    The steps are those of `torch.optim.Adam`, bit for bit. After a large network has
+    The steps equal `torch.optim.Adam`'s, bit for bit. After a large network has
     filled the cache, its Python code takes several times as long as they do.
 
     Args:
@@ -112,7 +112,7 @@ class FlatAdam(torch.optim.Adam):
         lr: learning rate.
 
     Attributes:
-        found_inf: 1.0 to leave out a step, 0.0 otherwise, a tensor; None: 0.0.
+        found_inf: tensor, 1.0 to leave out a step, else 0.0; by default None, as 0.0.
     """
 
     found_inf: Tensor | None = None
@@ -163,19 +163,19 @@ class FlatAdam(torch.optim.Adam):
 def moments(optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the tensors of an optimizer's state, by parameter and name."""
     return {
-        f"{number}/{name}": part
-        for number, own in optimizer.state_dict()["state"].items()
-        for name, part in own.items()
+        f"{number}/{name}": tensor
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, tensor in state.items()
     }
 
 
 def load_moments(optimizer: Optimizer, tensors: Tensors) -> None:
     """Restore an optimizer's state from its `moments`, if there are any."""
     state: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    for key, part in tensors.items():
+    for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         # Clone it: the optimizer changes its state in place.
-        state[int(number)][name] = part.clone()
+        state[int(number)][name] = tensor.clone()
     if state:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
@@ -184,8 +184,8 @@ def write_tensors(tensors: Tensors, file: Path) -> None:
     """Write tensors as safetensors, all of them or none."""
     # Clone them: safetensors refuses tensors that share memory, as tied weights do.
     on_cpu = {
-        name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, part in tensors.items()
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
     }
     # Write by Python, so that a full disk is an OSError like any other.
     with new_binary_file(file) as out:

@@ -44,7 +44,7 @@ class PPOSettings:
     batch_size: PositiveInt = 2048
     """Agent steps in one iteration, over all runners."""
     minibatch_size: PositiveInt | None = 512
-    """Agent steps in one gradient step; None: the whole batch."""
+    """Agent steps in one gradient step, or None for the whole batch."""
     num_epochs: PositiveInt = 3
     """Passes over each batch."""
     max_seq_len: PositiveInt = 32
@@ -72,7 +72,7 @@ class PPOSettings:
     kl_target: PositiveFloat = 0.01
     """Target of the KL divergence, to which the penalty's weight adapts."""
     grad_clip: PositiveFloat | None = 10.0
-    """Largest global norm of the gradient; None: no limit."""
+    """Largest global norm of the gradient, or None for no limit."""
     dropout: Probability = 0.0
     """Dropout of the encoder, in the learner only. Above 0 the probability ratio of an
     update does not start at 1."""
@@ -81,7 +81,7 @@ class PPOSettings:
     sampling and evaluation see all tokens. As with ``dropout``, the probability ratio
     does not start at 1."""
     value_clip: PositiveFloat | None = None
-    """Upper limit of a value's squared error in the loss; None: no limit."""
+    """Upper limit of a value's squared error in the loss, or None for no limit."""
 
     def __post_init__(self) -> None:
         if self.minibatch_size is not None and self.minibatch_size > self.batch_size:
@@ -111,7 +111,7 @@ class RunConfig:
     seed: Seed = 0
     """Seed of environments, initial weights and every other random choice."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which training ends with its iteration; None: no limit."""
+    """Seconds after which training ends with its iteration, or None for no limit."""
     threads: PositiveInt = 2
     """CPU threads of torch in the main process."""
     kernels: Kernels = "auto"
@@ -123,7 +123,7 @@ class RunConfig:
     """Interval and number of checkpoints."""
     storage: StorageURL | None = None
     """URL of fsspec, such as s3://bucket/runs, below which the run's folder is mirrored
-    after each checkpoint; None: no mirror."""
+    after each checkpoint, or None for no mirror."""
     callbacks: list[str] = field(default_factory=list)
     """Followers of each iteration: wandb (Weights & Biases) or package.module:Class
     names of subclasses of marl_pool.callbacks.Callback."""
@@ -132,7 +132,7 @@ class RunConfig:
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Convert checked plain data, as in ``run.config``."""
         hints, values = get_type_hints(cls), dict[str, Any]()
-        for name in (each.name for each in fields(cls) if each.name in plain):
+        for name in (f.name for f in fields(cls) if f.name in plain):
             hint, value = hints[name], plain[name]
             is_section = hint is Options or is_dataclass(hint)
             values[name] = hint(**value) if is_section else value
@@ -145,8 +145,8 @@ class EpisodeRunConfig(RunConfig):
 
     env_timeout: PositiveFloat | None = None
     """Seconds that one step or reset of all environments of a process may take, before
-    the run ends with a line that names the environment. None: no limit in the main
-    process, 600 in other processes."""
+    the run ends with a line that names the environment. None is no limit in the
+    main process, and 600 in other processes."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ class TrainSettings(EpisodeRunConfig):
     """Settings of the run itself, not of one of its parts."""
 
     modules: dict[str, str] | None = None
-    """Group that learns → name of its module; None: one module for each group."""
+    """Group that learns → name of its module, or None for one module each."""
     fixed: dict[str, str] | None = None
     """Group that does not learn → heuristic, random, package.module:Class of a
-    policy, or the folder of a policy or run to freeze. None: all groups learn."""
+    policy, or the folder of a policy or run to freeze. With None all groups learn."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder of a frozen policy may use."""
     total_steps: PositiveInt = 1_000_000
@@ -254,7 +254,7 @@ class EvolveSettings(EpisodeRunConfig):
     """Validation, which selects the best solution."""
     max_envs: PositiveInt | None = None
     """Largest number of environments that a process steps together; larger populations
-    are split. None: 8192 or, for simulators, ``repetitions``."""
+    are split. None is 8192 or, for simulators, ``repetitions``."""
     resources: WorkerSettings = field(default_factory=WorkerSettings)
     """Processes and GPUs."""
 
@@ -274,7 +274,7 @@ class SweepSettings:
     """Settings of the execution of a sweep, which do not affect its results."""
 
     concurrency: PositiveInt | None = None
-    """Simultaneous trials; None: as many as the CPUs allow."""
+    """Simultaneous trials, or None for as many as the CPUs allow."""
     cpus_per_trial: PositiveInt = 1
     """CPUs, and threads of torch, of each trial's main process."""
     gpus_per_trial: NonNegativeFloat = 0
@@ -285,7 +285,7 @@ class SweepSettings:
     """Trials of a search, which has no grid."""
     metric: str | None = None
     """Column of metrics.csv whose best value a search maximizes or, with a minus in
-    front, minimizes. None: return_mean, and of a fit the validation metric."""
+    front, minimizes. None is return_mean, and for a fit the validation metric."""
     asha: bool = True
     """Stop trials of a search early that do worse than others, by asynchronous
     successive halving (https://arxiv.org/abs/1810.05934)."""

@@ -116,28 +116,28 @@ class Interruptible(ExitStack):
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         _handled.append(number)
-        by = signal.Signals(number)
-        error = KeyboardInterrupt() if by == signal.SIGINT else Terminated(number)
+        source = signal.Signals(number)
+        error = KeyboardInterrupt() if source == signal.SIGINT else Terminated(number)
         if self.interrupt is None:
             self.interrupt = error
             # Do not print: the interrupted code may hold the lock of the stream.
-            line = f"{by.name}: stopping after {self.end}"
-            if by == signal.SIGINT:
+            line = f"{source.name}: stopping after {self.end}"
+            if source == signal.SIGINT:
                 line = f"stopping after {self.end}; press Ctrl-C again to stop at once"
             os.write(self.stderr, f"\nmarl-pool: {line}\n".encode())
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
-        elif by == signal.SIGINT or error.args == self.interrupt.args:
+        elif source == signal.SIGINT or error.args == self.interrupt.args:
             raise error
 
 
 @contextmanager
-def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
+def patience(subject: str, limit: float, interval: float = 10.0) -> Iterator[None]:
     """Print a line at intervals, and end the block after the limit.
 
     Only the main thread can be interrupted; elsewhere the block has no limit.
 
     Args:
-        what: what the block waits for, for the line and the message.
+        subject: what the block waits for, for the line and the message.
         limit: seconds.
         interval: seconds between two lines.
 
@@ -155,7 +155,7 @@ def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
         if waited >= limit:
             raise KeyboardInterrupt
         # Do not print: the interrupted code may hold the lock of the stream.
-        os.write(STDERR, f"marl-pool: {what}: {waited:.0f} s\n".encode())
+        os.write(STDERR, f"marl-pool: {subject}: {waited:.0f} s\n".encode())
 
     previous = signal.signal(signal.SIGALRM, tick)
     interval = min(interval, limit)
@@ -165,7 +165,7 @@ def patience(what: str, limit: float, interval: float = 10.0) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if time.monotonic() - began < limit:
             raise  # Ctrl-C
-        raise TimeoutError(f"{what}: not within {limit:.0f} s") from error
+        raise TimeoutError(f"{subject}: not within {limit:.0f} s") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -70,7 +70,7 @@ def clone(
 def _validate(config: CloneConfig) -> None:
     """Validate what no single section of the configuration can check."""
     settings, perturbation = config.clone, config.perturbation
-    # The last round needs batches of its own.
+    # The last round needs at least one batch.
     last = settings.round_start(settings.rounds)
     if config.total_batches <= last:
         raise InputError(
@@ -87,10 +87,10 @@ def _validate(config: CloneConfig) -> None:
         )
     validate_no_ramp(perturbation, "samples are learned from in any order")
     for key in ("onset", "end", "agents", "groups"):
-        if given := perturbation.get(key):
+        if value := perturbation.get(key):
             raise InputError(
                 f"perturbation.{key}: expected the default, since samples are learned "
-                f"from in any order, got {given}"
+                f"from in any order, got {value}"
             )
     severity = perturbation.get("severity", 0.0)
     # A list is a range of severities; check its upper end.
@@ -186,7 +186,7 @@ class CloningMethod(TrainingMethod):
                 self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
             self._keep_teacher()
-            # Train on these trajectories and those of all earlier rounds.
+            # Train on the trajectories of this round and all earlier ones.
             last = number == self.settings.rounds
             self.end = self.total if last else self.settings.round_start(number + 1)
             if not self.round_is_over:
@@ -239,8 +239,10 @@ class CloningMethod(TrainingMethod):
             "learn_seconds": learn_seconds,
             "samples_per_second": score.steps / learn_seconds,
         }
-        shown = {n: row[n] for n in ("samples_per_second", "loss", "validation_loss")}
-        return Iteration(row, {**shown, "return_mean": self.played})
+        progress = {
+            n: row[n] for n in ("samples_per_second", "loss", "validation_loss")
+        }
+        return Iteration(row, {**progress, "return_mean": self.played})
 
     def _learn(self) -> Score:
         """Train for one iteration, at most to the end of the round."""
@@ -279,7 +281,7 @@ class CloningMethod(TrainingMethod):
         count = self.settings.play_episodes
         rollout = Rollout(
             self.dataset.make_env(PLAY_ENV_IDS, count, student=True),
-            {**self.roles.others, self.roles.group: self.student.eval()},
+            {**self.roles.other_policies, self.roles.group: self.student.eval()},
             perturbation=self.augmentation.build(),
         )
         returns = rollout.episodes().returns[self.roles.group]
@@ -328,7 +330,7 @@ class CloningMethod(TrainingMethod):
         group = self.roles.group
         modules: dict[str, SpecifiedPolicy] = {group: self.student}
         groups = {group: group}
-        for name, policy in self.roles.others.items():
+        for name, policy in self.roles.other_policies.items():
             if isinstance(policy, SpecifiedPolicy):
                 groups[name] = frozen_module(name)
                 modules[groups[name]] = policy

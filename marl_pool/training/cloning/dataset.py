@@ -51,19 +51,19 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 def save_round(
-    path: Path, sides: Sides, about: dict[str, Any], rows: RowTable | None
+    path: Path, sides: Sides, description: dict[str, Any], rows: RowTable | None
 ) -> None:
     """Write a round atomically; ``rows`` is None unless features are uint8."""
-    about = {
+    description = {
         "format": FORMAT,
         "package_version": __version__,
-        **about,
+        **description,
         "digests": {name: list(side.digests) for name, side in sides.items()},
     }
     # Write the files into a new folder, which takes its name when it is complete.
     with new_folder(path) as folder:
         for name, side in sides.items():
-            tensors = {part: each.contiguous() for part, each in side.steps.items()}
+            tensors = {part: tensor.contiguous() for part, tensor in side.steps.items()}
             tensors |= {part: getattr(side, part) for part in PER_TRAJECTORY}
             # Store only the rows in use, and renumber them.
             if rows is not None:
@@ -72,7 +72,7 @@ def save_round(
             with new_binary_file(folder / f"{name}.safetensors") as binary:
                 binary.write(save(tensors))
         with new_file(folder / ABOUT) as out:
-            out.write(json.dumps(about, indent=1) + "\n")
+            out.write(json.dumps(description, indent=1) + "\n")
         write_manifest(folder)
 
 
@@ -82,11 +82,13 @@ def load_round(path: Path, rows: RowTable | None) -> Sides:
     Raises:
         InputError: missing or damaged files, or another format.
     """
-    about = read_about(path)
+    description = read_about(path)
     try:
         validate_intact(path)
         return {
-            name: _read(path / f"{name}.safetensors", about["digests"][name], rows)
+            name: _read(
+                path / f"{name}.safetensors", description["digests"][name], rows
+            )
             for name in SIDES
         }
     except InputError as error:
@@ -104,15 +106,15 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     file = path / ABOUT
     try:
-        about = read_json(file)
+        description = read_json(file)
     except (OSError, ValueError) as error:
         raise InputError(f"trajectories: {file} cannot be read: {error}") from error
-    found = about.get("format") if isinstance(about, dict) else None
-    if found != FORMAT:
+    file_format = description.get("format") if isinstance(description, dict) else None
+    if file_format != FORMAT:
         raise InputError(
-            f"trajectories: {file}: expected format {FORMAT}, got {found!r}"
+            f"trajectories: {file}: expected format {FORMAT}, got {file_format!r}"
         )
-    return dict(about)
+    return dict(description)
 
 
 def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories:
@@ -124,8 +126,8 @@ def _read(file: Path, digests: list[str], rows: RowTable | None) -> Trajectories
         numbers = rows.number(tensors[TABLE])
         flat = steps[NUMBERS].flatten().long()
         steps[NUMBERS] = numbers[flat].view(steps[NUMBERS].shape)
-    others = (tensors[name] for name in PER_TRAJECTORY)
-    return Trajectories(steps, tuple(digests), *others)
+    per_trajectory = (tensors[name] for name in PER_TRAJECTORY)
+    return Trajectories(steps, tuple(digests), *per_trajectory)
 
 
 class CloneDataset:
@@ -174,8 +176,8 @@ class CloneDataset:
             number: number of the round; the teacher plays in round 0.
             student: policy that plays in the later rounds.
             learned: batches that it has learned from so far. Trajectories saved after
-                another number of batches are collected again. None: the round began
-                before the run was resumed, so read what was saved.
+                another number of batches are collected again. None if the round
+                began before the run was resumed: read what was saved.
 
         Raises:
             InputError: damaged trajectories, or none that is long enough.
@@ -185,8 +187,8 @@ class CloneDataset:
         if path.is_dir() and learned in (None, read_about(path).get("learned")):
             new = load_round(path, self.rows)
         else:
-            new, about = self._collect(number, student, learned or 0)
-            save_round(path, new, about, self.rows)
+            new, description = self._collect(number, student, learned or 0)
+            save_round(path, new, description, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
         self.sides = {name: join([self.sides.get(name), new[name]]) for name in SIDES}
 
@@ -194,16 +196,16 @@ class CloneDataset:
         self, number: int, student: Agent, learned: int
     ) -> tuple[Sides, dict[str, Any]]:
         settings = self.settings
-        # Round 0 is the teacher's; each later round has environments of its own.
+        # Round 0 is the teacher's; each later round has new environments.
         episodes = settings.round_episodes if number else settings.episodes
         first = settings.episodes + (number - 1) * episodes if number else 0
-        # Play in the environments of validation and, then, in those of training.
+        # Play in the environments of validation, then in the ones of training.
         play = partial(self._play, number, student)
         held_out = settings.validation_episodes
         validation = play(VALIDATION_ENVS, held_out, "validation")
         train = play(first, episodes, "train")
         # Describe the round in the file that is saved with it.
-        about = {
+        description = {
             "round": number,
             "learned": learned,
             "privileged_targets": list(self.roles.teacher.target_names),
@@ -217,8 +219,8 @@ class CloneDataset:
         # Drop duplicates, so that no trajectory is on both sides.
         validation = validation.without_duplicates()
         earlier = (validation, *self.sides.values())
-        known = [digest for side in earlier for digest in side.digests]
-        kept = train.without_duplicates(known)
+        known_digests = [digest for side in earlier for digest in side.digests]
+        kept = train.without_duplicates(known_digests)
         if not len(kept) and not number:
             raise InputError(
                 f"env: all {len(train)} training trajectories are validation "
@@ -228,10 +230,10 @@ class CloneDataset:
         print(
             f"round {number}: {len(kept)} trajectories to learn from, "
             f"{kept.num_steps:,} steps; {len(validation)} for validation; "
-            f"mean return {about['mean_return']:.2f}",
+            f"mean return {description['mean_return']:.2f}",
             file=sys.stderr,
         )
-        return {"train": kept, "validation": validation}, about
+        return {"train": kept, "validation": validation}, description
 
     def _play(
         self, number: int, student: Agent, first: int, episodes: int, name: str
@@ -263,13 +265,13 @@ class CloneDataset:
                 progress.update(done + count, steps=steps)
         return join(parts)
 
-    def _long(self, played: Trajectories) -> Trajectories:
+    def _long(self, trajectories: Trajectories) -> Trajectories:
         """Keep trajectories with at least ``min_length`` steps."""
-        least = self.settings.min_length
-        long = played.lengths >= least
+        min_length = self.settings.min_length
+        long = trajectories.lengths >= min_length
         if not long.any():
             raise InputError(
-                f"clone.min_length: none of {len(played)} trajectories has {least} "
-                f"steps; the longest has {played.lengths.max()}"
+                f"clone.min_length: none of {len(trajectories)} trajectories has "
+                f"{min_length} steps; the longest has {trajectories.lengths.max()}"
             )
-        return played.keep(long)
+        return trajectories.keep(long)

@@ -40,7 +40,7 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     """
     seed, policy = config.seed, config.policy
     context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
-    # Seed the construction, too: a class of one's own may take no seed.
+    # Seed the construction, too: a plug-in class may take no seed.
     with seeded(seed, "student"):
         student: Agent = build(
             policy.name, AGENTS, "policy", Agent, policy.arguments, context
@@ -60,10 +60,10 @@ class Score(NamedTuple):
     steps: int
     """Number of valid steps."""
 
-    def plus(self, other: "Score") -> "Score":
+    def plus(self, score: "Score") -> "Score":
         """Add two scores."""
-        pairs: Any = zip(self, other, strict=True)
-        return Score(*(own + more for own, more in pairs))
+        pairs: Any = zip(self, score, strict=True)
+        return Score(*(first + second for first, second in pairs))
 
 
 NOTHING = Score(torch.zeros(()), torch.zeros(()), torch.zeros(()), 0)
@@ -96,23 +96,23 @@ def losses(
     """
     outputs = outputs.float()
     if not actions.discrete:
-        each = torch.zeros_like(outputs[..., 0])
+        step_losses = torch.zeros_like(outputs[..., 0])
         if actions.low:
             # Continuous actions: mean squared error.
             numbers = batch.label[..., len(actions.choices) :]
             errors = outputs[..., actions.num_options :] - numbers
-            each = errors.square().mean(-1)
+            step_losses = errors.square().mean(-1)
         if actions.choices:
             choices = ActionSpec(choices=actions.choices)
-            each = each - log_prob(choices, outputs, batch.label)
-        return each.masked_fill(~batch.valid, 0.0)
+            step_losses = step_losses - log_prob(choices, outputs, batch.label)
+        return step_losses.masked_fill(~batch.valid, 0.0)
     # Cross-entropy with the teacher's choice or its probabilities.
     target = batch.label.flatten()
     if settings.soft:
         assert batch.logits is not None
         target = batch.logits.softmax(-1).flatten(0, 1)
-    each = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
-    each = each.view_as(batch.valid)
+    step_losses = cross_entropy(outputs.flatten(0, 1), target, reduction="none")
+    step_losses = step_losses.view_as(batch.valid)
     # Weight steps by the margin of the teacher's logits, and add expected regret.
     if settings.margin_weighting is not None or settings.expected_regret:
         assert batch.logits is not None
@@ -122,10 +122,10 @@ def losses(
             regret = regret.masked_fill(~batch.action_mask, 0.0)
         if settings.margin_weighting is not None:
             margin = regret.amax(-1) / settings.margin_weighting
-            each = each * (LEAST_WEIGHT + margin.clamp(max=1.0))
+            step_losses = step_losses * (LEAST_WEIGHT + margin.clamp(max=1.0))
         expected = (outputs.softmax(-1) * regret).sum(-1)
-        each = each + settings.expected_regret * expected
-    return each.masked_fill(~batch.valid, 0.0)
+        step_losses = step_losses + settings.expected_regret * expected
+    return step_losses.masked_fill(~batch.valid, 0.0)
 
 
 class AuxiliaryHead(nn.Module):
@@ -191,7 +191,7 @@ def auxiliary_errors(predicted: Tensor, targets: Tensor, valid: Tensor) -> Tenso
 class Learner:
     """A student and its optimizer, Adam.
 
-    With ``truncate`` each window of that many steps is a gradient step of its own; the
+    With ``truncate`` each window of that many steps is a separate gradient step; the
     memory is carried from one window to the next without a gradient (truncated
     backpropagation through time).
 
@@ -265,8 +265,8 @@ class Learner:
         # Compare actions and, with a head, predictions of the privileged targets.
         actions = self.student.actions
         outputs = mask_logits(outputs.float(), batch.action_mask)
-        each = losses(outputs, batch, self.settings, actions)
-        right = auxiliary_error = each.new_zeros(())
+        step_losses = losses(outputs, batch, self.settings, actions)
+        right = auxiliary_error = step_losses.new_zeros(())
         # Accuracy is defined for discrete actions alone.
         if actions.discrete:
             right = ((outputs.argmax(-1) == batch.label) & batch.valid).sum()
@@ -275,4 +275,5 @@ class Learner:
             predicted = self.auxiliary_head(hidden)
             errors = auxiliary_errors(predicted, batch.privileged_targets, batch.valid)
             auxiliary_error = errors.sum()
-        return Score(each.sum(), right, auxiliary_error, int(batch.valid.sum())), memory
+        count = int(batch.valid.sum())
+        return Score(step_losses.sum(), right, auxiliary_error, count), memory

@@ -51,7 +51,7 @@ class SequenceBatch(NamedTuple):
         )
 
     def windows(self, length: int | None) -> Iterator["SequenceBatch"]:
-        """Cut along time into windows of ``length`` steps; None: only one."""
+        """Cut along time into windows of ``length`` steps, or None for only one."""
         length = length or self.valid.shape[1]
         parts = (
             repeat(None) if part is None else part.split(length, 1) for part in self
@@ -87,7 +87,7 @@ class Augmentation:
         return stream_keys(self.seed, numbers, turns, Purpose.LEARNING, part)
 
     def perturb(self, tokens: Tokens, turn: int, part: int = PERTURB) -> Tokens:
-        """Perturb sequences ``(B, T, N, …)``, each with a random stream of its own."""
+        """Perturb sequences ``(B, T, N, …)``, each with a separate random stream."""
         perturbation = self.build()
         if perturbation is None:
             return tokens
@@ -128,8 +128,8 @@ class Augmentation:
         ):
             size = vectors.shape[-1]
             random = one_hot((pair[..., 0] * size).long(), size).to(vectors)
-            chosen = (pair[..., 1:] < noise) & present
-            changed.append(torch.where(chosen, random, vectors))
+            is_replaced = (pair[..., 1:] < noise) & present
+            changed.append(torch.where(is_replaced, random, vectors))
         return torch.cat([*changed[1:], changed[0]], -1)
 
 
@@ -197,8 +197,8 @@ class Sampler:
             shuffler = torch.Generator().manual_seed(int(key) & ((1 << 63) - 1))
             self._order = torch.randperm(self.count, generator=shuffler)
             self._epoch = epoch
-        chosen = self._order[place * self.size : (place + 1) * self.size]
-        return self.select(chosen, turn)
+        numbers = self._order[place * self.size : (place + 1) * self.size]
+        return self.select(numbers, turn)
 
     def all(self, limit: int) -> Iterator[SequenceBatch]:
         """Yield all items, or ``limit`` steps evenly spread; the same at each call."""
@@ -206,16 +206,16 @@ class Sampler:
         # Whole trajectories are few, so all of them are measured.
         if not self.whole and limit < self.count:
             items = torch.linspace(0, self.count - 1, limit).long()
-        for turn, chosen in enumerate(items.split(self.size)):
-            yield self.select(chosen, turn, VALIDATE)
+        for turn, numbers in enumerate(items.split(self.size)):
+            yield self.select(numbers, turn, VALIDATE)
 
-    def select(self, chosen: Tensor, turn: int, part: int = PERTURB) -> SequenceBatch:
+    def select(self, numbers: Tensor, turn: int, part: int = PERTURB) -> SequenceBatch:
         """Gather and augment items by their numbers."""
         # Gather the steps of the items.
-        rows, valid = self._rows(chosen)
+        rows, valid = self._rows(numbers)
         steps = {
-            name: each.index_select(0, rows.flatten()).unflatten(0, rows.shape)
-            for name, each in self.trajectories.steps.items()
+            name: tensor.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+            for name, tensor in self.trajectories.steps.items()
         }
         # Perturb observations and, but for validation, previous actions.
         tokens = self._tokens(steps, turn, part)
@@ -243,16 +243,16 @@ class Sampler:
             steps.get("action_mask"),
         )
 
-    def _rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return step indices ``(B, T)`` and a mask of the valid ones."""
         if not self.whole:
-            return chosen[:, None], torch.ones(len(chosen), 1, dtype=torch.bool)
-        lengths, starts = self.lengths[chosen][:, None], self.starts[chosen][:, None]
+            return numbers[:, None], torch.ones(len(numbers), 1, dtype=torch.bool)
+        lengths, starts = self.lengths[numbers][:, None], self.starts[numbers][:, None]
         time = torch.arange(int(lengths.max()))
         # Pad a short trajectory by its last step, which is masked there.
         rows = starts + torch.minimum(time, lengths - 1)
         # Exclude the burn-in of a chunk, unless an episode begins with it.
-        begins = self.begins[chosen][:, None]
+        begins = self.begins[numbers][:, None]
         warm = begins | (time >= self.augmentation.settings.burn_in)
         return rows, (time < lengths) & warm
 
@@ -270,10 +270,10 @@ class Sampler:
 
     def _moves_only(self) -> bool:
         """True if the perturbation moves or hides tokens, but changes no features."""
-        made = self.augmentation.build()
-        if type(made) is Shuffle:
-            return made.scope == "token"
-        return made is None or type(made) is Occlude
+        perturbation = self.augmentation.build()
+        if type(perturbation) is Shuffle:
+            return perturbation.scope == "token"
+        return perturbation is None or type(perturbation) is Occlude
 
     def _bytes(self, numbers: Tensor) -> Tensor:
         assert self.table is not None

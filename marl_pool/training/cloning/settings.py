@@ -34,7 +34,7 @@ class CloneSettings:
     round_steps: PositiveInt | None = None
     """Steps of each of these episodes per round; the next round continues the same
     games, so that all phases of a long game are covered. A resumed run begins new
-    games. None: whole episodes, new ones in each round."""
+    games. With None each round has new, whole episodes."""
     rollout_env: dict[str, Any] = field(default_factory=dict)
     """Options of the environment to override while the student plays."""
     first_round: PositiveInt = 2000
@@ -45,10 +45,10 @@ class CloneSettings:
     """Sequences of a batch: whole trajectories (or chunks) of a recurrent student,
     single steps otherwise."""
     truncate: PositiveInt | None = None
-    """Steps of backpropagation through time; None: the whole sequence."""
+    """Steps of backpropagation through time, or None for the whole sequence."""
     chunk_length: PositiveInt | None = None
     """Steps of the chunks that trajectories are cut into for a recurrent student, each
-    learned with a fresh memory. None: whole trajectories."""
+    learned with a fresh memory, or None for whole trajectories."""
     burn_in: NonNegativeInt = 0
     """First steps of a chunk that are excluded from the loss, because the memory is
     not warm yet; chunks that begin an episode have none."""
@@ -56,10 +56,10 @@ class CloneSettings:
     """Learn the teacher's action probabilities, not only its choice."""
     margin_weighting: PositiveFloat | None = None
     """Weight steps by the margin between the teacher's best and worst logit: from 0.1
-    at margin 0 to 1.1 at this margin and above. None: all steps have weight 1."""
+    at margin 0 to 1.1 at this margin and above. With None all steps have weight 1."""
     expected_regret: NonNegativeFloat = 0.0
     """Weight of the expected-regret loss: the margin between the teacher's best logit
-    and that of the student's choice, in expectation over the student's choices."""
+    and the logit of the student's choice, in expectation over these choices."""
     auxiliary: NonNegativeFloat = 0.0
     """Weight of the auxiliary head's squared error: it predicts the teacher's
     privileged targets from the student's last hidden layer. 0: no auxiliary head."""
@@ -68,7 +68,7 @@ class CloneSettings:
     lr_end: NonNegativeFloat = 1e-5
     """Learning rate of the last batch, to which it falls along a cosine."""
     grad_clip: PositiveFloat | None = 1.0
-    """Maximum global norm of the gradient; None: no limit."""
+    """Maximum global norm of the gradient, or None for no limit."""
     bfloat16: bool = False
     """Use torch's automatic mixed precision with bfloat16."""
     prev_action_noise: NonNegativeFloat = 0.0
@@ -93,7 +93,7 @@ class CloneSettings:
                 "clone.play_every: expected at least 1 with clone.select=return, got 0"
             )
         lengths = (self.chunk_length, self.round_steps)
-        if self.burn_in and any(each and self.burn_in >= each for each in lengths):
+        if self.burn_in and any(n and self.burn_in >= n for n in lengths):
             raise InputError(
                 "clone.burn_in: expected fewer steps than clone.chunk_length = "
                 f"{self.chunk_length} and clone.round_steps = {self.round_steps}, "
@@ -111,9 +111,9 @@ class CloneSettings:
 
     def lr_at(self, batch: int, total: int) -> float:
         """Return the learning rate of a batch, by its number out of ``total``."""
-        left = 1 - min(batch / max(total - 1, 1), 1.0)
-        left = (1 - math.cos(math.pi * left)) / 2
-        return self.lr_end + (self.lr - self.lr_end) * left
+        fraction = 1 - min(batch / max(total - 1, 1), 1.0)
+        fraction = (1 - math.cos(math.pi * fraction)) / 2
+        return self.lr_end + (self.lr - self.lr_end) * fraction
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class CloneRunSettings(EpisodeRunConfig):
     package.module:Class of a policy. It has to be given."""
     fixed: dict[str, str] | None = None
     """Group that is not cloned → heuristic, random, package.module:Class of a
-    policy, or the folder of a policy or run. None: there is only one group."""
+    policy, or the folder of a policy or run. None if there is only one group."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that these folders may use."""
     total_batches: PositiveInt = 5000

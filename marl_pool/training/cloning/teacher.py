@@ -129,12 +129,12 @@ class Roles:
     Attributes:
         group: name of the cloned group.
         teacher: labels the group's steps.
-        others: policies of the other groups, by name.
+        other_policies: policies of the other groups, by name.
     """
 
     group: str
     teacher: Teacher
-    others: Mapping[str, Policy]
+    other_policies: Mapping[str, Policy]
 
 
 def build_roles(
@@ -158,52 +158,52 @@ def build_roles(
         raise InputError(
             f"fixed: expected groups among {', '.join(groups)}, got {unknown[0]!r}"
         )
-    left = [name for name in groups if name not in fixed]
-    if len(left) != 1:
+    cloned_groups = [name for name in groups if name not in fixed]
+    if len(cloned_groups) != 1:
         raise InputError(
             f"fixed: expected all groups but one, that is cloned, got "
             f"{', '.join(fixed) or 'none'} of {', '.join(groups)}"
         )
-    group = left[0]
+    group = cloned_groups[0]
     # Build the policies that play the others.
     loaded = load_fixed(
         fixed, groups, env=env_name, plugins=config.plugins, saved=saved
     )
-    others = {
-        name: build_fixed(what, env_name, name, groups[name]).to(config.device)
-        for name, what in loaded.items()
+    other_policies = {
+        name: build_fixed(policy, env_name, name, groups[name]).to(config.device)
+        for name, policy in loaded.items()
     }
     assert config.teacher is not None
     try:
         teacher = _teacher(config, config.teacher, group, groups[group], kept)
     except InputError as error:
         raise InputError(f"teacher: {error}") from error
-    return Roles(group, teacher, others)
+    return Roles(group, teacher, other_policies)
 
 
 def _teacher(
-    config: CloneConfig, what: str, name: str, group: AgentGroup, kept: Path
+    config: CloneConfig, source: str, name: str, group: AgentGroup, kept: Path
 ) -> Teacher:
     env_name = config.env.name
-    if what == VALUE_TABLE:
+    if source == VALUE_TABLE:
         if env_name != "pong":
-            raise InputError(f"expected env=pong with {what}, got env={env_name}")
+            raise InputError(f"expected env=pong with {source}, got env={env_name}")
         # Import here: the console needs an extra.
         from marl_pool.envs.pong.teacher import ValueTableTeacher
 
         return PrivilegedTeacher(ValueTableTeacher())
     policy: Policy
-    if what == HEURISTIC or is_plug_in(what):
-        policy = scripted_policy(what, env=env_name, role=name, group=group)
+    if source == HEURISTIC or is_plug_in(source):
+        policy = scripted_policy(source, env=env_name, role=name, group=group)
     elif (kept / WEIGHTS).is_file():
         # Prefer the run's own copy: folders move and change.
         policy = next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
-    elif (path := Path(what).expanduser()).is_dir():
+    elif (path := Path(source).expanduser()).is_dir():
         policy = load_frozen(path, name, config.plugins)
         validate_fit(policy, group, str(path))
     else:
         raise InputError(
             f"expected {HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder "
-            f"of a policy or run, got {what!r}"
+            f"of a policy or run, got {source!r}"
         )
     return PolicyTeacher(policy.to(config.device).eval())

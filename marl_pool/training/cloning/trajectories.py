@@ -21,8 +21,14 @@ from marl_pool.training.cloning.teacher import Roles, TeacherLabel
 from marl_pool.utils.randomness import Stream
 
 STEP_PARTS = (
-    *("features", "types", "padding", "prev_action", "label"),
-    *("logits", "privileged_targets", "action_mask"),
+    "features",
+    "types",
+    "padding",
+    "prev_action",
+    "label",
+    "logits",
+    "privileged_targets",
+    "action_mask",
 )
 PER_TRAJECTORY = ("lengths", "returns", "env_ids", "begins")
 NO_ACTION = -1
@@ -47,18 +53,18 @@ class RowTable:
     def number(self, rows: Tensor) -> Tensor:
         """Add rows ``(*B, width)`` uint8; return their numbers ``(*B,)`` int32."""
         flat = np.ascontiguousarray(rows.cpu().numpy()).reshape(-1, self.width)
-        numbers, known = self._numbers, len(self._numbers)
+        numbers, old_count = self._numbers, len(self._numbers)
         keys = map(_digest, flat.view(f"V{self.width}")[:, 0].tolist())
-        found = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        row_numbers = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
         # Grow to twice the size needed, so that rows are seldom copied.
         if len(numbers) > len(self._table):
-            more = np.zeros((2 * len(numbers), self.width), np.uint8)
-            more[:known] = self._table[:known]
-            self._table = more
+            table = np.zeros((2 * len(numbers), self.width), np.uint8)
+            table[:old_count] = self._table[:old_count]
+            self._table = table
         # Copy the new rows; repeated ones are equal.
-        new = found >= known
-        self._table[found[new]] = flat[new]
-        return torch.from_numpy(found.astype(np.int32)).view(rows.shape[:-1])
+        new = row_numbers >= old_count
+        self._table[row_numbers[new]] = flat[new]
+        return torch.from_numpy(row_numbers.astype(np.int32)).view(rows.shape[:-1])
 
     def table(self) -> Tensor:
         """Return a view of the rows by number, ``(rows, width)`` uint8."""
@@ -116,30 +122,30 @@ class Trajectories:
         """Index of each trajectory's first step, ``(n,)``."""
         return self.lengths.cumsum(0) - self.lengths
 
-    def keep(self, chosen: Tensor) -> "Trajectories":
+    def keep(self, mask: Tensor) -> "Trajectories":
         """Keep the trajectories of a bool mask ``(n,)``."""
-        if chosen.all():
+        if mask.all():
             return self
-        rows = chosen.repeat_interleave(self.lengths).nonzero()[:, 0]
+        rows = mask.repeat_interleave(self.lengths).nonzero()[:, 0]
         return Trajectories(
             {name: part.index_select(0, rows) for name, part in self.steps.items()},
-            tuple(compress(self.digests, chosen.tolist())),
-            *(getattr(self, name)[chosen] for name in PER_TRAJECTORY),
+            tuple(compress(self.digests, mask.tolist())),
+            *(getattr(self, name)[mask] for name in PER_TRAJECTORY),
         )
 
-    def without_duplicates(self, known: Iterable[str] = ()) -> "Trajectories":
-        """Keep the first of equal trajectories, and none whose digest is in `known`."""
-        seen = set(known)
-        chosen = torch.zeros(len(self), dtype=torch.bool)
+    def without_duplicates(self, exclude: Iterable[str] = ()) -> "Trajectories":
+        """Keep the first of equal trajectories, and no digest of ``exclude``."""
+        earlier_digests = set(exclude)
+        mask = torch.zeros(len(self), dtype=torch.bool)
         for row, digest in enumerate(self.digests):
-            chosen[row] = digest not in seen
-            seen.add(digest)
-        return self.keep(chosen)
+            mask[row] = digest not in earlier_digests
+            earlier_digests.add(digest)
+        return self.keep(mask)
 
 
-def join(given: Iterable[Trajectories | None]) -> Trajectories:
+def join(trajectories: Iterable[Trajectories | None]) -> Trajectories:
     """Concatenate trajectories of one teacher."""
-    parts = [part for part in given if part is not None]
+    parts = [part for part in trajectories if part is not None]
     return Trajectories(
         {name: torch.cat([p.steps[name] for p in parts]) for name in parts[0].steps},
         tuple(digest for part in parts for digest in part.digests),
@@ -214,7 +220,7 @@ class BehaviourPolicy(SpecifiedPolicy):
         roles: the cloned group, its teacher, and the policies of the other groups.
         env: environments to play in.
         rows: table of distinct features, extended here; for uint8 features only.
-        student: policy that acts; None: the teacher acts.
+        student: policy that acts, or None for the teacher.
         perturbation: perturbation of the student's observations.
     """
 
@@ -233,8 +239,8 @@ class BehaviourPolicy(SpecifiedPolicy):
         self.rows, self.recorded = rows, defaultdict[str, list[Tensor]](list)
         self.noise_size = self.teacher.noise_size
         self.env_ids = env.env_ids
-        # This policy acts for the cloned group of a rollout of its own.
-        policies = {**roles.others, roles.group: self}
+        # This policy acts for the cloned group of a separate rollout.
+        policies = {**roles.other_policies, roles.group: self}
         self.rollout = Rollout(env, policies, perturbation=perturbation)
 
     def episodes(self) -> Trajectories:

@@ -19,9 +19,17 @@ A generation takes a second with 2500; time and memory grow at least quadratical
 PARTS = ("sm", "sigma_vec", "adapt_sigma")
 """Stateful attributes of cma's strategy: covariance, scaling, step-size adaptation."""
 OWN_STATE = (
-    *("sigma", "mean", "mean_after_tell", "mean_old", "pc", "pc2", "pc_neg"),
-    *("countiter", "countevals"),
-    *("_isotropic_mean_shift", "_isotropic_mean_shift_iteration"),
+    "sigma",
+    "mean",
+    "mean_after_tell",
+    "mean_old",
+    "pc",
+    "pc2",
+    "pc_neg",
+    "countiter",
+    "countevals",
+    "_isotropic_mean_shift",
+    "_isotropic_mean_shift_iteration",
 )
 """Attributes of the strategy itself on which the next generation depends."""
 CACHE_KEYS = ("_lam", "_mueff")
@@ -145,8 +153,8 @@ class CMAES(Strategy):
                 setattr(self.search, MIRRORS, value.tolist())
             else:
                 holder = holders[part]
-                old = getattr(holder, name, None)
-                array = value.ndim or isinstance(old, np.ndarray)
+                current = getattr(holder, name, None)
+                array = value.ndim or isinstance(current, np.ndarray)
                 setattr(holder, name, np.array(value) if array else value.item())
         setattr(self.search, INJECTED, injected)
         # Only the first `ask` of a search creates the timer.

@@ -126,8 +126,10 @@ class Evaluator:
         returns = torch.zeros(shape, dtype=torch.float64)
         lengths = torch.zeros(shape, dtype=torch.int64)
         for chunk in self.chunks(*shape):
-            part = task._replace(env_ids=task.env_ids[chunk.episodes])
-            returns[chunk], lengths[chunk] = self._play(vectors[chunk.members], part)
+            chunk_task = task._replace(env_ids=task.env_ids[chunk.episodes])
+            returns[chunk], lengths[chunk] = self._play(
+                vectors[chunk.members], chunk_task
+            )
         return PopulationReturns(returns, lengths)
 
     def _play(self, vectors: Tensor, task: PopulationTask) -> PopulationReturns:
@@ -159,7 +161,7 @@ class Evaluator:
         return make_perturbation(specs=[self.agent.spec], **self.perturbation)
 
     def _get_env(self, num_envs: int, env_config: dict[str, Any]) -> BatchedEnv:
-        """Build environments, or reuse those of the last call if they are the same."""
+        """Build environments, or reuse the last call's if they are the same."""
         key = (num_envs, env_config)
         if self._cached is None or self._cached[0] != key:
             # Release the old environments first, and the processes that they may have.
@@ -225,8 +227,8 @@ class Workers:
         while True:
             for actor, chunk in zip(list(idle), todo, strict=False):
                 idle.remove(actor)
-                part = task._replace(env_ids=task.env_ids[chunk.episodes])
-                future = actor.play.remote(vectors[chunk.members].numpy(), part)
+                chunk_task = task._replace(env_ids=task.env_ids[chunk.episodes])
+                future = actor.play.remote(vectors[chunk.members].numpy(), chunk_task)
                 running[future] = (actor, chunk)
             if not running:
                 return PopulationReturns(returns, lengths)
@@ -243,7 +245,7 @@ class Workers:
         from ray.exceptions import RayActorError, RayTaskError
 
         try:
-            played: PopulationReturns = ray.get(future)
+            returns: PopulationReturns = ray.get(future)
         except RayTaskError as error:
             file, cause = self.run.write_error(str(error)), error.cause
             raise StoppedError(
@@ -254,7 +256,7 @@ class Workers:
             raise StoppedError(
                 f"a worker died, was restarted and died again; see {file}"
             ) from error
-        return played
+        return returns
 
 
 class Worker(Evaluator):

@@ -174,12 +174,12 @@ class EvolutionMethod(TrainingMethod):
             "generations_per_second": 1 / seconds,
             "rollouts_per_second": played.lengths.numel() / seconds,
         }
-        shown = {
+        progress = {
             "fitness": row["fitness_mean"],
             "validated": self.run.best.score if self.run.best else float("nan"),
             "rollouts_per_second": row["rollouts_per_second"],
         }
-        return Iteration(row, shown)
+        return Iteration(row, progress)
 
     def _validate(self, best_sample: Tensor) -> dict[str, float]:
         """Validate the favourite and the fittest member; save a new best."""
@@ -252,11 +252,11 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
     Raises:
         InputError: no policy in the folder, or one unlike the agent.
     """
-    own = to_vector(agent)
+    vector = to_vector(agent)
     if init == "policy":
-        return own
+        return vector
     if init == "zeros":
-        return torch.zeros_like(own)
+        return torch.zeros_like(vector)
     # Read the policy of a folder; of a run, its best one.
     folder = Path(init)
     if not folder.is_dir():
@@ -266,17 +266,17 @@ def start_vector(init: str, agent: Agent, plugins: Collection[str]) -> Tensor:
         )
     if not (folder / "config.json").is_file():
         folder = Run.open(folder).policy_path()
-    found = load_policy(folder, plugins=plugins)
-    if not isinstance(found, Agent) or type(found) is not type(agent):
+    policy = load_policy(folder, plugins=plugins)
+    if not isinstance(policy, Agent) or type(policy) is not type(agent):
         raise InputError(
             f"init: expected a {type(agent).__name__}, {init} is a "
-            f"{type(found).__name__}"
+            f"{type(policy).__name__}"
         )
     # The parameters must have the same names and shapes.
-    shapes = {name: tuple(part.shape) for name, part in agent.named_parameters()}
-    for name, part in found.named_parameters():
-        if shapes.pop(name, None) != tuple(part.shape):
+    shapes = {name: tuple(p.shape) for name, p in agent.named_parameters()}
+    for name, parameter in policy.named_parameters():
+        if shapes.pop(name, None) != tuple(parameter.shape):
             raise InputError(f"init: {init} has another {name} than the run's policy")
     if shapes:
         raise InputError(f"init: {init} has no {', '.join(shapes)}")
-    return to_vector(found)
+    return to_vector(policy)

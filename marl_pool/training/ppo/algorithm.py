@@ -182,7 +182,7 @@ setup_locally = FunctionType(
 def save_algorithm(algo: BatchedPPO, folder: Path) -> None:
     """Write the complete state of an algorithm, for an exact resume.
 
-    RLlib lets a remote learner write its own part to the disk of its own machine. Here
+    RLlib lets a remote learner write its part of the state to its machine's disk. Here
     the driver collects and writes everything, under RLlib's names.
 
     Raises:

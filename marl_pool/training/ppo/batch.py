@@ -184,7 +184,7 @@ def map_rows(function: Callable[[Any], Any], rows: Mapping[str, Any]) -> Rows:
     """Apply ``function`` to every column of a module's batch."""
     return {
         key: (
-            {name: function(part) for name, part in column.items()}
+            {name: function(tensor) for name, tensor in column.items()}
             if isinstance(column, dict)
             else function(column)
         )

@@ -1,4 +1,4 @@
-"""Translation of a run's configuration into that of an RLlib algorithm."""
+"""Translation of a run's configuration for an RLlib algorithm."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -93,8 +93,8 @@ def assign_modules(
             )
         # Groups share a module only if their tokens and actions have the same spaces.
         owner = owners.setdefault(module, name)
-        mine, theirs = groups[name], groups[owner]
-        if mine.tokens != theirs.tokens or mine.action_space != theirs.action_space:
+        group, first = groups[name], groups[owner]
+        if group.tokens != first.tokens or group.action_space != first.action_space:
             raise InputError(
                 f"modules: groups {owner!r} and {name!r} have different spaces, so "
                 f"they cannot share the module {module!r}"
@@ -145,12 +145,12 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
     if env.turn_based:
         agents = Counter({next(iter(agents)): 1})
     num_envs = settings.num_envs * max(1, resources.num_env_runners)
-    least = config.batch_unit(env)
-    fragment, rest = divmod(settings.batch_size, least)
-    if rest:
+    unit = config.batch_unit(env)
+    fragment, remainder = divmod(settings.batch_size, unit)
+    if remainder:
         raise InputError(
-            f"ppo.batch_size: expected a multiple of {least} (ppo.num_envs × runners × "
-            f"agents that learn), such as {(fragment + 1) * least}, got "
+            f"ppo.batch_size: expected a multiple of {unit} (ppo.num_envs × runners × "
+            f"agents that learn), such as {(fragment + 1) * unit}, got "
             f"{settings.batch_size}"
         )
     steps = fragment * num_envs
@@ -189,7 +189,7 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
             NUM_MINIBATCHES: -(-rows // (settings.minibatch_size or rows)),
         },
     )
-    # An agent's id is that of its group, an underscore and a number.
+    # An agent's id is its group's, an underscore and a number.
     result.multi_agent(
         policies=sorted(set(modules.values())),
         policy_mapping_fn=lambda agent, *args, **kwargs: modules[

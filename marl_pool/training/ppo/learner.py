@@ -86,7 +86,7 @@ class Microbatch(NamedTuple):
 class BatchedPPOLearner(PPOTorchLearner):
     """Proximal policy optimization with minibatches of whole tensors.
 
-    The loss is that of `PPOTerms`. Differences from RLlib:
+    The loss is `PPOTerms`. Differences from RLlib:
 
     - A local runner passes tensors; only remote ones pass episodes.
     - Every module passes over its own rows exactly ``num_epochs`` times.
@@ -97,7 +97,7 @@ class BatchedPPOLearner(PPOTorchLearner):
       update, and the state includes the KL coefficients, so that a resumed run
       continues exactly.
     - A loss or gradient that is not finite skips the optimizer step and is reported.
-    - Metrics are those of the last minibatch, and logged once an update.
+    - Metrics describe the last minibatch, and are logged once an update.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -141,7 +141,7 @@ class BatchedPPOLearner(PPOTorchLearner):
             self.curr_kl_coeffs_per_module[module_id].fill_(coefficient)
 
     @override
-    @without_denormals()  # a remote learner has a process of its own
+    @without_denormals()  # a remote learner has another process
     def update(
         self,
         *,
@@ -159,13 +159,13 @@ class BatchedPPOLearner(PPOTorchLearner):
         settings = self.config.learner_config_dict[SETTINGS]
         training_data.solve_refs()
         if training_data.batch is not None:
-            given: Mapping[str, Any] = training_data.batch.policy_batches
+            rows_by_module: Mapping[str, Any] = training_data.batch.policy_batches
         else:
-            given = episode_rows(training_data.episodes)
+            rows_by_module = episode_rows(training_data.episodes)
         move = operator.methodcaller("to", self._device)
         batch = {
-            mid: prepare_rows(map_rows(move, given[mid]), settings)
-            for mid in sorted(given)
+            mid: prepare_rows(map_rows(move, rows_by_module[mid]), settings)
+            for mid in sorted(rows_by_module)
         }
         # Seed every update by its own number, so that a resumed run repeats it exactly.
         self._weights_seq_no += 1
@@ -204,9 +204,9 @@ class BatchedPPOLearner(PPOTorchLearner):
                 generator=generator if shuffle_batch_per_epoch else None,
                 in_step=self.config.num_learners > 1,
             ):
-                found = self._update(minibatch)
+                microbatches = self._update(minibatch)
                 # A module with few rows may have none in the last minibatch.
-                last.update(dict.fromkeys(minibatch, found))
+                last.update(dict.fromkeys(minibatch, microbatches))
         self._log(last)
         for mid, rows in batch.items():
             steps = num_epochs * num_steps(rows)
@@ -222,15 +222,15 @@ class BatchedPPOLearner(PPOTorchLearner):
         """Take one gradient step on a minibatch; return what its metrics need."""
         # The kernel writes the gradient of a whole policy in one call.
         losses: dict[str, Tensor] = {}
-        done, rest = [], dict(batch)
+        done, autograd_batch = [], dict(batch)
         for mid in batch:
-            if (found := self._native_gradient(mid, rest[mid])) is not None:
-                del rest[mid]
-                losses[mid], out = found
+            if (result := self._native_gradient(mid, autograd_batch[mid])) is not None:
+                del autograd_batch[mid]
+                losses[mid], out = result
                 done.append(Microbatch({mid: out}, {mid: 1.0}))
-        if rest:
-            own, microbatches = self._accumulate(rest)
-            losses |= own
+        if autograd_batch:
+            autograd_losses, microbatches = self._accumulate(autograd_batch)
+            losses |= autograd_losses
             done += microbatches
         self._is_first = False
         # All learners take their modules in one order.
@@ -254,8 +254,8 @@ class BatchedPPOLearner(PPOTorchLearner):
         if Columns.LOSS_MASK in rows or module.policy.recurrent:
             return None
         tokens = Tokens(**rows[Columns.OBS])
-        # The kernel of a whole policy knows no action masks; that of the loss gets
-        # logits that are masked already.
+        # The kernel of a whole policy knows no action masks; the kernel of the
+        # loss gets logits that are masked already.
         if tokens.action_mask is not None:
             return None
         policy = module.policy.actor_critic(tokens)
@@ -264,10 +264,10 @@ class BatchedPPOLearner(PPOTorchLearner):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)
         flat.view_grad()
-        found = ppo_gradient(policy, coefficients, recorded, scale)
-        outputs = Outputs(rows, found.logits, found.values)
+        result = ppo_gradient(policy, coefficients, recorded, scale)
+        outputs = Outputs(rows, result.logits, result.values)
         self._keep_distance(module_id, outputs)
-        return found.loss, outputs
+        return result.loss, outputs
 
     def _accumulate(
         self, batch: dict[str, Rows]
@@ -288,11 +288,13 @@ class BatchedPPOLearner(PPOTorchLearner):
                         if isinstance(module, DistributedDataParallel):
                             stack.enter_context(module.no_sync())
                 out = {mid: self._outputs(mid, rows) for mid, rows in part.items()}
-                own = {mid: self._loss(mid, out[mid]) for mid in out}
+                part_losses = {mid: self._loss(mid, out[mid]) for mid in out}
                 if len(microbatches) > 1:
-                    own = {mid: weights[mid] * loss for mid, loss in own.items()}
-                torch.autograd.backward(list(own.values()))
-            for mid, loss in own.items():
+                    part_losses = {
+                        mid: weights[mid] * loss for mid, loss in part_losses.items()
+                    }
+                torch.autograd.backward(list(part_losses.values()))
+            for mid, loss in part_losses.items():
                 loss = loss.detach()
                 losses[mid] = losses[mid] + loss if mid in losses else loss
             done.append(Microbatch(out, weights))
@@ -323,7 +325,7 @@ class BatchedPPOLearner(PPOTorchLearner):
         module = self.module[module_id]
         out = module.forward_train(rows)
         if Columns.LOSS_MASK in rows:
-            # Drop the padding of sequences; the loss is then that of any other policy.
+            # Drop the padding of sequences; the loss is then like any other policy's.
             select = operator.itemgetter(rows[Columns.LOSS_MASK])
             steps = {key: rows[key] for key in STEP_COLUMNS if key in rows}
             rows, out = map_rows(select, steps), map_rows(select, out)

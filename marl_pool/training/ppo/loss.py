@@ -25,7 +25,7 @@ STATISTICS = (
     ENTROPY_KEY,
     LEARNER_RESULTS_KL_KEY,
 )
-"""Names of `PPOTerms.statistics`, those of RLlib."""
+"""RLlib's names of `PPOTerms.statistics`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PPOTerms:
         L = -\min(\rho A, \mathrm{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A)
             + c_v \min((V - V^*)^2, d) - c_e H + c_{kl} KL
 
-    :math:`\rho` is the ratio of the action's probability to that while sampling.
+    :math:`\rho` is the ratio of the action's probability to the one while sampling.
 
     Source: Schulman et al., Proximal policy optimization algorithms (2017), equations
     7 to 9, https://arxiv.org/abs/1707.06347, with the clipped value loss and the

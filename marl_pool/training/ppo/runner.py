@@ -71,8 +71,8 @@ class RunnerSettings:
     """Settings of a `BatchedEnvRunner`, the same for all runners of a run."""
 
     config: TrainConfig
-    """Configuration of the run. Its device is that of a local runner; a remote one uses
-    its GPU, if it has one."""
+    """Configuration of the run. A local runner uses its device; a remote one uses the
+    runner's GPU, if there is one."""
     modules: Mapping[str, str]
     """Group that learns → name of its module."""
     fixed: Fixed
@@ -138,7 +138,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         first = next(iter(spaces.values()))
         return {INPUT_ENV_SPACES: first, INPUT_ENV_SINGLE_SPACES: first, **spaces}
 
-    @without_denormals()  # a remote runner has a process of its own
+    @without_denormals()  # a remote runner has another process
     def sample(self, *, num_timesteps: int | None = None) -> list[SingleAgentEpisode]:
         """Sample one fragment for learners in other processes.
 
@@ -188,7 +188,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         if not parts:
             return None
         batches = {
-            module: SampleBatch(concatenate_rows(own)) for module, own in parts.items()
+            module: SampleBatch(concatenate_rows(rows))
+            for module, rows in parts.items()
         }
         return MultiAgentBatch(batches, env_steps=steps * self.env.num_envs)
 
@@ -217,8 +218,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         except Exception as error:
             self.failure = Failure.of(error, type(self.env).__name__)
             # Report the steps as taken: RLlib samples again until it has that many.
-            taken = steps * self.env.num_envs
-            self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
+            num_steps = steps * self.env.num_envs
+            self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, num_steps, reduce="sum")
             return []
         # Log the number of the weights that sampled, and the duration.
         self.metrics.log_value(WEIGHTS_SEQ_NO, self._weights_seq_no, window=1)
@@ -235,14 +236,16 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # need neither whole episodes nor a second pass of the value head.
         fragments = {}
         for name in self.settings.modules:
-            own = own_turns(trajectories[name])
-            found = estimate_advantages(own, self.config.gamma, self.config.lambda_)
-            fragments[name] = (own, *found)
+            trajectory = own_turns(trajectories[name])
+            estimates = estimate_advantages(
+                trajectory, self.config.gamma, self.config.lambda_
+            )
+            fragments[name] = (trajectory, *estimates)
         # Count steps and episodes; log the returns of groups that do not learn, too.
-        log, taken = self.metrics.log_value, steps * self.env.num_envs
-        self.num_env_steps_sampled_lifetime += taken
-        log(NUM_ENV_STEPS_SAMPLED, taken, reduce="sum")
-        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, taken, reduce="lifetime_sum")
+        log, num_steps = self.metrics.log_value, steps * self.env.num_envs
+        self.num_env_steps_sampled_lifetime += num_steps
+        log(NUM_ENV_STEPS_SAMPLED, num_steps, reduce="sum")
+        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, num_steps, reduce="lifetime_sum")
         finished = rollout.pop_finished()
         episodes = sum(len(part.lengths) for part in finished)
         log(NUM_EPISODES_LIFETIME, episodes, reduce="lifetime_sum")
@@ -259,11 +262,15 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         self._learner = learner
         # Collecting the tensors takes longer than copying them.
         if not self._weights:
-            modules = [(own, learner.module[mid]) for mid, own in self.module.items()]
-            self._weights = [(_tensors(own), _tensors(its)) for own, its in modules]
+            modules = [
+                (module, learner.module[mid]) for mid, module in self.module.items()
+            ]
+            self._weights = [
+                (_tensors(module), _tensors(source)) for module, source in modules
+            ]
         with torch.no_grad():
-            for mine, theirs in self._weights:
-                torch._foreach_copy_(mine, theirs)
+            for target, source in self._weights:
+                torch._foreach_copy_(target, source)
         self._weights_seq_no = learner._weights_seq_no
 
     @override
@@ -287,8 +294,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
             )
             state[WEIGHTS_SEQ_NO] = self._weights_seq_no
         # Weight syncs name their components, so that they do not copy environments.
-        wanted = self._check_component(ROLLOUT, components, not_components)
-        if wanted and self.rollout is not None:
+        has_rollout = self._check_component(ROLLOUT, components, not_components)
+        if has_rollout and self.rollout is not None:
             state[ROLLOUT] = self.rollout.state_dict()
         return state
 
@@ -351,7 +358,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         # count the earlier episodes of each environment as of full length.
         environments = max(self.config.num_env_runners, 1) * self.env.num_envs
         played = steps // environments // self.env.max_steps
-        # Each rollout has a perturbation of its own.
+        # Each rollout has a new perturbation.
         perturbation = None
         if options := self.run_config.perturbation.or_none:
             specs = [group.tokens for group in self.env.groups.values()]

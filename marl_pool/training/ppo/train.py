@@ -164,16 +164,16 @@ class PPOMethod(TrainingMethod):
             "GPU": resources.num_env_runners * resources.num_gpus_per_env_runner
             + resources.num_learners * resources.num_gpus_per_learner,
         }
-        told = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
+        needs = " and ".join(f"{number:g} {kind}s" for kind, number in needed.items())
         limit = cluster.validate_cluster(needed)
         limit = min(limit, self.config.time_limit or limit)
         try:
-            with patience(f"starting processes that need {told}", limit):
+            with patience(f"starting processes that need {needs}", limit):
                 algo = algorithm.copy(copy_frozen=False).build_algo()
         except Exception as error:
             # Prefer a logged traceback, unless ray or the limit raised the error.
-            own = isinstance(error, RayError | TimeoutError)
-            logged = own or not self.run.error_path.is_file()
+            is_direct = isinstance(error, RayError | TimeoutError)
+            logged = is_direct or not self.run.error_path.is_file()
             text = str(error) if logged else self.run.error_path.read_text()
             raise StoppedError(
                 f"the processes of the run did not start: {last_line(text)}; see "
@@ -221,7 +221,7 @@ class PPOMethod(TrainingMethod):
                 )
         # Count the steps, and keep the last returns for the logged mean.
         seconds = time.monotonic() - began
-        taken, self.steps, self.empty = steps - self.steps, steps, 0
+        new_steps, self.steps, self.empty = steps - self.steps, steps, 0
         self.seconds += seconds
         for group, returns in sampled.get(EPISODE_RETURNS, {}).items():
             if isinstance(returns, list):  # without episodes RLlib returns a NaN
@@ -237,7 +237,7 @@ class PPOMethod(TrainingMethod):
             "learn_seconds": float(
                 learned.get(ALL_MODULES, {}).get(learner.LEARN_SECONDS, math.nan)
             ),
-            "steps_per_second": taken / seconds,
+            "steps_per_second": new_steps / seconds,
         }
         # Separate returns matter only where there are several groups.
         if len(self.returns) > 1:
@@ -245,8 +245,8 @@ class PPOMethod(TrainingMethod):
                 row[f"{group}/return_mean"] = self._return_mean([group])
         for module in sorted(set(self.modules.values())):
             metrics = learned.get(module, {})
-            for theirs, ours in self.logged.items():
-                row[f"{module}/{ours}"] = float(metrics.get(theirs, math.nan))
+            for rllib_name, column in self.logged.items():
+                row[f"{module}/{column}"] = float(metrics.get(rllib_name, math.nan))
         return Iteration(row, {"return_mean": row["return_mean"]})
 
     def _train(self, iteration: int) -> Mapping[str, Any]:
@@ -283,7 +283,7 @@ class PPOMethod(TrainingMethod):
     def _return_mean(self, groups: Iterable[str]) -> float:
         """Average the last episodes' returns, summed over groups; NaN without any."""
         parts = [self.returns[group] for group in groups]
-        totals = [sum(each) for each in zip(*parts, strict=True)]
+        totals = [sum(values) for values in zip(*parts, strict=True)]
         return sum(totals) / len(totals) if totals else math.nan
 
     # Checkpoints

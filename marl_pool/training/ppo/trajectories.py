@@ -137,7 +137,7 @@ def trajectory_rows(
 ) -> Rows:
     """Return the steps of one group, agent by agent, on the trajectory's device.
 
-    Their order is that of the chunks of `to_episodes`.
+    They have the order of the chunks of `to_episodes`.
 
     Args:
         trajectory: fragment of one group, ``(T, num_envs, agents)``.

@@ -127,17 +127,19 @@ def estimate(task: Task, config: FitConfig) -> Cost:
         learner.losses = [0.0] * epoch
         learned.append(learner.learn(rows.train[:size]))
         measured.append(learner.measure("train", rows.validation[:size]))
-    each, measuring_each = (
+    learning_time, measuring_time = (
         mean(part.seconds / part.examples for part in parts)
         for parts in (learned, measured)
     )
     # Extrapolate, at most to the limit of a fold.
-    a_pass = each * len(rows.train)
-    training = min(a_pass * settings.epochs, settings.seconds_per_fold or math.inf)
+    epoch_time = learning_time * len(rows.train)
+    training = min(epoch_time * settings.epochs, settings.seconds_per_fold or math.inf)
     # Add the validation after each epoch and the test at the end.
-    measured_examples = len(rows.validation) * training / a_pass + task.num_test
-    whole = settings.folds * (training + measuring_each * measured_examples)
-    return Cost(settings.folds, settings.epochs, len(rows.train), 1 / each, whole)
+    measured_examples = len(rows.validation) * training / epoch_time + task.num_test
+    whole = settings.folds * (training + measuring_time * measured_examples)
+    return Cost(
+        settings.folds, settings.epochs, len(rows.train), 1 / learning_time, whole
+    )
 
 
 def duration(seconds: float) -> str:
@@ -190,7 +192,7 @@ def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
 class FitMethod(TrainingMethod):
     """k-fold fit of a task's network; an iteration is an epoch.
 
-    Each fold trains a network of its own on k - 1 parts of the training examples and
+    Each fold trains another network on k - 1 parts of the training examples and
     keeps the weights of the lowest validation metric on the remaining part. These are
     measured on the hold-out test set; results are means over folds.
     """
@@ -260,14 +262,14 @@ class FitMethod(TrainingMethod):
             "epoch": learner.epoch,
             "step": learner.step,
             **learned.means,
-            **{f"validation_{name}": each for name, each in measured.means.items()},
+            **{f"validation_{name}": value for name, value in measured.means.items()},
             "lr": learner.lr,
             "seconds": learner.seconds,
             "samples_per_second": learned.examples / learned.seconds,
             "measured_per_second": measured.examples / measured.seconds,
         }
-        shown = ("loss", f"validation_{self.task.metric}", "samples_per_second")
-        return Iteration(row, {name: row[name] for name in shown})
+        columns = ("loss", f"validation_{self.task.metric}", "samples_per_second")
+        return Iteration(row, {name: row[name] for name in columns})
 
     def _end_fold(self) -> None:
         """Measure the best network of the fold on the test set, and save it."""
@@ -305,7 +307,7 @@ class FitMethod(TrainingMethod):
                 self.results,
                 self.task.finish(network, folder, generator),
                 metric=self.task.metric,
-                parameters=sum(each.numel() for each in network.parameters()),
+                parameters=sum(parameter.numel() for parameter in network.parameters()),
                 num_test=self.task.num_test,
                 baselines=self._baselines(),
             )
@@ -314,10 +316,10 @@ class FitMethod(TrainingMethod):
     def _baselines(self) -> dict[str, float]:
         means = Means()
         for rows in torch.arange(self.task.num_test).split(self.settings.batch_size):
-            found = self.task.baselines(self.task.batch("test", rows))
-            if not found:
+            scores = self.task.baselines(self.task.batch("test", rows))
+            if not scores:
                 return {}
-            means.add(found)
+            means.add(scores)
         return means.means()
 
     # Checkpoints
@@ -342,5 +344,5 @@ def _network_file(run: Run, fold: int) -> Path:
 
 
 def _data_folder(config: FitConfig, run: Path) -> Path:
-    given = config.data_dir
-    return run / DATA if given is None else Path(given).expanduser()
+    data_dir = config.data_dir
+    return run / DATA if data_dir is None else Path(data_dir).expanduser()

@@ -56,10 +56,11 @@ def fetch(source: Source, folder: Path) -> Path:
             # Verify the checksum before the file gets its name.
             shutil.copyfileobj(answer, out)
             out.flush()
-            found = md5(Path(out.name))
-            if found != source.md5:
+            checksum = md5(Path(out.name))
+            if checksum != source.md5:
                 raise InputError(
-                    f"{source.url}: expected the MD5 checksum {source.md5}, got {found}"
+                    f"{source.url}: expected the MD5 checksum {source.md5}, got "
+                    f"{checksum}"
                 )
     except (OSError, HTTPException) as error:
         raise InputError(f"{source.url} cannot be downloaded: {error}") from error
@@ -83,7 +84,7 @@ def read_idx(file: Path) -> np.ndarray:
     """
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-            # The type 8 is that of unsigned bytes.
+            # Type 8 means unsigned bytes.
             first = opened.read(4)
             header = opened.read(4 * first[3]) if len(first) == 4 else b""
             if first[:3] != bytes([0, 0, 8]) or len(header) < 4 * first[3]:
@@ -102,10 +103,10 @@ def read_idx(file: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{file} is truncated or corrupt: {error}") from error
     if len(content) != prod(shape):
-        found = "more" if len(content) > prod(shape) else f"{len(content):,}"
+        length = "more" if len(content) > prod(shape) else f"{len(content):,}"
         raise InputError(
             f"{file} is truncated or corrupt: expected {prod(shape):,} bytes after its "
-            f"header, got {found}"
+            f"header, got {length}"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
@@ -215,8 +216,8 @@ def _is_byte(kind: Any) -> bool:
     if not isinstance(kind, _Call) or kind.name != "dtype":
         return False
     code, *_ = kind.arguments or (None,)
-    _version, order, *rest = kind.state or (3, "|", None, None, None, -1, -1, 0)
-    plain = order in ("|", b"|") and rest[:6] == [None, None, None, -1, -1, 0]
+    _version, order, *layout = kind.state or (3, "|", None, None, None, -1, -1, 0)
+    plain = order in ("|", b"|") and layout[:6] == [None, None, None, -1, -1, 0]
     return plain and code in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1")
 
 
@@ -272,12 +273,12 @@ def _read_batch(
     try:
         content = _BytesUnpickler(raw, encoding="bytes").load()
         problem = "none of CIFAR's files"
-        rows, given = content[b"data"].array(), content[archive.labels]
-        if not isinstance(given, list) or any(
-            type(label) is not int for label in given
+        rows, label_list = content[b"data"].array(), content[archive.labels]
+        if not isinstance(label_list, list) or any(
+            type(label) is not int for label in label_list
         ):
             raise InputError("expected a list of integers as labels")
-        labels = np.array(given, np.uint8)
+        labels = np.array(label_list, np.uint8)
         planes = rows.reshape(len(labels), 3, 32, 32)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

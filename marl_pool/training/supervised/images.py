@@ -71,9 +71,9 @@ NORMALIZATION: dict[Dataset, Normalization] = {
     "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
-"""Constants of each data set. Those of CIFAR are from the AdaPool paper's code; its
-standard deviations of CIFAR-10 are smaller than the usual (0.247, 0.243, 0.262). Those
-of the other two are over all pixels of the 28 x 28 training images."""
+"""Constants of each data set. The constants of CIFAR are from the AdaPool paper's code;
+its standard deviations of CIFAR-10 are smaller than the usual (0.247, 0.243, 0.262).
+The other two are over all pixels of the 28 x 28 training images."""
 
 
 class Images(NamedTuple):
@@ -111,11 +111,11 @@ def load_images(
             "download=true downloads them"
         )
     # Find the files that are not there yet.
-    files = {each: _find(folder, dataset, each.name) for each in SOURCES[dataset]}
+    files = {source: _find(folder, dataset, source.name) for source in SOURCES[dataset]}
     missing = [source for source, file in files.items() if file is None]
     if missing and not download:
         raise InputError(
-            f"data_dir: {data_dir} lacks {', '.join(each.name for each in missing)}, "
+            f"data_dir: {data_dir} lacks {', '.join(s.name for s in missing)}, "
             f"also in its folder {dataset}; download=true downloads "
             f"{'them' if len(missing) > 1 else 'it'}"
         )
@@ -127,19 +127,19 @@ def load_images(
 def first_images(
     images: Images, num_samples: int | None, num_test: int | None
 ) -> Images:
-    """Take the first training and test images of a data set; None: all of them.
+    """Take the first training and test images of a data set, or all with None.
 
     Raises:
         InputError: more images than the data set has.
     """
-    for name, wanted, there in (
+    for name, count, size in (
         ("num_samples", num_samples, len(images.train)),
         ("num_test", num_test, len(images.test)),
     ):
-        if wanted is not None and wanted > there:
+        if count is not None and count > size:
             raise InputError(
-                f"task.{name}: expected at most {there}, the images of the data set, "
-                f"got {wanted}"
+                f"task.{name}: expected at most {size}, the images of the data set, "
+                f"got {count}"
             )
     return Images(
         images.train[:num_samples],
@@ -256,7 +256,7 @@ class PatchEmbedding(TokenEmbedding):
 
 
 def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Cut a window of its own size out of each image with a border of zeros.
+    """Add a border of zeros to each image, and cut out a window of the image's size.
 
     Images are ``(B, H, W, C)``. The border is ``padding`` pixels wide on each side;
     each of the ``(2 padding + 1)²`` positions of the window is equally likely. The
@@ -267,11 +267,11 @@ def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Te
     padded = torch.nn.functional.pad(images, border)
     # Sample a corner for each image, and select its window.
     corners = torch.randint(2 * padding + 1, (2, count), generator=generator)
-    top, left = corners.to(images.device)
+    tops, lefts = corners.to(images.device)
     # A view of all windows, (B, 2 padding + 1, 2 padding + 1, C, H, W).
     windows = padded.unfold(1, height, 1).unfold(2, width, 1)
     rows = torch.arange(count, device=images.device)
-    return windows[rows, top, left].permute(0, 2, 3, 1)
+    return windows[rows, tops, lefts].permute(0, 2, 3, 1)
 
 
 def random_flips(
@@ -292,17 +292,17 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     if dataset in ARCHIVES:
         # Reject an archive with the published one's name and another checksum.
         file, source = files[0], SOURCES[dataset][0]
-        if file.name == source.name and (found := md5(file)) != source.md5:
+        if file.name == source.name and (checksum := md5(file)) != source.md5:
             raise InputError(
                 f"{file}: expected the published archive with MD5 checksum "
-                f"{source.md5}, got {found}; name your own archive "
+                f"{source.md5}, got {checksum}; name your own archive "
                 f"{OWN_ARCHIVES[dataset]}"
             )
         parts = list(read_cifar(file, dataset))
         classes = ARCHIVES[dataset].num_classes
     else:
         parts, classes = [read_idx(file) for file in files], 10
-        parts = [part[..., None] if part.ndim == 3 else part for part in parts]
+        parts = [array[..., None] if array.ndim == 3 else array for array in parts]
     # Validate both parts: one label an image, squares of one size, known classes.
     for images, labels in (parts[:2], parts[2:]):
         if images.ndim != 4 or labels.shape != images.shape[:1]:
@@ -322,14 +322,14 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
             )
     # Copy the arrays: those that were read are not writable.
     train, train_labels, test, test_labels = (
-        torch.from_numpy(np.array(part, order="C")) for part in parts
+        torch.from_numpy(np.array(array, order="C")) for array in parts
     )
     return Images(train, train_labels.long(), test, test_labels.long(), classes)
 
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """Find a file in the subfolder or the folder, compressed or not."""
-    other = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
+    alternative = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
     places = (folder / dataset, folder)
-    files = (place / choice for place in places for choice in (name, other))
+    files = (place / choice for place in places for choice in (name, alternative))
     return next((file for file in files if file.is_file()), None)

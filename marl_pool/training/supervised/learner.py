@@ -138,7 +138,9 @@ class Means:
 
     def means(self) -> dict[str, float]:
         """Return the means by name."""
-        return {name: float(each) / self.examples for name, each in self._sums.items()}
+        return {
+            name: float(total) / self.examples for name, total in self._sums.items()
+        }
 
 
 class FoldLearner:
@@ -222,9 +224,9 @@ class FoldLearner:
             if self.is_out_of_time:
                 break
         # Reading the means waits for the GPU, so it belongs to the training time.
-        found = means.means()
+        averages = means.means()
         self.seconds = time.perf_counter() - began
-        return EpochMetrics(found, means.examples, self.seconds - before)
+        return EpochMetrics(averages, means.examples, self.seconds - before)
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
@@ -242,13 +244,13 @@ class FoldLearner:
         with torch.no_grad():
             for part in rows.split(self.settings.batch_size):
                 means.add(self._evaluate(split, part, generator).metrics)
-        found = means.means()
-        if self.task.metric not in found:
+        averages = means.means()
+        if self.task.metric not in averages:
             raise InputError(
                 f"task: expected {type(self.task).__name__}.evaluate to measure its "
-                f"metric {self.task.metric!r}, got {', '.join(found) or 'nothing'}"
+                f"metric {self.task.metric!r}, got {', '.join(averages) or 'nothing'}"
             )
-        return EpochMetrics(found, means.examples, time.perf_counter() - began)
+        return EpochMetrics(averages, means.examples, time.perf_counter() - began)
 
     def end_epoch(self, loss: float) -> None:
         """Keep the weights if their validation ``loss`` is the best so far.
@@ -273,8 +275,8 @@ class FoldLearner:
     ) -> LossAndMetrics:
         # Move the batch to the device, then apply the network in the chosen precision.
         batch = {
-            name: part.to(self.device, non_blocking=True)
-            for name, part in self.task.batch(split, rows).items()
+            name: tensor.to(self.device, non_blocking=True)
+            for name, tensor in self.task.batch(split, rows).items()
         }
         mixed = self.settings.bfloat16
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):

@@ -38,9 +38,9 @@ def write_results(
     run: Run,
     folds: Sequence[FoldResult],
     pictures: Sequence[Path],
-    **others: Any,
+    **entries: Any,
 ) -> dict[str, Any]:
-    """Write the results of a run, with ``others`` as entries; return the document."""
+    """Write the results of a run, with more ``entries``; return the document."""
 
     def over_folds(statistic: Callable[[list[float]], float]) -> dict[str, float]:
         return {k: statistic([fold.test[k] for fold in folds]) for k in folds[0].test}
@@ -53,7 +53,7 @@ def write_results(
         },
         "package_version": run.version,
         "config_digest": run.config_digest,
-        **others,
+        **entries,
         "folds": [asdict(fold) for fold in folds],
         "mean": over_folds(mean),
         "sd_over_folds": over_folds(stdev) if len(folds) > 1 else None,
@@ -86,10 +86,10 @@ def read_results(run: Path) -> dict[str, Any]:
     """
     file = run / FILE
     try:
-        found = read_json(file)
-        if missing := {"task", "mean"} - found.keys():
+        document = read_json(file)
+        if missing := {"task", "mean"} - document.keys():
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        if not is_intact_json(found):
+        if not is_intact_json(document):
             raise ValueError(
                 "it has changed since it was written: its checksum differs"
             )
@@ -99,7 +99,7 @@ def read_results(run: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
-    return dict(found)
+    return dict(document)
 
 
 def read_study(
@@ -107,23 +107,23 @@ def read_study(
 ) -> dict[Path, dict[str, Any]]:
     """Read the results of all finished runs in a folder, by the runs' folders.
 
-    ``tasks`` are the permitted names of tasks; None: any.
+    ``tasks`` are the permitted names of tasks; by default all are.
 
     Raises:
         InputError: no finished run, a damaged one, or one of another task.
     """
     # A run is finished if it has results.
-    found = {
+    runs = {
         config.parent: read_results(config.parent)
         for config in sorted(folder.rglob("config.yaml"))
         if (config.parent / FILE).is_file()
     }
-    if not found:
+    if not runs:
         raise InputError(f"{folder}: expected finished runs of fit, got none")
-    for run, results in found.items():
+    for run, results in runs.items():
         name = results["task"]["name"]
         if tasks is not None and name not in tasks:
             raise InputError(
                 f"{run}: expected a run of task={' or task='.join(tasks)}, got {name}"
             )
-    return found
+    return runs

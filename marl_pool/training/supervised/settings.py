@@ -24,7 +24,7 @@ SWARM, section 4.2."""
 class FitSettings:
     """Settings of fitting a network.
 
-    The defaults are those of the AdaPool paper (https://arxiv.org/abs/2506.09215, C.2)
+    The defaults come from the AdaPool paper (https://arxiv.org/abs/2506.09215, C.2)
     except ``epochs`` (100 there), ``folds`` (5 there), ``dropout`` (0.1 there) and
     ``validation_examples`` (all there).
     """
@@ -33,8 +33,8 @@ class FitSettings:
     """Maximum passes over a fold's training examples."""
     seconds_per_fold: PositiveFloat | None = None
     """Seconds of training, without measuring, after which a fold ends; the learning
-    rate schedule is stretched to them. None: only ``epochs`` limit a fold. A run with a
-    time limit cannot be reproduced exactly."""
+    rate schedule is stretched to them. With None only ``epochs`` limit a fold. A run
+    with a time limit cannot be reproduced exactly."""
     batch_size: PositiveInt = 750
     """Examples of a gradient step."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -53,18 +53,18 @@ class FitSettings:
     no better than each of the last 20 % of the epochs (at least 6); see
     `must_go_back`."""
     grad_clip: PositiveFloat | None = None
-    """Maximum global norm of the gradient; None: no limit."""
+    """Maximum global norm of the gradient, or None for no limit."""
     folds: PositiveInt = 3
     """Parts of the training examples, each the validation set of one fold. 1: a single
     fold, split by ``validation``."""
     validation: UnitInterval = 0.1
     """Fraction of the examples for validation with ``folds=1``, in (0, 1)."""
     validation_examples: PositiveInt | None = 20_000
-    """Maximum validation examples of a fold to measure; None: all."""
+    """Maximum validation examples of a fold to measure, or None for all."""
     dropout: Probability = 0.0
     """Dropout probability of the encoder."""
     init_std: PositiveFloat = 0.02
-    """Standard deviation of initial weights without a rule of their own."""
+    """Standard deviation of initial weights without a special rule."""
     bfloat16: bool = False
     """Use torch's automatic mixed precision with bfloat16."""
     compile: bool = False
@@ -95,11 +95,11 @@ class FitSettings:
         """Return the learning rate at a fraction ``progress`` in [0, 1] of a fold."""
         if progress < self.warmup:
             return self.lr * progress / self.warmup
-        rest = min((progress - self.warmup) / (1 - self.warmup), 1.0)
+        fraction = min((progress - self.warmup) / (1 - self.warmup), 1.0)
         factor = 1.0
         if self.decay == "cosine":
-            factor = (1 + math.cos(math.pi * rest)) / 2
-        elif self.decay == "drop" and rest >= DROP_AT:
+            factor = (1 + math.cos(math.pi * fraction)) / 2
+        elif self.decay == "drop" and fraction >= DROP_AT:
             factor = DROP_TO
         return self.lr * factor
 
@@ -112,7 +112,7 @@ class FitRunSettings(RunConfig):
     """Size of the study: tiny (seconds), cpu (within an hour on two cores), paper
     (as published). Label only; other keys hold the sizes."""
     data_dir: str | None = None
-    """Folder of data sets, also for generated data; None: a folder in the run."""
+    """Folder of data sets, also for generated data, or None for one in the run."""
     download: bool = False
     """Download a data set that ``data_dir`` lacks, and verify its checksum."""
     checkpoint: CheckpointSettings = field(

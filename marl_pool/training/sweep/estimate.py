@@ -39,11 +39,13 @@ def size_of(
     """Describe the number of runs and steps, in total and remaining."""
     axes = " x ".join(f"{key} ({len(values)})" for key, values in grid.items())
     # Sort the trials by what is left of them.
-    left = {t.name: job.total(t.config) - done[t.name] for t in trials}
-    finished = sum(steps <= 0 for steps in left.values())
-    started = sum(done[name] > 0 and steps > 0 for name, steps in left.items())
+    remaining_steps = {t.name: job.total(t.config) - done[t.name] for t in trials}
+    finished = sum(steps <= 0 for steps in remaining_steps.values())
+    started = sum(
+        done[name] > 0 and steps > 0 for name, steps in remaining_steps.items()
+    )
     total = sum(job.total(trial.config) for trial in trials)
-    to_do = sum(max(steps, 0) for steps in left.values())
+    to_do = sum(max(steps, 0) for steps in remaining_steps.values())
     return (
         f"{len(trials)} runs: {axes}\n"
         f"{finished} finished, {started} to resume, "
@@ -63,10 +65,10 @@ def detectable(grid: Grid, seed_sd: float | None) -> str:
     if seeds < 2:
         return "one seed per cell: differences between cells cannot be tested"
     smallest = smallest_difference(seeds)
-    known = "" if seed_sd is None else f", {smallest * seed_sd:.3g} in the return"
+    effect = "" if seed_sd is None else f", {smallest * seed_sd:.3g} in the return"
     return (
         f"smallest difference between two cells detectable with {seeds} seeds each: "
-        f"{smallest:.2f} standard deviations between seeds{known} "
+        f"{smallest:.2f} standard deviations between seeds{effect} "
         f"(two-sided t test, alpha {ALPHA}, power {POWER})"
     )
 
@@ -108,24 +110,24 @@ def smallest_difference(seeds: int) -> float:
 
 
 def time_left(
-    left: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
+    trials: Sequence[Trial], done: Mapping[str, int], concurrency: int, job: Job
 ) -> str:
     """Time a short part of each kind of run, and describe the remaining duration."""
     # Trials that differ only in seed and length are equally fast: time one of them.
-    kinds = {cell_of(trial.config): trial.config for trial in left}
+    kinds = {cell_of(trial.config): trial.config for trial in trials}
     measured = {cell: measure(job.config.from_plain(c)) for cell, c in kinds.items()}
     seconds = [
         speed.seconds_for(job.total(trial.config) - done.get(trial.name, 0))
-        for trial in left
+        for trial in trials
         if (speed := measured[cell_of(trial.config)])
     ]
-    return duration_of(seconds, len(left) - len(seconds), concurrency)
+    return duration_of(seconds, len(trials) - len(seconds), concurrency)
 
 
 def duration_of(seconds: Sequence[float], unknown: int, concurrency: int) -> str:
     """Describe the estimated duration of the remaining runs.
 
-    ``seconds`` are those of each run alone; ``unknown`` runs have no estimate.
+    ``seconds`` has the duration of each run alone; ``unknown`` runs have no estimate.
     """
     if not seconds:
         return "the duration could not be estimated" if unknown else "nothing to do"
@@ -191,8 +193,8 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     """
     # Shorten the batch to a few steps, and take one pass over it.
     ppo, length = config.ppo, algorithm_config(config).rollout_fragment_length
-    part = min(STEPS, length)
-    batch = ppo.batch_size // length * part
+    short_length = min(STEPS, length)
+    batch = ppo.batch_size // length * short_length
     minibatch = None if ppo.minibatch_size is None else min(ppo.minibatch_size, batch)
     short = replace(ppo, num_epochs=1, batch_size=batch, minibatch_size=minibatch)
     begin = time.perf_counter()
@@ -208,8 +210,8 @@ def _time_ppo(config: TrainConfig) -> Throughput:
     # Extrapolate to the steps and passes of a whole iteration.
     sampling = float(result[ENV_RUNNER_RESULTS][SAMPLE_SECONDS])
     learning = float(result[LEARNER_RESULTS][ALL_MODULES][LEARN_SECONDS])
-    rest = max(elapsed - sampling - learning, 0.0)
-    seconds = (sampling + learning * ppo.num_epochs) * length / part + rest
+    overhead = max(elapsed - sampling - learning, 0.0)
+    seconds = (sampling + learning * ppo.num_epochs) * length / short_length + overhead
     runners = max(1, config.resources.num_env_runners)
     # What the first iteration took longer belongs to the start, as building does.
     start = max(middle - begin - elapsed, 0.0)

@@ -89,7 +89,7 @@ class TrialTable(Progress):
         rows = self.rows.values()
         count = Counter(row.state for row in rows)
         counts = ", ".join(
-            f"{count[each]} {each}" for each in TrialState if count[each]
+            f"{count[state]} {state}" for state in TrialState if count[state]
         )
         # The remaining steps of failed and stopped trials take no time.
         self.total = sum(
@@ -101,10 +101,10 @@ class TrialTable(Progress):
 
     @override
     def display(self) -> Group:
-        shown = Table.grid(padding=(0, 2))
+        grid = Table.grid(padding=(0, 2))
         for name in (*self.named(TrialState.FAILED), *self.named(TrialState.RUNNING)):
-            shown.add_row(Text(self._describe(name)))
-        return Group(shown, Text(self.line()))
+            grid.add_row(Text(self._describe(name)))
+        return Group(grid, Text(self.line()))
 
     def _sum_done(self) -> int:
         # The last iteration may overshoot.

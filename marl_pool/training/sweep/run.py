@@ -68,14 +68,14 @@ def run_sweep(
             search = TrialSearch(sweep, plan, settings, trials)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
         ended = search.stopped_early if search else set()
-        left = [
+        todo = [
             trial
             for trial in trials
             if done[trial.name] < job.total(trial.config) and trial.name not in ended
         ]
         # A search will add trials like its probes.
         new = max(0, settings.trials - len(trials)) if search else 0
-        kinds = left + examples if new else left
+        kinds = todo + examples if new else todo
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(kinds)
@@ -89,10 +89,10 @@ def run_sweep(
         with _resources(
             sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
-            timed = left + examples[:1] * new
+            timed = todo + examples[:1] * new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
-                return _run(sweep, trials, left, done, settings, concurrency, search)
+                return _run(sweep, trials, todo, done, settings, concurrency, search)
     # A dry run lists the trials and how far each has come.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
@@ -102,7 +102,7 @@ def run_sweep(
 def _run(
     sweep: Sweep,
     trials: Sequence[Trial],
-    left: Sequence[Trial],
+    todo: Sequence[Trial],
     done: Mapping[str, int],
     settings: SweepSettings,
     concurrency: int,
@@ -127,12 +127,12 @@ def _run(
         if search is not None:
             search.validate_current()
         sweep.write()
-        _report_damage(sweep, trials, left)
+        _report_damage(sweep, trials, todo)
         try:
             if table.named(TrialState.WAITING):
                 with table:
                     run_trials(
-                        sweep, left, settings, concurrency, table, write_table, search
+                        sweep, todo, settings, concurrency, table, write_table, search
                     )
         except InputError:
             search = None  # the trials have no scores to rank them by
@@ -147,14 +147,14 @@ def _run(
 
 
 def _report_damage(
-    sweep: Sweep, trials: Sequence[Trial], left: Sequence[Trial]
+    sweep: Sweep, trials: Sequence[Trial], todo: Sequence[Trial]
 ) -> None:
     """Print which trials are damaged; the output of their processes is not shown."""
     for trial in trials:
         run = sweep.run(trial)
         if run is None:
             continue
-        if trial in left:
+        if trial in todo:
             # Without an intact checkpoint only this trial fails, later.
             with contextlib.suppress(StoppedError):
                 checkpoint_to_resume(run)
@@ -209,14 +209,14 @@ def _resources(
     # The largest trial determines how many run at a time.
     needed = [bundles(JOBS[verb].config.from_plain(t.config), settings) for t in trials]
     largest = {
-        kind: max(sum(bundle[kind] for bundle in each) for each in needed)
+        kind: max(sum(bundle[kind] for bundle in trial) for trial in needed)
         for kind in ("CPU", "GPU")
     }
-    each = int(largest["CPU"])
-    count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // each)
+    cpus = int(largest["CPU"])
+    count = settings.concurrency or max(1, len(os.sched_getaffinity(0)) // cpus)
     with cluster.ray_session(
         settings.address,
-        num_cpus=count * each,
+        num_cpus=count * cpus,
         # Import plug-ins from the working directory of the command.
         env={"RAY_CHDIR_TO_TRIAL_DIR": "0"},
         key="sweep.address",
@@ -225,8 +225,8 @@ def _resources(
         # Reject trials that would wait forever for CPUs or GPUs.
         cluster.validate_cluster(largest, "sweep")
         # The autoscaler brings what waiting trials need.
-        most = max(1, int(ray.cluster_resources().get("CPU", 0)) // each)
-        yield settings.concurrency or (len(trials) if cluster.may_grow() else most)
+        limit = max(1, int(ray.cluster_resources().get("CPU", 0)) // cpus)
+        yield settings.concurrency or (len(trials) if cluster.may_grow() else limit)
 
 
 def _say(*lines: str) -> None:

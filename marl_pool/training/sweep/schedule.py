@@ -78,8 +78,8 @@ def run_trials(
     # Trials stop when the file `stop` exists, on whatever machine they run.
     root = sweep.path.absolute()
     stop, scratch = root / ".stop", root / ".tune"
-    known = trials if search is None else search.trials
-    monitor = _TrialMonitor(sweep, known, table, on_end, stop)
+    all_trials = trials if search is None else search.trials
+    monitor = _TrialMonitor(sweep, all_trials, table, on_end, stop)
     configs = {trial.name: trial.config for trial in trials}
     # Tune passes the parameters to each process, beside the name of its trial.
     trainable = tune.with_parameters(
@@ -91,12 +91,12 @@ def run_trials(
         metric=search and search.metric,
     )
 
-    def placement(given: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        plain = given[CONFIG] if CONFIG in given else configs[given[TRIAL]]
+    def placement(params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+        plain = params[CONFIG] if CONFIG in params else configs[params[TRIAL]]
         config = JOBS[sweep.verb].config.from_plain(plain)
         needed = bundles(config, settings)
         return tune.PlacementGroupFactory(
-            [{kind: count for kind, count in each.items() if count} for each in needed]
+            [{kind: count for kind, count in b.items() if count} for b in needed]
         )
 
     # A grid is known, a search proposes its trials one by one.
@@ -105,8 +105,9 @@ def run_trials(
     if search is not None:
         from marl_pool.training.sweep.search import EarlyStopping, Proposer
 
-        space, left = {}, len(trials) + max(0, settings.trials - len(search.proposals))
-        algorithm = {"search_alg": Proposer(search, trials, stop), "num_samples": left}
+        num_trials = len(trials) + max(0, settings.trials - len(search.proposals))
+        space, proposer = {}, Proposer(search, trials, stop)
+        algorithm = {"search_alg": proposer, "num_samples": num_trials}
         if settings.asha:
             algorithm["scheduler"] = EarlyStopping(
                 search, lambda name: stop_file(stop, name).touch()
@@ -149,11 +150,11 @@ def bundles(
     gpus = settings.gpus_per_trial
     # Ray hides the GPUs from a process that requests none.
     own_gpu = config.device != "cpu"
-    # A fit has no processes of its own.
+    # A fit has no other processes.
     resources = (
         ResourceSettings() if isinstance(config, FitConfig) else config.resources
     )
-    # Without processes of their own, learners and runners use the main one's GPUs.
+    # Without separate processes, learners and runners use the main one's GPUs.
     if not resources.num_learners:
         gpus = max(gpus, resources.num_gpus_per_learner)
     if not resources.num_env_runners:
@@ -213,10 +214,10 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
     @override
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
         if self.awaited is None:
-            own = self._trial_of(trial)
+            sweep_trial = self._trial_of(trial)
             # A search may vary the length of its trials.
-            self.table.rows[own.name].total = self.job.total(own.config)
-            self.table.change(own.name, TrialState.RUNNING)
+            self.table.rows[sweep_trial.name].total = self.job.total(sweep_trial.config)
+            self.table.change(sweep_trial.name, TrialState.RUNNING)
 
     @override
     def on_trial_complete(
@@ -281,7 +282,7 @@ class _TrialMonitor(tune.Callback, tune.Stopper):
         self.on_end()
 
     def _trial_of(self, trial: Any) -> Trial:
-        return next(own for own in self.trials if own.name == trial.config[TRIAL])
+        return next(t for t in self.trials if t.name == trial.config[TRIAL])
 
 
 def saved(job: Job, run: Run | None) -> int:

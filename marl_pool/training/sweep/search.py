@@ -112,12 +112,12 @@ class TrialSearch:
 
     def validate_current(self) -> None:
         """Reject proposals that another session has changed since they were read."""
-        now = self.sweep.proposals()
-        if now != self.proposals or len(now) != len(self.trials):
+        proposals = self.sweep.proposals()
+        if proposals != self.proposals or len(proposals) != len(self.trials):
             raise InputError(
                 f"{self.sweep.path}: expected {len(self.trials)} trials, as when this "
-                f"session began, got {len(now)}: another one has changed the search; "
-                "repeat the command"
+                f"session began, got {len(proposals)}: another one has changed the "
+                "search; repeat the command"
             )
 
     def propose(self, values: Mapping[str, Any]) -> Trial:
@@ -148,9 +148,9 @@ class TrialSearch:
             f"  {key}: {kind}({', '.join(map(str, values))})"
             for key, (kind, *values) in self.plan.space.items()
         )
-        known, count = len(self.proposals), len(self.names)
+        num_started, count = len(self.proposals), len(self.names)
         return [
-            f"{count} trials, {known} of them started, {verb} "
+            f"{count} trials, {num_started} of them started, {verb} "
             f"{self.metric.removeprefix('-')} over",
             *ranges,
         ]
@@ -181,16 +181,16 @@ class TrialSearch:
         from marl_pool.utils.overrides import written
 
         folder = self.sweep.config_dir
-        own = [each for each in self.sweep.overrides if not each.startswith("sweep.")]
+        args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]
         values = (f"{key}={written(value)}" for key, value in trial.values.items())
         flags = ["--config-dir", str(folder)] if folder else []
-        return ["marl-pool", self.sweep.verb, *own, *values, *flags]
+        return ["marl-pool", self.sweep.verb, *args, *values, *flags]
 
     @property
     def ranking(self) -> list[tuple[Trial, float | None]]:
         """Trials with their scores, the best first."""
         scored = [(trial, self.score(trial)) for trial in self.trials]
-        return sorted(scored, key=lambda each: _or_worst(each[1]), reverse=True)
+        return sorted(scored, key=lambda pair: _or_worst(pair[1]), reverse=True)
 
 
 class Proposer(Searcher):
@@ -289,8 +289,8 @@ class EarlyStopping(ASHAScheduler):
 
     def _judge(self, name: str, result: Mapping[str, Any]) -> str:
         # By name: Ray's ids of a trial differ between the sessions of a search.
-        known, (bracket,) = SimpleNamespace(trial_id=name), self._brackets
-        action: str = bracket.on_result(known, result[SHARE], result[SCORE])
+        trial, (bracket,) = SimpleNamespace(trial_id=name), self._brackets
+        action: str = bracket.on_result(trial, result[SHARE], result[SCORE])
         return action
 
     @override

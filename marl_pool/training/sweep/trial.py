@@ -34,7 +34,7 @@ the percentage of training done."""
 
 
 def run_trial(
-    given: dict[str, Any],
+    params: dict[str, Any],
     *,
     folder: Path,
     verb: str,
@@ -48,17 +48,17 @@ def run_trial(
     trial whose process died is restarted; it resumes from its last checkpoint.
 
     Args:
-        given: Tune's configuration, with the trial's name as `TRIAL`.
+        params: Tune's configuration, with the trial's name as `TRIAL`.
         folder: folder of all runs.
         verb: train or fit.
         configs: configuration of each trial by name, as plain data.
-        stop: file whose existence ends training; with a name, see `stop_file`, that of
-            one trial.
+        stop: file whose existence ends training. `stop_file` adds a name, to end one
+            trial.
         metric: what a search optimizes, which is reported during training; see
             `score_of`. None for a grid.
     """
-    name = given[TRIAL]
-    config = given[CONFIG] if CONFIG in given else configs[name]
+    name = params[TRIAL]
+    config = params[CONFIG] if CONFIG in params else configs[name]
     path = folder / name
     reporter = _Reporter(metric, verb, config, (stop, stop_file(stop, name)))
     reason = _train(path, config, verb, reporter)
@@ -86,12 +86,12 @@ def score_of(rows: Iterable[Mapping[str, Any]], metric: str) -> float | None:
         InputError: the rows have no such column.
     """
     sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
-    found = []
+    values = []
     for row in rows:
         if column not in row:
             raise names.unknown("sweep.metric", column, row)
-        found.append(sign * float(row[column]))
-    return max(filter(math.isfinite, found), default=None)
+        values.append(sign * float(row[column]))
+    return max(filter(math.isfinite, values), default=None)
 
 
 def share_of(job: Job, row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
@@ -111,7 +111,7 @@ class _Reporter:
     verb: str
     config: Mapping[str, Any]
     stops: Sequence[Path]
-    told: int = -1
+    reported_share: int = -1
     unknown: str = ""
 
     def result(self, run: Run) -> dict[str, float] | None:
@@ -133,8 +133,8 @@ class _Reporter:
         share = -1
         if self.metric and row:
             share = share_of(JOBS[self.verb], row, self.config)
-        if share > self.told and (result := self.result(run)):
-            self.told = share
+        if share > self.reported_share and (result := self.result(run)):
+            self.reported_share = share
             tune.report(result)
         return bool(self.unknown) or any(path.exists() for path in self.stops)
 
