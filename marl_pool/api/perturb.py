@@ -273,9 +273,9 @@ class Perturber:
         self.seed = self.seed if seed is None else seed
         self.played += 1
         env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
-        for part, name in enumerate(self.groups):
+        for number, name in enumerate(self.groups):
             tokens = self._tokens(name, observations, infos)
-            keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, part)
+            keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, number)
             if self.perturbation.covers(name):
                 start = self.perturbation.start(tokens, keys, episodes=played)
                 self.states[name] = start
@@ -336,8 +336,8 @@ class Perturber:
             return None
         masks = []
         for agent in self.groups[name]:
-            parts = observations.get(agent, {}), infos.get(agent, {})
-            mask = next((part[MASK] for part in parts if MASK in part), None)
+            sources = observations.get(agent, {}), infos.get(agent, {})
+            mask = next((source[MASK] for source in sources if MASK in source), None)
             masks.append(join_masks(mask))
         if all(mask is None for mask in masks):
             return None
