@@ -38,10 +38,10 @@ def fit_batch(
     def origin_of(key: str) -> Origin:
         return origin(verb, key, overrides, config_dir)
 
-    whole = origin_of(MINIBATCH)
-    if whole.option and whole.value not in (None, sizes["minibatch_size"]):
+    minibatch = origin_of(MINIBATCH)
+    if minibatch.option and minibatch.value not in (None, sizes["minibatch_size"]):
         lines.append(
-            f"{MINIBATCH}: {whole.value} of {whole.option} becomes "
+            f"{MINIBATCH}: {minibatch.value} of {minibatch.option} becomes "
             f"{sizes['minibatch_size']}, the whole batch"
         )
     batch = origin_of(BATCH)
@@ -51,8 +51,8 @@ def fit_batch(
         unit = _unit(config)
     except InputError:
         return fitted, lines
-    if unit and (lacking := -sizes["batch_size"] % unit):
-        sizes["batch_size"] += lacking
+    if unit and (shortfall := -sizes["batch_size"] % unit):
+        sizes["batch_size"] += shortfall
         lines.append(
             f"{BATCH}: {batch.value} of {batch.option} becomes {sizes['batch_size']}, "
             f"a multiple of {unit} (ppo.num_envs × runners × agents that learn)"
@@ -63,5 +63,5 @@ def fit_batch(
 def _unit(config: Mapping[str, Any]) -> int:
     from marl_pool.envs.description import describe_env  # loads torch
 
-    typed = TrainConfig.from_plain(config)
-    return typed.batch_unit(describe_env(typed.env))
+    run_config = TrainConfig.from_plain(config)
+    return run_config.batch_unit(describe_env(run_config.env))

@@ -85,8 +85,8 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
                     f"{where}.name: expected options of the env {env['name']}, got "
                     f"{change['name']!r}"
                 )
-            whole = check_group(where, {**env, **change}, GROUPS["env"])
-            holder[key] = {option: whole[option] for option in change}
+            env_options = check_group(where, {**env, **change}, GROUPS["env"])
+            holder[key] = {option: env_options[option] for option in change}
     return checked
 
 

@@ -197,8 +197,8 @@ def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Co
     Interpolations are not resolved: a stored text may contain ``${``.
     """
     changed = copy.deepcopy(dict(config))
-    for part in overrides:
-        override = parse(part) if isinstance(part, str) else part
+    for text in overrides:
+        override = parse(text) if isinstance(text, str) else text
         *parents, last = override.key.split(".")
         section: Any = changed
         for parent in parents:
@@ -222,13 +222,13 @@ def _choose(
         if SIZES in kind.presets and SIZES not in user_options:
             option = f"{choices['task']}_{choices['scale']}"
             sizes = {SIZES: option if option in files_of(SIZES, folder) else None}
-        passed = {**kind.sections, **kind.presets, **sizes, **user_options}
+        next_choices = {**kind.sections, **kind.presets, **sizes, **user_options}
         for group in kind.presets:
-            if preset := passed[group]:
+            if preset := next_choices[group]:
                 for content in _bases_first(group, preset, folder):
-                    passed |= choices_in(content)
-            passed |= {**sizes, **user_options}
-        choices = passed
+                    next_choices |= choices_in(content)
+            next_choices |= {**sizes, **user_options}
+        choices = next_choices
     task, typed_sizes = choices.get("task"), user_options.get(SIZES, "")
     if task and typed_sizes.rpartition("_")[0] in {*built_in("task")} - {task}:
         raise InputError(

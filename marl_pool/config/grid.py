@@ -313,18 +313,18 @@ def _whole_grid(
     # An override with one value replaces the preset's list.
     single: Grid = {parse(text).key: [parse(text).value] for text in fixed}
     replacements: Grid = {key: single[key] for key in grid if key in single}
-    whole: Grid = {**grid, **replacements, **swept}
+    full_grid: Grid = {**grid, **replacements, **swept}
     # Reject what is no list of distinct values.
-    for key, values in whole.items():
+    for key, values in full_grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"grid.{key}: expected a list, got {show(values)}")
         if len({json.dumps(value) for value in values}) < len(values):
             raise InputError(f"{key}: expected distinct values, got {values}")
     # A sweep without a grid would be a single run.
-    if not whole:
+    if not full_grid:
         preset = "adapool/figure4" if verb == "fit" else "adapool/figure5"
         raise InputError(
             f"sweep: expected a grid, such as seed=0,1,2 or experiment={preset}; "
             f"for a single run use `marl-pool {verb}`"
         )
-    return whole
+    return full_grid

@@ -313,30 +313,30 @@ def unsuited(
     """Build the error for an option that does not exist, or is for other verbs."""
     choices = options_for(verb, group, config_dir)
     if suited := verbs_for(group, option, config_dir):
-        instead = f"choose from {', '.join(choices)}" if choices else "there is none"
+        advice = f"choose from {', '.join(choices)}" if choices else "there is none"
         return InputError(
             f"{group}={option} is made for {' and '.join(suited)}; "
-            f"for {typed(verb)} {instead}"
+            f"for {typed(verb)} {advice}"
         )
     files = files_of(group, config_dir)
     if group in VERBS[verb].presets and option in files:
         reason = _preset_misfit(verb, option, files, config_dir)
         return InputError(f"{group}={option}: {files[option]}: {reason}")
     # A paper's presets are in a folder of its name.
-    inside = [name for name in files if name.endswith(f"/{option}")]
-    if matches := [name for name in inside if name in choices]:
+    nested = [name for name in files if name.endswith(f"/{option}")]
+    if matches := [name for name in nested if name in choices]:
         return InputError(
             f"unknown {group} {option!r}: did you mean {' or '.join(matches)}?"
         )
-    if inside:
-        return unsuited(verb, group, inside[0], config_dir)
+    if nested:
+        return unsuited(verb, group, nested[0], config_dir)
     return names.unknown(group, option, choices)
 
 
 def typed(verb: str) -> str:
     """Return a verb as it is typed in a command."""
-    made, _, ran = verb.partition("_")
-    return f"{made} --verb {ran}" if ran else verb
+    name, _, trained_by = verb.partition("_")
+    return f"{name} --verb {trained_by}" if trained_by else verb
 
 
 def _preset_misfit(
@@ -410,8 +410,8 @@ def choices_in(content: Mapping[str, Any]) -> dict[str, str | None]:
 def content_of(file: Path) -> dict[str, Any]:
     """Read the keys of a YAML file; raise an `InputError` that names the file."""
     # Each composition asks for all presets, and the package's own never change.
-    read = _read if file.is_relative_to(CONFIGS) else _read.__wrapped__
-    return read(file)
+    reader = _read if file.is_relative_to(CONFIGS) else _read.__wrapped__
+    return reader(file)
 
 
 @functools.cache
