@@ -335,9 +335,9 @@ def _not_understood(
 
         keys = places_of(key, compose(verb))
     if keys:
-        typed = " or ".join(f"{key}={value or following}" for key in keys)
+        pairs = " or ".join(f"{key}={value or following}" for key in keys)
         return InputError(
-            f"{text!r}: expected key=value, got a flag. Did you mean {typed}?"
+            f"{text!r}: expected key=value, got a flag. Did you mean {pairs}?"
         )
     if key == "run_dir" and any(action.dest == "run" for action in parser._actions):
         return InputError(

@@ -106,10 +106,10 @@ class Reader:
         from marl_pool.runs import CONFIG
 
         path = next(iter(self.arguments.run), None)
-        written = self.one(act, path, self.arguments.out)
-        print_paths(written)
+        paths = self.one(act, path, self.arguments.out)
+        print_paths(paths)
         # Results that lie elsewhere are no run, and a report does not find them.
-        folder = written[0].parent.parent
+        folder = paths[0].parent.parent
         is_run = (folder / CONFIG).is_file()
         run = quoted(folder if is_run else path or folder)
         flags = plugin_flags(self.arguments.plugin)
@@ -122,9 +122,9 @@ class Reader:
         """Act on each of several runs, and return the JSON files written."""
         documents = []
         for path in self.arguments.run:
-            written = self.one(act, path)
-            print_paths(written)
-            documents += [file for file in written if file.suffix == ".json"]
+            paths = self.one(act, path)
+            print_paths(paths)
+            documents += [file for file in paths if file.suffix == ".json"]
         return documents
 
     def open_all(self) -> "list[Run]":
@@ -267,10 +267,10 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
 
     targets: dict[str, EvaluationTarget] = {}
     for path in reader.arguments.run or [None]:
-        alone = find_standalone(path, reader.settings.pretrained)
+        standalone = find_standalone(path, reader.settings.pretrained)
         # A standalone policy needs a run for as long as it is read.
         with TemporaryDirectory() as folder:
-            out = str(Path(folder) / alone.name) if alone else None
+            out = str(Path(folder) / standalone.name) if standalone else None
             with reader.opened(path, out) as (run, options):
                 target = EvaluationTarget.from_run(run, reader.settings, **options)
         number = f" ({len(targets) + 1})" if target.source in targets else ""
@@ -316,13 +316,13 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
         _evaluate_missing(arguments, runs, evaluation_overrides, settings)
     plugins = arguments.plugin
     print_paths([page.report(runs, arguments.out, settings, plugins=plugins)])
-    lacking = False
+    is_incomplete = False
     for reported in read_runs(runs):
         older = reported.superseded and f"its evaluation is {reported.superseded}"
         if warning := reported.evaluation_missing or older:
             print_warning(f"{reported.run.path}: {warning}")
-        lacking |= reported.evaluation is None
-    if lacking and not settings.evaluate:
+        is_incomplete |= reported.evaluation is None
+    if is_incomplete and not settings.evaluate:
         paths = " ".join(quoted(run.path) for run in runs)
         flags = plugin_flags(arguments.plugin)
         print_next(f"marl-pool report {paths} evaluate=true{flags}")

@@ -42,13 +42,13 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             print(price(FitConfig.from_plain(config), Path(folder)))
         return 0
-    again = arguments.or_resume
-    begun = _begun(verb, config, arguments.run_dir) if again else None
-    if begun is not None:
-        return _continue(begun, config) or _unfinished(begun, config)
+    or_resume = arguments.or_resume
+    run_to_resume = _begun(verb, config, arguments.run_dir) if or_resume else None
+    if run_to_resume is not None:
+        return _continue(run_to_resume, config) or _unfinished(run_to_resume, config)
     with new_run(verb, config, arguments.run_dir) as run:
         status = _run_training(run, config)
-        return status or (_unfinished(run, config) if again else 0)
+        return status or (_unfinished(run, config) if or_resume else 0)
 
 
 def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
@@ -87,8 +87,8 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     # Print the study that the trials have in common.
     if arguments.cfg:
         study = config.STUDIES[verb]
-        whole = config.compose_only(study, plan.overrides, folder)
-        checked = config.check(study, {**whole, "grid": plan.grid})
+        composed = config.compose_only(study, plan.overrides, folder)
+        checked = config.check(study, {**composed, "grid": plan.grid})
         print(config.commented(study, checked, folder), end="")
         return 0
     # Choose a folder without an earlier sweep.
@@ -103,20 +103,20 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
         # On an empty disk the sweep comes from its mirror.
         restore_sweep(Path(path), _settings(verb, first).storage)
     if arguments.or_resume and Sweep.is_at(path):
-        begun = _same_sweep(Sweep.open(path), plan, verb)
-        return _run_sweep(begun, plan, arguments.dry_run, again=True)
+        old_sweep = _same_sweep(Sweep.open(path), plan, verb)
+        return _run_sweep(old_sweep, plan, arguments.dry_run, or_resume=True)
     if Sweep.is_at(path):
         raise InputError(
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
     _validate_new_sweep(Path(path))
     space = plan.search and plan.search.space
-    new = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
+    new_sweep = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
     if not arguments.dry_run:
         from marl_pool.storage.runs import validate_new
 
-        validate_new(new.path, _settings(verb, first).storage)
-    return _run_sweep(new, plan, arguments.dry_run, again=arguments.or_resume)
+        validate_new(new_sweep.path, _settings(verb, first).storage)
+    return _run_sweep(new_sweep, plan, arguments.dry_run, or_resume=arguments.or_resume)
 
 
 def _validate_new_sweep(folder: Path) -> None:
@@ -147,7 +147,7 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
 
 
 def _run_sweep(
-    sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, again: bool = False
+    sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, or_resume: bool = False
 ) -> int:
     from marl_pool.config.grid import validate_runs
     from marl_pool.storage.runs import mirror_of, restore, restore_proposals
@@ -219,7 +219,7 @@ def _run_sweep(
         if proposal.stopped_early
     }
     tried = [trial for trial in plan.trials if trial.name not in ended]
-    runs = [sweep.run(trial) for trial in tried] if again and not dry_run else []
+    runs = [sweep.run(trial) for trial in tried] if or_resume and not dry_run else []
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
 
@@ -380,8 +380,8 @@ def _run_training(run: "Run", config: dict[str, Any]) -> int:
         print(f"marl-pool: time_limit is over; resume with: {way}", file=sys.stderr)
     # Print what exists: a fit has results in place of a policy.
     results = [run.path / job.result] if job.result else []
-    written = (run.metrics_path, run.policy_dir, *results)
-    common.print_paths([run.path, *filter(Path.exists, written)])
+    paths = (run.metrics_path, run.policy_dir, *results)
+    common.print_paths([run.path, *filter(Path.exists, paths)])
     from marl_pool.utils.progress import duration
 
     result = f"best {run.best}; " if run.best else ""
