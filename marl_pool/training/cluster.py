@@ -85,7 +85,7 @@ def ray_session(
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = cluster_address(address)
-    before = descendants(os.getpid())
+    earlier_processes = descendants(os.getpid())
     # Leave the session that is started here, whatever happens in it.
     try:
         if address == LOCAL:
@@ -96,7 +96,7 @@ def ray_session(
             _join(address, key, {"env_vars": variables, **_modules()})
         # Some of Ray's processes would outlive a killed driver.
         lost = f"marl-pool: this process was killed, or lost ray; {resume}"
-        orphans = descendants(os.getpid()) - before
+        orphans = descendants(os.getpid()) - earlier_processes
         with (
             last_words(lost, orphans) if resume else contextlib.nullcontext(),
             _replaced(ray_worker, "print_to_stdstream", _print_error),
@@ -280,12 +280,12 @@ def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
                 f"ray {ray.__version__} has no {function}: a signal while ray "
                 "starts or ends may end this process with another status"
             )
-        held = Interruptible(descriptor, "Ray's start or end")
+        signals = Interruptible(descriptor, "Ray's start or end")
         try:
-            with held:
+            with signals:
                 yield
         finally:
-            held.raise_if_requested()
+            signals.raise_if_requested()
 
 
 @contextlib.contextmanager

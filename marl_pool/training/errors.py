@@ -20,8 +20,8 @@ class StepError(Exception):
 def stopped(run: Run, where: str, reason: str) -> StoppedError:
     """Build the error that ends a run; ``where`` is a place such as ``iteration 3``."""
     checkpoint = run.latest_checkpoint()
-    kept = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
-    return StoppedError(f"{where}: {reason}; {kept}")
+    note = "no checkpoint yet" if checkpoint is None else f"kept {checkpoint}"
+    return StoppedError(f"{where}: {reason}; {note}")
 
 
 @contextmanager

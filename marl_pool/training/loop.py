@@ -260,11 +260,11 @@ class TrainingLoop:
         }
 
     def _report_changes(self, checkpoint: Path) -> None:
-        before = self.run.origin(checkpoint)
+        origin = self.run.origin(checkpoint)
         changes = [
-            f"{name} {before[name]} is now {value}"
+            f"{name} {origin[name]} is now {value}"
             for name, value in self.origin.items()
-            if before.get(name, value) != value
+            if origin.get(name, value) != value
         ]
         if changes:
             errors.print_warning(

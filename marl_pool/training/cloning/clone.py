@@ -61,9 +61,9 @@ def clone(
             checkpoint stays.
     """
     plain = with_absolute_folders(config)
-    typed = CloneConfig.from_plain(plain)
-    TrainingLoop(run, typed, plain, should_stop).train(
-        lambda checkpoint: CloningMethod(run, typed, checkpoint)
+    run_config = CloneConfig.from_plain(plain)
+    TrainingLoop(run, run_config, plain, should_stop).train(
+        lambda checkpoint: CloningMethod(run, run_config, checkpoint)
     )
 
 
@@ -180,8 +180,8 @@ class CloningMethod(TrainingMethod):
     def rounds(self) -> Iterator[None]:
         for number in range(self.settings.rounds + 1):
             # Collect the round's trajectories, or read them if the run is resumed.
-            begun = number <= self.round
-            learned = None if begun else self.batch
+            is_begun = number <= self.round
+            learned = None if is_begun else self.batch
             with writing(self.run, self.where(self.iteration), "the trajectories"):
                 self.dataset.add(number, self.student.eval(), learned)
             self.round = max(self.round, number)
@@ -208,8 +208,8 @@ class CloningMethod(TrainingMethod):
             return
         if isinstance(teacher.policy, SpecifiedPolicy):
             where = self.where(self.iteration)
-            with writing(self.run, where, "the teacher"), new_folder(folder) as new:
-                save_policy(teacher.policy, new)
+            with writing(self.run, where, "the teacher"), new_folder(folder) as copy:
+                save_policy(teacher.policy, copy)
 
     # Iterations
 

@@ -185,12 +185,12 @@ class CloneDataset:
         path = round_path(self.folder, number)
         # Read the round of a resumed run, unless its student has changed since.
         if path.is_dir() and learned in (None, read_about(path).get("learned")):
-            new = load_round(path, self.rows)
+            sides = load_round(path, self.rows)
         else:
-            new, description = self._collect(number, student, learned or 0)
-            save_round(path, new, description, self.rows)
+            sides, description = self._collect(number, student, learned or 0)
+            save_round(path, sides, description, self.rows)
         # Aggregate it with all earlier rounds, as DAgger does.
-        self.sides = {name: join([self.sides.get(name), new[name]]) for name in SIDES}
+        self.sides = {name: join([self.sides.get(name), sides[name]]) for name in SIDES}
 
     def _collect(
         self, number: int, student: Agent, learned: int
@@ -218,8 +218,8 @@ class CloneDataset:
             validation, train = self._long(validation), self._long(train)
         # Drop duplicates, so that no trajectory is on both sides.
         validation = validation.without_duplicates()
-        earlier = (validation, *self.sides.values())
-        known_digests = [digest for side in earlier for digest in side.digests]
+        earlier_sides = (validation, *self.sides.values())
+        known_digests = [digest for side in earlier_sides for digest in side.digests]
         kept = train.without_duplicates(known_digests)
         if not len(kept) and not number:
             raise InputError(

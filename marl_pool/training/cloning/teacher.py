@@ -140,13 +140,13 @@ class Roles:
 def build_roles(
     config: CloneConfig,
     groups: Mapping[str, AgentGroup],
-    kept: Path,
+    run_copy: Path,
     saved: Path | None,
 ) -> Roles:
     """Build the teacher and the policies of the other groups.
 
-    The folder ``kept`` holds the run's copy of its teacher, if it exists, and ``saved``
-    the other groups' policies, in a checkpoint.
+    The folder ``run_copy`` holds the run's copy of its teacher, if it exists, and
+    ``saved`` the other groups' policies, in a checkpoint.
 
     Raises:
         InputError: no such policy, or one that does not fit its group; ``fixed``
@@ -175,14 +175,14 @@ def build_roles(
     }
     assert config.teacher is not None
     try:
-        teacher = _teacher(config, config.teacher, group, groups[group], kept)
+        teacher = _teacher(config, config.teacher, group, groups[group], run_copy)
     except InputError as error:
         raise InputError(f"teacher: {error}") from error
     return Roles(group, teacher, other_policies)
 
 
 def _teacher(
-    config: CloneConfig, source: str, name: str, group: AgentGroup, kept: Path
+    config: CloneConfig, source: str, name: str, group: AgentGroup, run_copy: Path
 ) -> Teacher:
     env_name = config.env.name
     if source == VALUE_TABLE:
@@ -195,9 +195,9 @@ def _teacher(
     policy: Policy
     if source == HEURISTIC or is_plug_in(source):
         policy = scripted_policy(source, env=env_name, role=name, group=group)
-    elif (kept / WEIGHTS).is_file():
+    elif (run_copy / WEIGHTS).is_file():
         # Prefer the run's own copy: folders move and change.
-        policy = next(iter(load_modules(kept, plugins=config.plugins)[0].values()))
+        policy = next(iter(load_modules(run_copy, plugins=config.plugins)[0].values()))
     elif (path := Path(source).expanduser()).is_dir():
         policy = load_frozen(path, name, config.plugins)
         validate_fit(policy, group, str(path))

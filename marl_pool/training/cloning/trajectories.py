@@ -62,8 +62,8 @@ class RowTable:
             table[:old_count] = self._table[:old_count]
             self._table = table
         # Copy the new rows; repeated ones are equal.
-        new = row_numbers >= old_count
-        self._table[row_numbers[new]] = flat[new]
+        is_new = row_numbers >= old_count
+        self._table[row_numbers[is_new]] = flat[is_new]
         return torch.from_numpy(row_numbers.astype(np.int32)).view(rows.shape[:-1])
 
     def table(self) -> Tensor:
@@ -72,8 +72,8 @@ class RowTable:
 
     def select(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the distinct rows among ``numbers``, and their places, int64."""
-        used, places = np.unique(numbers.numpy(), return_inverse=True)
-        rows = self.table()[torch.from_numpy(used).long()]
+        row_numbers, places = np.unique(numbers.numpy(), return_inverse=True)
+        rows = self.table()[torch.from_numpy(row_numbers).long()]
         return rows, torch.from_numpy(places).view(numbers.shape)
 
 
@@ -194,8 +194,8 @@ def _digests(
     # Hash the rows: their numbers depend on the order in which rows were recorded.
     features = steps["features"]
     if rows is not None:
-        used, places = rows.select(features)
-        names = (hashlib.blake2b(row, digest_size=8).digest() for row in used.numpy())
+        table, places = rows.select(features)
+        names = (hashlib.blake2b(row, digest_size=8).digest() for row in table.numpy())
         hashes = np.frombuffer(b"".join(names), dtype=np.int64)
         features = torch.from_numpy(hashes[places.numpy()])
     # Hash observations, previous actions and labels of each trajectory.
@@ -296,9 +296,9 @@ class BehaviourPolicy(SpecifiedPolicy):
             "teacher": _with_executed(answer.state, prev_action),
             "student": _with_executed(student, prev_action),
         }
-        none = torch.zeros_like(prev_action[..., 0])
+        no_action = torch.zeros_like(prev_action[..., 0])
         # Log-probabilities, values and logits are not needed here.
-        return Decision(action, none, none, prev_action, state)
+        return Decision(action, no_action, no_action, prev_action, state)
 
     def _record(self, tokens: Tokens, state: Any, answer: TeacherLabel) -> None:
         """Record a step of the agents alive, before the environments take it."""

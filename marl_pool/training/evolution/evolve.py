@@ -55,9 +55,9 @@ def evolve(
         StoppedError: a return was not finite, a worker failed for good, or the disk is
             full; the last good checkpoint remains.
     """
-    typed = EvolveConfig.from_plain(config)
-    TrainingLoop(run, typed, config, should_stop).train(
-        lambda checkpoint: EvolutionMethod(run, typed, checkpoint)
+    run_config = EvolveConfig.from_plain(config)
+    TrainingLoop(run, run_config, config, should_stop).train(
+        lambda checkpoint: EvolutionMethod(run, run_config, checkpoint)
     )
 
 
@@ -209,8 +209,8 @@ class EvolutionMethod(TrainingMethod):
         # A run that was killed after it saved its best policy and before its
         # checkpoint repeats the generation, and must find the same policy again.
         best = self.run.best
-        again = best is not None and best.iteration == self.generation
-        return again or super().accept(score)
+        is_current = best is not None and best.iteration == self.generation
+        return is_current or super().accept(score)
 
     # Checkpoints
 

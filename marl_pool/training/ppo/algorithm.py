@@ -67,8 +67,8 @@ class BatchedPPO(PPO):
     def losses(self) -> int:
         """Number of runners that died in this session."""
         runners = self.env_runner_group
-        missing = runners.num_remote_env_runners()
-        return self.restarts + missing - runners.num_healthy_remote_env_runners()
+        num_runners = runners.num_remote_env_runners()
+        return self.restarts + num_runners - runners.num_healthy_remote_env_runners()
 
     @override
     def setup(self, config: PPOConfig) -> None:

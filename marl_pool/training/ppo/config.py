@@ -135,8 +135,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         # Build it once to reject options that do not fit here, not in a runner.
         specs = [group.tokens for group in groups.values()]
         counts = {name: group.num_agents for name, group in groups.items()}
-        built = make_perturbation(specs=specs, **perturbation)
-        built.validate_env(counts, env.max_steps)
+        env_perturbation = make_perturbation(specs=specs, **perturbation)
+        env_perturbation.validate_env(counts, env.max_steps)
     # One iteration: every environment takes `fragment` steps.
     agents: Counter[str] = Counter()
     for name, module in modules.items():

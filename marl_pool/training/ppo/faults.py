@@ -44,14 +44,14 @@ def errors_to(run: Run) -> Iterator[None]:
     """Append what RLlib logs about dying processes to the run's ``error.txt``."""
     handler = _ErrorHandler(run)
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [logger.propagate for logger in loggers]
+    propagations = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
-        for logger, propagates in zip(loggers, before, strict=True):
+        for logger, propagates in zip(loggers, propagations, strict=True):
             logger.removeHandler(handler)
             logger.propagate = propagates
 

@@ -317,8 +317,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             optimizer.step()
             self._metrics[mid, GRADIENT_NORM] = norms[mid]
             key = (mid, NON_FINITE_LOSS)
-            before = self._metrics.get(key, bad[mid])
-            self._metrics[key] = torch.maximum(bad[mid], before)
+            previous = self._metrics.get(key, bad[mid])
+            self._metrics[key] = torch.maximum(bad[mid], previous)
 
     def _outputs(self, module_id: str, rows: Rows) -> Outputs:
         """Compute logits and values of the steps in ``rows``."""
@@ -419,8 +419,8 @@ class BatchedPPOLearner(PPOTorchLearner):
             (FIRST_KL, kl.mean()),
         ):
             # The largest of the microbatches.
-            before = self._metrics.get((module_id, name), value)
-            self._metrics[module_id, name] = torch.maximum(before, value)
+            previous = self._metrics.get((module_id, name), value)
+            self._metrics[module_id, name] = torch.maximum(previous, value)
 
 
 def _is_bad(number: Tensor) -> Tensor:

@@ -94,13 +94,13 @@ class PPOTerms:
         value_loss = (values - targets).square()
         if config.vf_clip_param < float("inf"):
             value_loss = value_loss.clamp(max=config.vf_clip_param)
-        before = rows[Columns.ACTION_DIST_INPUTS]
+        prior = rows[Columns.ACTION_DIST_INPUTS]
         return cls(
             ratio=ratio,
             surrogate=surrogate,
             values=values,
             value_loss=value_loss,
-            kl=kl_divergence(actions, before, logits) if config.use_kl_loss else None,
+            kl=kl_divergence(actions, prior, logits) if config.use_kl_loss else None,
             targets=targets,
             actions=actions,
             logits=logits,

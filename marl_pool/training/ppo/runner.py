@@ -125,8 +125,8 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         }
         env = self.run_config.env.name
         for name, policy in self.settings.fixed.items():
-            built = build_fixed(policy, env, name, self.env.groups[name])
-            self.policies[name] = built.to(self.device)
+            fixed_policy = build_fixed(policy, env, name, self.env.groups[name])
+            self.policies[name] = fixed_policy.to(self.device)
 
     @override
     def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
@@ -182,7 +182,7 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
         """
         steps = self.config.get_rollout_fragment_length(self.worker_index)
         parts: dict[str, list[Rows]] = defaultdict(list)
-        for name, rows in self._sample(steps, lambda _, *part: trajectory_rows(*part)):
+        for name, rows in self._sample(steps, lambda _, *args: trajectory_rows(*args)):
             if len(rows[Columns.ACTIONS]):
                 parts[self.settings.modules[name]].append(rows)
         if not parts:

@@ -91,11 +91,11 @@ def train(
             for good, or the disk is full; the last good checkpoint remains.
     """
     plain = with_absolute_folders(config)
-    typed = TrainConfig.from_plain(plain)
-    cluster.validate_device(typed)
+    run_config = TrainConfig.from_plain(plain)
+    cluster.validate_device(run_config)
     with cluster.quiet():
-        TrainingLoop(run, typed, plain, should_stop).train(
-            lambda checkpoint: PPOMethod(run, typed, checkpoint)
+        TrainingLoop(run, run_config, plain, should_stop).train(
+            lambda checkpoint: PPOMethod(run, run_config, checkpoint)
         )
 
 

@@ -77,8 +77,10 @@ def fit(
         InputError: incompatible parts of the configuration, or missing data.
         StoppedError: the loss was not finite, or the disk is full.
     """
-    typed = FitConfig.from_plain(config)
-    TrainingLoop(run, typed, config, should_stop).train(lambda _: FitMethod(run, typed))
+    run_config = FitConfig.from_plain(config)
+    TrainingLoop(run, run_config, config, should_stop).train(
+        lambda _: FitMethod(run, run_config)
+    )
 
 
 def make_task(config: FitConfig) -> Task:
@@ -136,9 +138,9 @@ def estimate(task: Task, config: FitConfig) -> Cost:
     training = min(epoch_time * settings.epochs, settings.seconds_per_fold or math.inf)
     # Add the validation after each epoch and the test at the end.
     measured_examples = len(rows.validation) * training / epoch_time + task.num_test
-    whole = settings.folds * (training + measuring_time * measured_examples)
+    seconds = settings.folds * (training + measuring_time * measured_examples)
     return Cost(
-        settings.folds, settings.epochs, len(rows.train), 1 / learning_time, whole
+        settings.folds, settings.epochs, len(rows.train), 1 / learning_time, seconds
     )
 
 

@@ -212,21 +212,21 @@ class FoldLearner:
         self.task.begin_epoch(self.network, self.epoch, self.settings.epochs)
         self.network.train()
         # Take a step for each batch, and stop early if the fold is out of time.
-        means, before, size = Means(), self.seconds, self.settings.batch_size
-        began = time.perf_counter() - before
-        for part in rows[order][: len(rows) // size * size].split(size):
-            outcome = self._evaluate("train", part, generator)
+        means, earlier_seconds, size = Means(), self.seconds, self.settings.batch_size
+        began = time.perf_counter() - earlier_seconds
+        for batch in rows[order][: len(rows) // size * size].split(size):
+            outcome = self._evaluate("train", batch, generator)
             self.lr = self.rate * self.settings.lr_at(self._progress(len(rows)))
             descend(self.optimizer, outcome.loss, self.lr, self.settings.grad_clip)
             self.step += 1
-            means.add({"loss": outcome.loss.expand(len(part)), **outcome.metrics})
+            means.add({"loss": outcome.loss.expand(len(batch)), **outcome.metrics})
             self.seconds = time.perf_counter() - began
             if self.is_out_of_time:
                 break
         # Reading the means waits for the GPU, so it belongs to the training time.
         averages = means.means()
         self.seconds = time.perf_counter() - began
-        return EpochMetrics(averages, means.examples, self.seconds - before)
+        return EpochMetrics(averages, means.examples, self.seconds - earlier_seconds)
 
     def _progress(self, examples: int) -> float:
         """Return the fraction of the fold completed at the middle of the next step."""
@@ -242,8 +242,8 @@ class FoldLearner:
         generator = generator_of(self.seed, "measure", split)
         means, began = Means(), time.perf_counter()
         with torch.no_grad():
-            for part in rows.split(self.settings.batch_size):
-                means.add(self._evaluate(split, part, generator).metrics)
+            for batch in rows.split(self.settings.batch_size):
+                means.add(self._evaluate(split, batch, generator).metrics)
         averages = means.means()
         if self.task.metric not in averages:
             raise InputError(

@@ -67,15 +67,15 @@ def run_sweep(
 
             search = TrialSearch(sweep, plan, settings, trials)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
-        ended = search.stopped_early if search else set()
+        stopped = search.stopped_early if search else set()
         todo = [
             trial
             for trial in trials
-            if done[trial.name] < job.total(trial.config) and trial.name not in ended
+            if done[trial.name] < job.total(trial.config) and trial.name not in stopped
         ]
         # A search will add trials like its probes.
-        new = max(0, settings.trials - len(trials)) if search else 0
-        kinds = todo + examples if new else todo
+        num_new = max(0, settings.trials - len(trials)) if search else 0
+        kinds = todo + examples if num_new else todo
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(kinds)
@@ -89,7 +89,7 @@ def run_sweep(
         with _resources(
             sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
-            timed = todo + examples[:1] * new
+            timed = todo + examples[:1] * num_new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
                 return _run(sweep, trials, todo, done, settings, concurrency, search)

@@ -96,8 +96,8 @@ def score_of(rows: Iterable[Mapping[str, Any]], metric: str) -> float | None:
 
 def share_of(job: Job, row: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """Return the percentage of training that is done at a row of metrics."""
-    typed = job.config.from_plain(config)
-    return 100 * job.count(row, typed) // job.limit(typed)
+    run_config = job.config.from_plain(config)
+    return 100 * job.count(row, run_config) // job.limit(run_config)
 
 
 @dataclass
