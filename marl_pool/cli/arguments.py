@@ -13,7 +13,7 @@ from marl_pool import __version__
 from marl_pool.cli.help import KEYS, STATUS, VERBS
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.text import is_url, printable
+from marl_pool.utils.text import is_url
 
 PRETRAINED = "pretrained"
 KINDS = (
@@ -114,25 +114,32 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         flag = f"--{key.lstrip('+').replace('_', '-')}"
         if flag in verbs[namespace.verb]._option_string_actions:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
-    _tell_replaced(extra)
+    _validate_once(namespace, extra)
     return namespace, extra
 
 
-def _tell_replaced(overrides: list[str]) -> None:
-    """Print a line for each option of a group that a later one replaces."""
+def _validate_once(namespace: argparse.Namespace, overrides: list[str]) -> None:
+    """Reject two options of one group, and in a sweep two values of any key.
+
+    Elsewhere the last value of a key counts, so that a command can be appended to. In
+    a sweep, values of a grid would be dropped.
+    """
     pairs = [text.lstrip("+").partition("=")[::2] for text in overrides]
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) == len(keys):
+    flags = {key: getattr(namespace, key) for key in KEY_FLAGS.get(namespace.verb, ())}
+    pairs += [(key, value) for key, value in flags.items() if value is not None]
+    if len({key for key, _ in pairs}) == len(pairs):
         return
     from marl_pool.config.sections import VERBS as COMPOSED
 
     groups = {group for verb in COMPOSED.values() for group in verb.config_groups}
-    options: dict[str, str] = {}
-    for key, option in pairs:
-        if key in groups and options.get(key, option) != option:
-            line = f"marl-pool: {key}={options[key]} is replaced by {key}={option}"
-            print(printable(line), file=sys.stderr, flush=True)
-        options[key] = option
+    first: dict[str, str] = {}
+    for key, value in pairs:
+        is_single = key in groups or namespace.verb == "sweep"
+        if is_single and first.setdefault(key, value) != value:
+            kind = "option" if key in groups else "value"
+            raise InputError(
+                f"{key}: expected one {kind}, got {first[key]} and {value}"
+            )
 
 
 def answer_shell() -> None:

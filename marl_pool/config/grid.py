@@ -154,9 +154,6 @@ def plan_search(
     """
     fixed, space = _split_space(overrides)
     _validate_space(space)
-    for text in fixed:
-        if (key := parse(text).key) in space:
-            raise InputError(f"{key}: expected a range or one value, got both: {text}")
     _validate_own(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
         raise InputError(f"grid: expected none with --search, got {show(grid)}")

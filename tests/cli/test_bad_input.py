@@ -155,9 +155,35 @@ def test_huge_counts_are_refused_before_memory_is_taken(refused, arguments, mess
     assert message in refused(*arguments.split())
 
 
-def test_an_option_that_a_later_one_replaces_is_told(capsys):
-    words = ["seed=1", "pooling=max", "env=cartpole", "pooling=ada", "seed=2", "--cfg"]
-    assert cli.main(["train", *words]) == 0
-    told = capsys.readouterr()
-    assert told.err == "marl-pool: pooling=max is replaced by pooling=ada\n"
-    assert "name: ada" in told.out
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "train pooling=ada seed=1 pooling=max",
+            "pooling: expected one option, got ad",
+        ),
+        ("evolve env=cartpole +env=car_racing", "env: expected one option, got cartpo"),
+        ("fit task=knn task=clustering", "task: expected one option, got knn and clus"),
+        ("evaluate x suite=full suite=quick", "suite: expected one option, got full a"),
+        ("resume x env=cartpole env=centroid", "env: expected one option, got cartpol"),
+        ("sweep pooling=ada,max pooling=avg", "pooling: expected one option, got ada,"),
+        ("sweep seed=0,1 seed=3", "seed: expected one value, got 0,1 and 3"),
+        ("sweep seed=0,1 seed=2,3", "seed: expected one value, got 0,1 and 2,3"),
+        ("sweep seed=0,1 ppo.lr=1 ppo.lr=2", "ppo.lr: expected one value, got 1 and 2"),
+        (
+            "sweep seed=0,1 sweep.concurrency=1 --concurrency 2",
+            "sweep.concurrency: expected one value, got 1 and 2",
+        ),
+    ],
+)
+def test_two_values_where_one_would_be_dropped_are_refused(refused, command, message):
+    assert message in refused(*command.split())
+
+
+@pytest.mark.parametrize(
+    "words", ["seed=1 seed=2", "pooling=ada seed=2 pooling=ada", "seed=1 +seed=2"]
+)
+def test_the_last_value_of_a_key_counts(capsys, words):
+    assert cli.main(["train", *words.split(), "--cfg"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.err, "seed: 2" in printed.out) == ("", True)
