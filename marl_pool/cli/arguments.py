@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import os
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
