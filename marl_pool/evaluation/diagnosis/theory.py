@@ -71,8 +71,8 @@ def neighborhoods(
     """Measure the ranges of the relation scores.
 
     Args:
-        scores: ``(*B, N)``, the scaled arguments of one head's softmax; those of
-            padded tokens are ignored.
+        scores: ``(*B, N)``, the scaled arguments of one head's softmax; padded
+            tokens are ignored.
         signal: bool, broadcastable to ``(*B, N)``.
         padding: the same, True = ignore; None for no padding.
     """
@@ -210,7 +210,7 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
     """Distance of the pooled vector from the signal's mean, ‖x_c - mean(X_s)‖²/d.
 
     It is 0 for signal-optimal weights, and is printed as signal loss in the paper's
-    Table 3. Arguments and result are those of `signal_loss`.
+    Table 3. Arguments and result are as in `signal_loss`.
     """
     errors = (pooled.double() - _mean(x.double(), signal)).square()
     return errors.unflatten(-1, (heads, -1)).mean(-1)
@@ -234,7 +234,7 @@ def variance(sets: Moments) -> tuple[Tensor, Tensor]:
         The variance, and its fraction within the sets; the rest is between their means.
     """
     count, mean, squares = sets
-    # Law of total variance: squares within sets plus those of the sets' means.
+    # Law of total variance: squares within sets plus squares of the sets' means.
     common = (count[:, None] * mean).sum(0) / count.sum()
     within = squares.sum()
     total = within + (count * (mean - common).square().sum(-1)).sum()
