@@ -251,8 +251,8 @@ class EvaluationTarget:
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
         parameters = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        if lacking := next((key for key in changes if key not in parameters), None):
-            missing = f"env {self.env['name']} has no {lacking}"
+        if missing_key := next((key for key in changes if key not in parameters), None):
+            missing = f"env {self.env['name']} has no {missing_key}"
         else:
             description = self.describe(**changes)
             missing = misfit(policies, description.groups)

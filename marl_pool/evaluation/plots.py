@@ -134,11 +134,11 @@ def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, 
         for curve in panel.curves
         for values in (curve.y, curve.band, curve.points)
     ]
-    every = np.concatenate([np.array([*lines.values()]), *drawn])
-    every = every[np.isfinite(every)]
-    if not len(every):
+    finite = np.concatenate([np.array([*lines.values()]), *drawn])
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
         return 0.0, 1.0
-    low, high = float(every.min()), float(every.max())
+    low, high = float(finite.min()), float(finite.max())
     margin = 0.06 * (high - low) or 0.1
     return low - margin, high + margin
 

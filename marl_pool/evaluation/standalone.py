@@ -107,16 +107,16 @@ def find_standalone(
     return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
-def results_folder(name: str, out: str | None, instead: str = "") -> Path:
+def results_folder(name: str, out: str | None, hint: str = "") -> Path:
     """Return the path of a new folder for results that belong to no run.
 
     Without ``out`` it is ``evaluations/<date-time>-<name>``, numbered if that exists.
 
     Raises:
-        InputError: ``out`` exists; the message also recommends ``instead``.
+        InputError: ``out`` exists; the message also recommends ``hint``.
     """
     default = Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folder = free(default) if out is None else Path(out)
     if folder.exists():
-        raise InputError(f"{folder} exists; choose another --out{instead}")
+        raise InputError(f"{folder} exists; choose another --out{hint}")
     return folder

@@ -160,21 +160,21 @@ def _summary(
     numbers: Mapping[str, Tensor], episodes: Tensor, seed: int
 ) -> dict[str, Any]:
     counts = ("checked", "violations")
-    made: dict[str, Any] = {
+    summary: dict[str, Any] = {
         key: _mean(value) for key, value in numbers.items() if key not in counts
     }
     # The interval is of the mean over heads.
     low, high = _interval(numbers["excess"].mean(1), episodes, seed)
-    made |= {"excess_low": low, "excess_high": high}
+    summary |= {"excess_low": low, "excess_high": high}
     if "margin" in numbers:
         margin = numbers["margin"]
-        made["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
+        summary["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
         # Widths of the bounds, and counts of the weights that violate them.
         for kind in ("signal", "noise"):
             width = numbers[f"{kind}_high"] - numbers[f"{kind}_low"]
-            made[f"{kind}_bound_width"] = _mean(width)
-        made |= {key: int(numbers[key].sum()) for key in counts}
-    return made
+            summary[f"{kind}_bound_width"] = _mean(width)
+        summary |= {key: int(numbers[key].sum()) for key in counts}
+    return summary
 
 
 def _mean(values: Tensor) -> float:

@@ -218,8 +218,8 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
 
 def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
     """Count, mean and spread of the vectors ``(B, N, D)`` of each set."""
-    everything = torch.ones_like(x[..., 0], dtype=torch.bool)
-    present = everything if padding is None else ~padding
+    all_tokens = torch.ones_like(x[..., 0], dtype=torch.bool)
+    present = all_tokens if padding is None else ~padding
     mean = _mean(x.double(), present).nan_to_num(0.0)
     squares = (x.double() - mean[:, None]).square().sum(-1)
     return Moments(
@@ -245,8 +245,8 @@ def _split(
     scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Masks of the present signal and noise tokens, in the shape of ``scores``."""
-    everything = torch.ones_like(scores, dtype=torch.bool)
-    present = everything if padding is None else everything & ~padding
+    all_tokens = torch.ones_like(scores, dtype=torch.bool)
+    present = all_tokens if padding is None else all_tokens & ~padding
     return present & signal, present & ~signal
 
 

@@ -169,8 +169,8 @@ class GroupScores:
     def named(self, condition: Condition) -> str:
         """The label of a condition; with its options, where several share the label."""
         key = (condition.kind, condition.label, condition.severity)
-        same = [c for c in self.conditions if (c.kind, c.label, c.severity) == key]
-        if len(same) < 2:
+        namesakes = [c for c in self.conditions if (c.kind, c.label, c.severity) == key]
+        if len(namesakes) < 2:
             return condition.label
         severities = ", ".join(f"{severity:g}" for severity in condition.levels)
         return f"{condition.label} ({severities or condition.options})"

@@ -156,8 +156,11 @@ def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> 
             points = scores.under(measured_levels).points
             shape = (severities, value, np.stack(band), points)
             curves.append(Curve(scores.method.kind, *shape))
-        lost = [scores.missing[level] for level in levels if level in scores.missing]
-        reasons += [f"{scores.method.kind} not measured: {lost[0]}"] if lost else []
+        level_reasons = [
+            scores.missing[level] for level in levels if level in scores.missing
+        ]
+        if level_reasons:
+            reasons.append(f"{scores.method.kind} not measured: {level_reasons[0]}")
     return Panel(label, curves, "; ".join(reasons))
 
 
@@ -300,9 +303,9 @@ def _ranking(
             }
         )
     names = html.listed([group.named(condition) for condition in conditions])
-    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
+    scope = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
     draw = partial(draw_points, rows, styles, "interquartile mean of areas")
-    picture = html.figure(draw, f"Over {over}.", joint_provenance(measured))
+    picture = html.figure(draw, f"Over {scope}.", joint_provenance(measured))
     return [*notes, picture, pd.DataFrame(records)]
 
 
