@@ -215,12 +215,12 @@ class Sets:
                 discard_leftovers(file.parent, of=file.name)
                 if file.exists():
                     return
-                needed = 4 * np.prod(self._shape)
-                free = shutil.disk_usage(file.parent).free
-                if needed > free:
+                num_bytes = 4 * np.prod(self._shape)
+                num_free = shutil.disk_usage(file.parent).free
+                if num_bytes > num_free:
                     raise InputError(
-                        f"{file.parent}: expected {needed / 1e9:.1f} GB of space for "
-                        f"the sets, got {free / 1e9:.1f} GB"
+                        f"{file.parent}: expected {num_bytes / 1e9:.1f} GB of space "
+                        f"for the sets, got {num_free / 1e9:.1f} GB"
                     )
                 header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
                 with new_binary_file(file) as out:

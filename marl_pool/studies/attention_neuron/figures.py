@@ -74,8 +74,8 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
         )
         axes.set_title(f"observation {title}", color=INK)
         axes.set_xlabel("step", color=INK)
-    some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
-    panels[0].set_ylabel(f"code{some}", color=INK)
+    suffix = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
+    panels[0].set_ylabel(f"code{suffix}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
     if plain.codes.shape == shuffled.codes.shape:
         largest = float((plain.codes - shuffled.codes).abs().max())
@@ -220,8 +220,8 @@ def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
     """Join images of one size along an axis, with margins between them."""
     margins = [(0, 0)] * 3
     margins[axis] = (0, MARGIN)
-    apart = [np.pad(image, margins, constant_values=255) for image in images]
-    return np.concatenate(apart, axis)
+    tiles = [np.pad(image, margins, constant_values=255) for image in images]
+    return np.concatenate(tiles, axis)
 
 
 def _row(

@@ -197,8 +197,8 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     with np.errstate(over="ignore"):
         # Published arrays may have another precision.
         numbers = torch.from_numpy(array.astype(np.float32))
-    if bad := int((~numbers.isfinite()).sum()):
-        raise InputError(f"{file}: expected finite numbers, but {bad} are not")
+    if num_invalid := int((~numbers.isfinite()).sum()):
+        raise InputError(f"{file}: expected finite numbers, but {num_invalid} are not")
     # The file holds one tensor after the other, each row by row.
     for layer in published.layers:
         for name, parameter in policy.get_submodule(layer).named_parameters(layer):

@@ -123,8 +123,8 @@ class MergingNetwork(nn.Module):
         # Apply the first layer up to its choice of pairs.
         x, _ = self.encoder.entrance(self.patches(images), 1, chance.generator)
         _, logits = self.encoder.layer.transform(x)
-        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-        logits = logits.masked_fill(itself, -torch.inf)
+        diagonal = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        logits = logits.masked_fill(diagonal, -torch.inf)
         return logits.flatten(1).softmax(1).view_as(logits)
 
     def initialize(self, last: nn.Linear, seed: int) -> None:
@@ -232,17 +232,17 @@ def teacher_forced(
         step = network.encoder.step(x, depth, count, chance)
         size = step.tokens.shape[1]
         last = torch.arange(size - count, size, device=x.device).expand(len(x), -1)
-        undone = network.decoder.step(step.tokens, depth, count, chance, last)
+        unmerged = network.decoder.step(step.tokens, depth, count, chance, last)
         # Compare with the input tokens, in the decoder's order.
         assert step.pairs is not None
         order = torch.cat([step.unchanged, step.pairs.gone, step.pairs.kept], 1)
         target = gather_tokens(x, order).detach()
-        error = (undone.tokens - target).square().mean((1, 2))
+        error = (unmerged.tokens - target).square().mean((1, 2))
         # The layer's own error is the loss of its choices.
         losses = losses + error / len(schedule)
         score = score + error.detach() * step.log_prob
-        unmerging = unmerging - undone.log_prob
-        norm = norm + step.norm + undone.norm
+        unmerging = unmerging - unmerged.log_prob
+        norm = norm + step.norm + unmerged.norm
         # Layers are trained one by one, without a gradient between them.
         x = step.tokens.detach()
     return Forced(losses, score, unmerging, norm)

@@ -131,8 +131,8 @@ def log_densities(mixtures: Mixtures) -> Tensor:
     """
     # Whiten each point by each component, then add the log-determinant.
     inverse = torch.linalg.inv(mixtures.factors)
-    apart = mixtures.points[:, :, None] - mixtures.means[:, None]
-    white = torch.einsum("bcde,bnce->bncd", inverse, apart)
+    differences = mixtures.points[:, :, None] - mixtures.means[:, None]
+    white = torch.einsum("bcde,bnce->bncd", inverse, differences)
     volume = mixtures.factors.det().abs().log() + math.log(2 * math.pi)
     return (
         mixtures.weights.log()[:, None] - volume[:, None] - white.square().sum(-1) / 2

@@ -77,9 +77,9 @@ def extra_entity(
     # Evaluate as many cells at once as memory permits.
     places = torch.stack([x, y], -1).flatten(0, 1)
     results = []
-    for some in places.split(max(1, AT_ONCE // (len(points) + 1))):
-        context = points.expand(len(some), -1, -1)
-        logits = network(torch.cat([context, some[:, None]], 1), None)[:, -1]
+    for centres in places.split(max(1, AT_ONCE // (len(points) + 1))):
+        context = points.expand(len(centres), -1, -1)
+        logits = network(torch.cat([context, centres[:, None]], 1), None)[:, -1]
         results.append(logits.softmax(-1))
     return torch.cat(results).unflatten(0, (cells, cells))
 

@@ -171,10 +171,11 @@ class PointTask(Task):
         if network.training and not is_equivariant(network):
             sets = data.in_new_order(sets, generator)
         # Score chunks of similar length, then restore the order of the batch.
-        chunks, back = data.by_length(sets)
+        chunks, restored_order = data.by_length(sets)
         scores = [self.score(network, chunk) for chunk in chunks]
         numbers = {
-            name: torch.cat([s[name] for s in scores])[back] for name in scores[0]
+            name: torch.cat([s[name] for s in scores])[restored_order]
+            for name in scores[0]
         }
         metrics = {name: values.detach() for name, values in numbers.items()}
         return LossAndMetrics(numbers[self.metric].mean(), metrics)

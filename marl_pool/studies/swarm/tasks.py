@@ -131,8 +131,8 @@ class Clustering(PointTask):
         for _ in range(SPREAD_ORDERS):
             batch = data.in_new_order(sets, generator)._asdict()
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
-        every = torch.stack(losses)
-        return every.std(0) / every.mean(0)
+        stacked_losses = torch.stack(losses)
+        return stacked_losses.std(0) / stacked_losses.mean(0)
 
     def _test_sets(self, count: int, size: int) -> data.Mixtures:
         """Sample the first test sets, with ``size`` points each."""
