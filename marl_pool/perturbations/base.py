@@ -138,14 +138,14 @@ class Perturbation(ABC):
         return Perception.compare(true, perturbed, origin, self.word)
 
 
-def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
+def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:
     """Raise InputError if the options of a perturbation have a ramp, and say why not.
 
     A ramp needs environments that play one episode after another.
     """
     if options.get("ramp") is not None:
         raise InputError(
-            f"perturbation.ramp: expected null, since {why}, got {options['ramp']}"
+            f"perturbation.ramp: expected null, since {reason}, got {options['ramp']}"
         )
 
 

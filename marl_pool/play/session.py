@@ -174,9 +174,9 @@ class Session:
             mask = env.signal()[self.group][0, self.agent].tolist()
         except UnfitTokensError:
             return None
-        useful = torch.tensor([i >= 0 and mask[i] for i in origin])
+        is_signal = torch.tensor([i >= 0 and mask[i] for i in origin])
         total = float(weights.sum())
-        return float(weights[useful].sum()) / total if total else None
+        return float(weights[is_signal].sum()) / total if total else None
 
     # What a person does.
 

@@ -252,9 +252,9 @@ def _build(
     try:
         # Bound the sizes that the file claims before anything is allocated.
         spaces = {}
-        for part, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
-            check_sizes(part, options[part])
-            spaces[part] = kind(**options.pop(part))
+        for option, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
+            check_sizes(option, options[option])
+            spaces[option] = kind(**options.pop(option))
         stored = sum(tensor.numel() for tensor in weights.values())
         with _limit_parameters(SPARE + 4 * stored):
             policy: SpecifiedPolicy = build(
