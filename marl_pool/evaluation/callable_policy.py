@@ -70,7 +70,7 @@ class CallablePolicy(Policy):
         explore: bool = False,
     ) -> Decision:
         flat = tokens.flatten_batch().columns
-        observation = {name: part.cpu().numpy() for name, part in flat.items()}
+        observation = {name: column.cpu().numpy() for name, column in flat.items()}
         shape, device = tokens.batch_shape, tokens.types.device
         with self._lock:
             try:
@@ -86,19 +86,19 @@ class CallablePolicy(Policy):
                     f"{tokens.num_tokens}: {reason:.200}"
                 ) from error
             # Copy before the next call: the function may fill the same array again.
-            found = self._checked(actions, shape.numel())
+            valid_actions = self._checked(actions, shape.numel())
         if MASK in observation:
-            _validate_allowed(found, observation[MASK], self.group.actions)
+            _validate_allowed(valid_actions, observation[MASK], self.group.actions)
         # A function has neither log-probabilities nor values.
-        action = torch.as_tensor(found, device=device).unflatten(0, shape)
+        action = torch.as_tensor(valid_actions, device=device).unflatten(0, shape)
         zeros = torch.zeros(shape, device=device)
         return Decision(action, zeros, zeros, zeros[..., None], state)
 
-    def _checked(self, given: ArrayLike, count: int) -> np.ndarray:
+    def _checked(self, output: ArrayLike, count: int) -> np.ndarray:
         """Return ``count`` actions in the dtype of the action space."""
         # Accept nested lists as well as arrays.
         try:
-            actions = np.asarray(given)
+            actions = np.asarray(output)
         except ValueError as error:  # rows of unequal length
             raise InputError(
                 f"policy: expected an array of actions: {error}"
@@ -131,9 +131,9 @@ def _validate_choices(actions: np.ndarray, spec: ActionSpec) -> None:
     inside = (choices >= 0) & (choices < spec.sizes) & (choices == choices // 1)
     if not inside.all():
         row, number = np.argwhere(~inside)[0]
-        which = "" if spec.discrete else f"choice {number}: "
+        prefix = "" if spec.discrete else f"choice {number}: "
         raise InputError(
-            f"policy: row {row}: {which}expected 0 to {spec.sizes[number] - 1}, got "
+            f"policy: row {row}: {prefix}expected 0 to {spec.sizes[number] - 1}, got "
             f"{choices[row, number]}"
         )
 
@@ -148,8 +148,8 @@ def _validate_allowed(actions: np.ndarray, mask: np.ndarray, spec: ActionSpec) -
     if wrong.any():
         row, number = map(int, np.argwhere(wrong)[0])
         options = mask[row, firsts[number] :][: spec.sizes[number]]
-        which = "" if spec.discrete else f"choice {number}: "
+        prefix = "" if spec.discrete else f"choice {number}: "
         raise InputError(
-            f"policy: row {row}: {which}expected one of the actions that action_mask "
+            f"policy: row {row}: {prefix}expected one of the actions that action_mask "
             f"allows, {np.flatnonzero(options).tolist()}, got {choices[row, number]}"
         )

@@ -25,7 +25,7 @@ from marl_pool.utils.names import resolve
 from marl_pool.utils.signatures import options_of
 
 SIMULATORS = 32
-"""Environments stepped at a time, if each is a simulator of its own."""
+"""Environments stepped at a time, if each is a separate simulator."""
 EpisodeReturns = dict[str, np.ndarray]
 """``(episodes,)`` float64 returns by group, mean over the group's agents, in order of
 the environments."""
@@ -38,7 +38,7 @@ class TransferEnv:
     Attributes:
         label: label of its row.
         env: options of the env that differ.
-        make: factory of the environments, numbered as those of the other cases.
+        make: factory of the environments, numbered as in the other cases.
         policies: policies by group, rescaled if the row asks for it.
         baselines: other policies by name, which play in it too.
         missing: reason why it cannot be played; empty if it can.
@@ -69,7 +69,7 @@ class Case:
         transfer: the other environment, if it is one.
         missing: reason why it cannot be played; empty if it can.
         exact: the policies have their original precision, not float32.
-        hidden: played for comparison only, without a row of its own.
+        hidden: played for comparison only, without a separate row.
     """
 
     policy: str
@@ -133,18 +133,24 @@ def cases_of(
                 perturbed.append(replace(case, missing=str(error)))
     # Rows are identified by label and severity in reports.
     rows = [
-        f"{label(each.name, each.options)!r} at severity {each.severity}"
-        for each in perturbed
-    ] + [repr(each.label) for each in transfers]
+        f"{label(case.name, case.options)!r} at severity {case.severity}"
+        for case in perturbed
+    ] + [repr(transfer.label) for transfer in transfers]
     for row, count in Counter(rows).items():
         if count > 1:
             raise InputError(f"{row}: expected each row once, got it twice")
     # A transfer environment is another task, without a perturbation.
-    others = [
-        Case(TRAINED, each.policies, name=TRANSFER, transfer=each, missing=each.missing)
-        for each in transfers
+    transfer_cases = [
+        Case(
+            TRAINED,
+            transfer.policies,
+            name=TRANSFER,
+            transfer=transfer,
+            missing=transfer.missing,
+        )
+        for transfer in transfers
     ]
-    return [Case(TRAINED, policies), *perturbed, *others]
+    return [Case(TRAINED, policies), *perturbed, *transfer_cases]
 
 
 def perturb(config: Mapping[str, Any], env: BatchedEnv) -> Perturbation:
@@ -169,11 +175,11 @@ def label(name: str, options: Mapping[str, Any]) -> str:
     """Return a perturbation's name with the options that differ from its defaults."""
     if name == CLEAN:
         return name
-    known = options_of(resolve(name, PERTURBATIONS, "perturbation", Perturbation))
+    parameters = options_of(resolve(name, PERTURBATIONS, "perturbation", Perturbation))
     changed = [
         f"{key}={value}"
         for key, value in options.items()
-        if key not in known or known[key].default != value
+        if key not in parameters or parameters[key].default != value
     ]
     return " ".join([name, *changed])
 
@@ -205,7 +211,7 @@ def play(
         draw: number of the perturbation's sample; see `Rollout`.
         after: steps of an episode from which on rewards are summed, too.
     """
-    parts, tails = [], []
+    returns, tails = [], []
     # Run no more than `SIMULATORS` simulators at a time.
     rows = torch.arange(env.num_envs, device=env.device)
     for chunk in rows.split(SIMULATORS) if env.simulated else (rows,):
@@ -217,9 +223,9 @@ def play(
             draw=draw,
         )
         tails.append(_Tails(rollout, after))
-        parts.append(rollout.episodes(tails[-1] if after else None).returns)
-    later = {step: _joined(own.sums[step] for own in tails) for step in after}
-    return Played(_joined(parts), later)
+        returns.append(rollout.episodes(tails[-1] if after else None).returns)
+    later = {step: _joined(tail.sums[step] for tail in tails) for step in after}
+    return Played(_joined(returns), later)
 
 
 class _Tails:
@@ -247,10 +253,10 @@ class _Tails:
         self.step += 1
 
 
-def _joined(parts: Iterable[Mapping[str, Tensor]]) -> EpisodeReturns:
+def _joined(returns: Iterable[Mapping[str, Tensor]]) -> EpisodeReturns:
     """Average over each group's agents, in all chunks of environments."""
-    chunks = list(parts)
+    chunks = list(returns)
     return {
-        name: torch.cat([part[name] for part in chunks]).mean(1).cpu().numpy()
+        name: torch.cat([chunk[name] for chunk in chunks]).mean(1).cpu().numpy()
         for name in chunks[0]
     }

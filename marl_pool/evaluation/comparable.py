@@ -17,12 +17,15 @@ def validate_comparable(runs: Sequence[Run]) -> None:
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise InputError("expected different runs, got one of them twice")
     for first, second in itertools.pairwise(runs):
-        one, other = first.env, second.env
+        first_env, second_env = first.env, second.env
         # Options that shape the reward begin with its name.
-        rewards = (key for key in {**one, **other} if key.startswith("reward"))
+        rewards = (
+            key for key in {**first_env, **second_env} if key.startswith("reward")
+        )
         for key in ("name", "module", "options", "max_steps", *rewards):
-            if one.get(key) != other.get(key):
+            if first_env.get(key) != second_env.get(key):
                 raise InputError(
-                    f"runs that cannot be compared: env.{key} is {one.get(key)} in "
-                    f"{first.path} and {other.get(key)} in {second.path}"
+                    f"runs that cannot be compared: env.{key} is "
+                    f"{first_env.get(key)} in {first.path} and "
+                    f"{second_env.get(key)} in {second.path}"
                 )

@@ -153,17 +153,21 @@ class EvaluationTarget:
         bare = cls({}, dict(env), name, dict(env), seed, device)
         groups = bare.describe().groups
         # One policy plays all groups.
-        given = policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
-        if set(given) != set(groups):
+        group_policies = (
+            policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
+        )
+        if set(group_policies) != set(groups):
             raise InputError(
                 f"policy: expected one for each group {sorted(groups)}, "
-                f"got {sorted(given)}"
+                f"got {sorted(group_policies)}"
             )
         policies = dict[str, Policy]()
         for key, group in groups.items():
-            own = given[key]
+            candidate = group_policies[key]
             policies[key] = (
-                own if isinstance(own, Policy) else CallablePolicy(own, group)
+                candidate
+                if isinstance(candidate, Policy)
+                else CallablePolicy(candidate, group)
             )
         allowed = None if plugins is None else frozenset(plugins)
         target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
@@ -246,14 +250,14 @@ class EvaluationTarget:
         # Find a reason why there can be no numbers, before building baselines.
         changes, policies = settings.env, self.policies
         baselines: dict[str, Policies] = {}
-        known = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
-        if lacking := next((key for key in changes if key not in known), None):
-            missing = f"env {self.env['name']} has no {lacking}"
+        parameters = options_of(resolve(self.env["name"], ENVS, "env", BatchedEnv))
+        if missing_key := next((key for key in changes if key not in parameters), None):
+            missing = f"env {self.env['name']} has no {missing_key}"
         else:
-            about = self.describe(**changes)
-            missing = misfit(policies, about.groups)
+            description = self.describe(**changes)
+            missing = misfit(policies, description.groups)
             # Simulators are too slow to play baselines in as well.
-            if not missing and not about.simulated:
+            if not missing and not description.simulated:
                 baselines = self.baselines(**changes)
         return TransferEnv(
             settings.label,

@@ -59,9 +59,9 @@ class EvaluationResults:
     aucs: list[SeverityAUC]
 
     def __str__(self) -> str:
-        with redirect_stdout(io.StringIO()) as shown:
+        with redirect_stdout(io.StringIO()) as output:
             self.show("evaluation")
-        return shown.getvalue().rstrip("\n")
+        return output.getvalue().rstrip("\n")
 
     def to_pandas(self) -> "DataFrame":
         """Return a row for each of ``results``; needs the extra ``plots``."""
@@ -72,12 +72,12 @@ class EvaluationResults:
     def show(self, title: str) -> None:
         """Print the AUCs, then the rows; of many rows only the unperturbed ones."""
         print_aucs(self.aucs)
-        shown = self.results
-        if len(shown) > MOST_SHOWN:
-            shown = [row for row in shown if not row.perturbed or row.missing]
-            left = len(self.results) - len(shown)
-            title = f"{title}; {left} perturbed rows are left out"
-        print_table(shown, title)
+        rows = self.results
+        if len(rows) > MOST_SHOWN:
+            rows = [row for row in rows if not row.perturbed or row.missing]
+            num_hidden = len(self.results) - len(rows)
+            title = f"{title}; {num_hidden} perturbed rows are left out"
+        print_table(rows, title)
 
 
 def measure(
@@ -122,7 +122,7 @@ def measure(
         worst_of: samples of each perturbation under which an episode is played. Of more
             than one, `Result.worst` is of the lowest returns, all else of the first.
         seed: seed of the bootstrap.
-        workers: cases played at a time, each in a thread of its own; 1: in this thread.
+        workers: cases played at a time, each in a separate thread; 1 for this thread.
         on_progress: called before any episode is played, and after each case.
 
     Raises:
@@ -138,12 +138,14 @@ def measure(
     # Repeat them with sampled actions, and add the baselines in each environment.
     if stochastic:
         cases += [replace(case, explore=True) for case in cases]
-    cases += [Case(name, own) for name, own in (baselines or {}).items()]
     cases += [
-        Case(name, own, name=TRANSFER, transfer=transfer)
+        Case(name, group_policies) for name, group_policies in (baselines or {}).items()
+    ]
+    cases += [
+        Case(name, group_policies, name=TRANSFER, transfer=transfer)
         for transfer in transfers
         if not transfer.missing
-        for name, own in transfer.baselines.items()
+        for name, group_policies in transfer.baselines.items()
     ]
     cases = _with_float32(cases, policies)
 
@@ -166,13 +168,13 @@ def measure(
         paired = case.policy == TRAINED and case.name not in (CLEAN, TRANSFER)
         for name in policies:
             numbers: dict[str, Any] = {"missing": played}
-            own = nothing
+            row_returns = nothing
             if not isinstance(played, str):
                 twin = clean[case.explore, case.exact][0] if paired else None
                 numbers = _numbers(case, played, name, twin, seed)
-                own = played[0].returns[name]
+                row_returns = played[0].returns[name]
             results.append(case.result(name, fixed=name in fixed, **numbers))
-            returns.append(own)
+            returns.append(row_returns)
 
     # Normalize by the baselines of the same environment.
     table = np.stack(returns)
@@ -268,7 +270,7 @@ def _numbers(
         unperturbed = clean.returns[group]
         intervals["drop"] = paired_drop(unperturbed, returns, seed=seed)
         if case.end in first.after:
-            tails = (each.after[case.end][group] for each in (clean, first))
+            tails = (episodes.after[case.end][group] for episodes in (clean, first))
             intervals["drop_after"] = paired_drop(*tails, seed=seed)
         if len(played) > 1:
             worst = np.min([sample.returns[group] for sample in played], axis=0)

@@ -1,4 +1,4 @@
-"""Figures of an evaluation, and those of a report."""
+"""Figures of evaluations and reports."""
 
 import math
 import textwrap
@@ -129,16 +129,16 @@ def _draw_curve(
 def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, float]:
     """The range of everything drawn, with a margin."""
     drawn = [
-        part.ravel()
+        values.ravel()
         for panel in panels
         for curve in panel.curves
-        for part in (curve.y, curve.band, curve.points)
+        for values in (curve.y, curve.band, curve.points)
     ]
-    every = np.concatenate([np.array([*lines.values()]), *drawn])
-    every = every[np.isfinite(every)]
-    if not len(every):
+    finite = np.concatenate([np.array([*lines.values()]), *drawn])
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
         return 0.0, 1.0
-    low, high = float(every.min()), float(every.max())
+    low, high = float(finite.min()), float(finite.max())
     margin = 0.06 * (high - low) or 0.1
     return low - margin, high + margin
 
@@ -177,17 +177,17 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     clean returns of the random policy and of the heuristic. A panel shows the reason of
     missing values.
     """
-    shown = [result for result in results if not result.fixed]
-    groups = list(dict.fromkeys(result.group for result in shown))
-    labels = [r.label for r in shown if r.perturbation != CLEAN] or [CLEAN]
+    trained_rows = [result for result in results if not result.fixed]
+    groups = list(dict.fromkeys(result.group for result in trained_rows))
+    labels = [r.label for r in trained_rows if r.perturbation != CLEAN] or [CLEAN]
     panels = [
-        _panel([r for r in shown if r.group == group], label, len(groups) > 1)
+        _panel([r for r in trained_rows if r.group == group], label, len(groups) > 1)
         for group in groups
         for label in dict.fromkeys(labels)
     ]
     names = [curve.name for panel in panels for curve in panel.curves]
-    # Several groups have returns, and baselines, of their own.
-    baselines = [r for r in shown if r.policy != TRAINED and len(groups) == 1]
+    # Returns, and baselines, of several groups differ.
+    baselines = [r for r in trained_rows if r.policy != TRAINED and len(groups) == 1]
     figure = draw_panels(
         panels,
         plotting.line_styles(list(dict.fromkeys(names))),
@@ -205,13 +205,13 @@ def _panel(results: Sequence[Result], label: str, with_group: bool) -> Panel:
     # Curves of deterministic and of sampled actions begin at the clean episodes.
     curves = []
     for stochastic in (False, True):
-        own = [r for r in rows if r.stochastic == stochastic and not r.missing]
-        if len(own) > 1 or (own and label == CLEAN):
-            own.sort(key=lambda row: row.severity)
-            severities = np.array([row.severity for row in own])
-            means = np.array([row.mean for row in own])
-            band = np.array([_bounds(row) for row in own]).T
-            curves.append(Curve(own[0].policy_label, severities, means, band))
+        curve_rows = [r for r in rows if r.stochastic == stochastic and not r.missing]
+        if len(curve_rows) > 1 or (curve_rows and label == CLEAN):
+            curve_rows.sort(key=lambda row: row.severity)
+            severities = np.array([row.severity for row in curve_rows])
+            means = np.array([row.mean for row in curve_rows])
+            band = np.array([_bounds(row) for row in curve_rows]).T
+            curves.append(Curve(curve_rows[0].policy_label, severities, means, band))
     reasons = [row.missing for row in rows if row.missing]
     note = f"not measured: {reasons[0]}" if reasons else ""
     return Panel(f"{rows[0].group}: {label}" if with_group else label, curves, note)
@@ -230,31 +230,35 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
 
     Rows of sampled actions, and of groups that were not trained, are left out.
     """
-    shown = [r for r in results if not (r.fixed or r.stochastic)]
-    groups = list(dict.fromkeys(result.group for result in shown))
+    plotted_rows = [r for r in results if not (r.fixed or r.stochastic)]
+    groups = list(dict.fromkeys(result.group for result in plotted_rows))
     rows = {
-        group: [r for r in shown if r.group == group and r.policy == TRAINED]
+        group: [r for r in plotted_rows if r.group == group and r.policy == TRAINED]
         for group in groups
     }
-    most = max(len(own) for own in rows.values())
+    most = max(len(group_rows) for group_rows in rows.values())
     # Make a column for each group, as high as its longest list of rows.
     figure = plotting.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         # Draw the mean and interval of each measured row, and mark the others.
-        own, measured = rows[group], []
-        for place, row in enumerate(own):
+        group_rows, measured = rows[group], []
+        for place, row in enumerate(group_rows):
             if row.missing:
                 plotting.mark_missing_row(axes, place)
             else:
                 measured.append(place)
-        means = np.array([own[place].mean for place in measured])
-        ends = np.array([_bounds(own[place]) for place in measured]).reshape(-1, 2).T
+        means = np.array([group_rows[place].mean for place in measured])
+        ends = (
+            np.array([_bounds(group_rows[place]) for place in measured])
+            .reshape(-1, 2)
+            .T
+        )
         style: dict[str, Any] = {"fmt": "o", "color": plotting.BLUE, "capsize": 3}
         style["label"] = f"mean, 95 % over episodes ({ONLY})"
         axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)
         # Draw the clean baselines as vertical lines.
-        for base in shown:
+        for base in plotted_rows:
             clean = base.group == group and base.label == CLEAN
             if clean and base.policy in BASELINES:
                 line: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
@@ -262,7 +266,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
                 axes.axvline(base.mean, color=BASELINES[base.policy], **line)
         names = [
             f"{row.label} {row.severity:g}" if row.perturbed else row.label
-            for row in own
+            for row in group_rows
         ]
         plotting.label_rows(axes, names)
         plotting.style_axes(axes, grid="x")

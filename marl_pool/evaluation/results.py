@@ -30,8 +30,16 @@ PUBLISHED = "published.csv"
 REGRESSION, LATENTS = "regression.csv", "latents.png"
 CODES, PATCHES = "codes.png", "patches.png"
 NAMES = (
-    *(TABLE, DOCUMENT, RETURNS, CURVES, ROWS, PUBLISHED),
-    *(REGRESSION, LATENTS, CODES, PATCHES),
+    TABLE,
+    DOCUMENT,
+    RETURNS,
+    CURVES,
+    ROWS,
+    PUBLISHED,
+    REGRESSION,
+    LATENTS,
+    CODES,
+    PATCHES,
 )
 """Files that an evaluation may write."""
 
@@ -156,12 +164,12 @@ class Files:
         return numbered if self.number > 1 else path
 
 
-def write_csv(path: Path, results: Iterable[Result], about: Mapping[str, Any]) -> None:
-    """Write a line for each result, with ``about`` appended.
+def write_csv(path: Path, results: Iterable[Result], record: Mapping[str, Any]) -> None:
+    """Write a line for each result, with ``record`` appended.
 
     Missing values are empty, mappings are JSON.
     """
-    rows = [tables.without_nan({**asdict(result), **about}) for result in results]
+    rows = [tables.without_nan({**asdict(result), **record}) for result in results]
     tables.write_csv(path, list(rows[0]), rows)
 
 
@@ -175,13 +183,13 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 def write_json(
     path: Path,
     results: Iterable[Result],
-    about: Mapping[str, Any],
+    record: Mapping[str, Any],
     aucs: Iterable[SeverityAUC] = (),
 ) -> None:
-    """Write ``{**about, "results": […], "aucs": […]}``; missing values are null."""
+    """Write ``{**record, "results": […], "aucs": […]}``; missing values are null."""
     rows = [tables.without_nan(asdict(result)) for result in results]
     areas = [tables.without_nan(asdict(auc)) for auc in aucs]
-    write_sealed(path, {**about, "results": rows, "aucs": areas})
+    write_sealed(path, {**record, "results": rows, "aucs": areas})
 
 
 def write_returns(path: Path, returns: np.ndarray) -> None:
@@ -237,12 +245,12 @@ def print_table(results: Sequence[Result], title: str) -> None:
 def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
     """Print the AUC of each perturbation of several severities, if any is defined."""
     # A single severity level has no curve.
-    shown = [
-        each for each in aucs if len(each.severities) > 2 and not math.isnan(each.auc)
+    curves = [
+        auc for auc in aucs if len(auc.severities) > 2 and not math.isnan(auc.auc)
     ]
     rows = [
-        [policy, each.label, f"{each.severities[-1]:g}", *_interval(each, "auc")]
-        for each, policy in zip(shown, _policies(shown), strict=True)
+        [policy, auc.label, f"{auc.severities[-1]:g}", *_interval(auc, "auc")]
+        for auc, policy in zip(curves, _policies(curves), strict=True)
     ]
     if rows:
         title = "mean score over severity: 0 is random, 1 the heuristic, clean"
@@ -251,22 +259,22 @@ def print_aucs(aucs: Sequence[SeverityAUC]) -> None:
 
 def print_rows(
     title: str,
-    left: Sequence[str],
-    right: Sequence[str],
+    left_columns: Sequence[str],
+    right_columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     spared: Sequence[int] = (),
 ) -> None:
     """Print a table whose intervals are over episodes.
 
-    The columns ``left`` are aligned to the left, the columns ``right`` to the right.
+    The ``left_columns`` are aligned to the left, the ``right_columns`` to the right.
     For ``spared`` see `tables.print_table`.
     """
     tables.print_table(
-        [*left, *right],
+        [*left_columns, *right_columns],
         rows,
         title=title,
         caption=f"95 %: over episodes, so for {ONLY}",
-        num_names=len(left),
+        num_names=len(left_columns),
         spared=spared,
     )
 

@@ -50,13 +50,16 @@ def evaluate_run(
 ) -> EvaluatedRun:
     """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
 
-    Files of earlier evaluations stay (`Files`). Arguments and errors are those of
+    Files of earlier evaluations stay (`Files`). Arguments and errors are as in
     `EvaluationTarget.from_run`; a wrong perturbation is an `InputError` too.
     """
     # Load, which finds most mistakes before any episode is played.
     target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
-    others = settings.transfer_settings
-    transfers = [target.transfer_env(each, settings.episodes) for each in others]
+    transfer_settings = settings.transfer_settings
+    transfers = [
+        target.transfer_env(transfer, settings.episodes)
+        for transfer in transfer_settings
+    ]
     with Progress(0, unit="episodes") as progress:
 
         def on_progress(done: int, total: int) -> None:
@@ -85,8 +88,8 @@ def evaluate_target(
 ) -> EvaluationResults:
     """Measure policies, without writing or printing anything.
 
-    The target has its own checkpoint, seed and device; those of ``settings`` are
-    unused. ``transfers`` come from `EvaluationTarget.transfer_env`.
+    The target has its own checkpoint, seed and device, and ``settings`` does not
+    override them. ``transfers`` come from `EvaluationTarget.transfer_env`.
 
     Raises:
         InputError: a wrong perturbation.
@@ -131,8 +134,8 @@ def write_results(
     from marl_pool.evaluation.plots import plot_robustness, plot_rows
 
     # Curves over severity have no place for other environments.
-    others = any(row.perturbation == TRANSFER for row in rows)
-    figure = files.path(ROWS if others else CURVES)
-    plot = plot_rows if others else plot_robustness
+    has_transfer = any(row.perturbation == TRANSFER for row in rows)
+    figure = files.path(ROWS if has_transfer else CURVES)
+    plot = plot_rows if has_transfer else plot_robustness
     plot(rows, figure, title)
     return [*paths, figure]

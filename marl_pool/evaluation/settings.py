@@ -14,7 +14,7 @@ from marl_pool.utils.types import (
 )
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
-"""A saved policy of a run: the best, the last, or that of an iteration."""
+"""A saved policy of a run: the best, the last, or the number of an iteration."""
 VideoFormat = Literal["webm", "mp4", "gif", "webp"]
 Analysis = Literal["regression", "latents", "codes", "patches"]
 """An analysis of the AttentionNeuron paper; see `studies.attention_neuron`."""
@@ -74,7 +74,7 @@ class TargetSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Take the fields from a checked configuration, which may have sections too."""
-        names = (each.name for each in fields(cls))
+        names = (item.name for item in fields(cls))
         return cls(**{name: config[name] for name in names if name in config})
 
 
@@ -84,7 +84,7 @@ class EpisodeSettings(TargetSettings):
 
     env_timeout: PositiveFloat | None = None
     """Seconds that one step or reset of all environments may take, before the command
-    ends with a line that names the environment; None: no limit."""
+    ends with a line that names the environment, or None for no limit."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RenderSettings(EpisodeSettings):
     rows: PositiveInt = 1
     """Episodes shown at a time, in rows."""
     beside_clean: bool = False
-    """Show the same episodes unperturbed in a column of their own."""
+    """Show the same episodes unperturbed in a separate column."""
     attention: bool = True
     """Draw the pooling head's attention weights as lines, if it has any."""
     head: Literal["mean"] | NonNegativeInt = "mean"
@@ -175,4 +175,4 @@ class ReportSettings:
     """CPU threads of torch."""
     env_timeout: PositiveFloat | None = None
     """Seconds that one step or reset of all environments may take, before the command
-    ends with a line that names the environment; None: no limit."""
+    ends with a line that names the environment, or None for no limit."""

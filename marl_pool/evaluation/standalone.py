@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from marl_pool.runs import Run
 
 POLICY, RUN = "config.json", "config.yaml"
-"""Files that identify the folder of a policy, and that of a run."""
+"""Files that identify the folders of a policy and of a run."""
 RESULTS = ("evaluation", "videos")
 """Folders of results in a run."""
 
@@ -78,7 +78,7 @@ def find_standalone(
     """Find the policy in a folder, or the one shipped as ``pretrained``.
 
     Returns:
-        None for a path that is not a policy's, such as that of a run.
+        None for a path that is not a policy's, such as a run's.
 
     Raises:
         InputError: both or an unknown name, or a folder of another package.
@@ -100,23 +100,23 @@ def find_standalone(
             return None
         # The policy of a run is named after the run.
         absolute = folder.absolute()
-        named = absolute.parent if absolute.name == "policy" else absolute
-        name, source = named.name, str(absolute)
+        base = absolute.parent if absolute.name == "policy" else absolute
+        name, source = base.name, str(absolute)
     from marl_pool.policies.storage import load_env_config  # imports torch
 
     return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
-def results_folder(name: str, out: str | None, instead: str = "") -> Path:
+def results_folder(name: str, out: str | None, hint: str = "") -> Path:
     """Return the path of a new folder for results that belong to no run.
 
     Without ``out`` it is ``evaluations/<date-time>-<name>``, numbered if that exists.
 
     Raises:
-        InputError: ``out`` exists; the message also recommends ``instead``.
+        InputError: ``out`` exists; the message also recommends ``hint``.
     """
     default = Path("evaluations") / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
     folder = free(default) if out is None else Path(out)
     if folder.exists():
-        raise InputError(f"{folder} exists; choose another --out{instead}")
+        raise InputError(f"{folder} exists; choose another --out{hint}")
     return folder

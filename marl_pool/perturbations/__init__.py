@@ -75,11 +75,11 @@ def make_perturbation(
     """
     from marl_pool.perturbations.base import Perturbation
 
-    known = list(specs)
+    token_specs = list(specs)
     context = {
-        key: getattr(known[0], key)
+        key: getattr(token_specs[0], key)
         for key in CONTEXT
-        if len({getattr(spec, key) for spec in known}) == 1
+        if len({getattr(spec, key) for spec in token_specs}) == 1
     }
     return build(name, PERTURBATIONS, "perturbation", Perturbation, options, context)
 

@@ -30,7 +30,7 @@ class ActionPerturbation(SampledPerturbation):
     the latest step.
 
     Args:
-        every: steps for which random numbers are held; None: a whole episode.
+        every: steps for which random numbers are held, or None for a whole episode.
     """
 
     every: PositiveInt | None = 1

@@ -1,4 +1,4 @@
-"""Base classes of perturbations: tokens in, tokens out, with a state of their own."""
+"""Base classes of perturbations: tokens in, tokens out, with a state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,8 @@ class Perturbation(ABC):
         severity: strength in [0, 1]; or a pair ``[low, high]``, between which a
             severity is sampled uniformly for each episode of each environment.
         ramp: number of episodes of an environment over which its severity grows
-            linearly from 0, a curriculum for training; None: full severity at once.
+            linearly from 0, a curriculum for training, or None for full severity at
+            once.
     """
 
     severity: Severity = 1.0
@@ -80,7 +81,7 @@ class Perturbation(ABC):
             state: of the environments that are not reset; None at the first start.
             where: ``(num_envs,)`` bool, the environments that are reset; None for all.
             episodes: ``(num_envs,)`` int64, episodes that each environment has played,
-                which a ramp follows; None: the ramp is over.
+                which a ramp follows, or None after the ramp.
         """
 
     @abstractmethod
@@ -115,36 +116,36 @@ class Perturbation(ABC):
 
         Args:
             groups: number of agents of each group.
-            max_steps: steps of an episode; None: not known.
+            max_steps: steps of an episode, or None if it is not known.
 
         Raises:
             UnfitTokensError: an option that does not fit.
         """
 
     def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
+        self, true: Tokens, perturbed: Tokens, state: PerturbationState
     ) -> Perception:
         """Relate the perturbed tokens of a step to the unperturbed ones.
 
         Args:
             true: the unperturbed tokens.
-            seen: the perturbed ones.
+            perturbed: the perturbed ones.
             state: the state that the step returned.
         """
         origin = state["origin"] if "origin" in state else identity_origin(true)
-        if origin.shape != seen.types.shape:  # at severity 0 nothing is added
+        if origin.shape != perturbed.types.shape:  # at severity 0 nothing is added
             origin = identity_origin(true)
-        return Perception.compare(true, seen, origin, self.word)
+        return Perception.compare(true, perturbed, origin, self.word)
 
 
-def validate_no_ramp(options: Mapping[str, Any], why: str) -> None:
+def validate_no_ramp(options: Mapping[str, Any], reason: str) -> None:
     """Raise InputError if the options of a perturbation have a ramp, and say why not.
 
     A ramp needs environments that play one episode after another.
     """
     if options.get("ramp") is not None:
         raise InputError(
-            f"perturbation.ramp: expected null, since {why}, got {options['ramp']}"
+            f"perturbation.ramp: expected null, since {reason}, got {options['ramp']}"
         )
 
 
@@ -161,11 +162,12 @@ class SampledPerturbation(Perturbation):
     that step. Before it, from ``end`` on, and for all other agents it is the identity.
 
     Args:
-        every: steps between resamplings; None: at reset only.
+        every: steps between resamplings, or None to resample at reset only.
         onset: first perturbed step of an episode.
-        end: first unperturbed step after the onset; None: the rest of the episode.
-        agents: indices of the perturbed agents in their group; None: all.
-        groups: names of the perturbed groups of agents; None: all.
+        end: first unperturbed step after the onset, or None for the rest of the
+            episode.
+        agents: indices of the perturbed agents in their group, or None for all.
+        groups: names of the perturbed groups of agents, or None for all.
     """
 
     every: PositiveInt | None = None
@@ -223,10 +225,10 @@ class SampledPerturbation(Perturbation):
         during = steps >= self.onset
         if self.end is not None:
             during &= steps < self.end
-        chosen = [
+        mask = [
             self.agents is None or agent in self.agents for agent in range(num_agents)
         ]
-        return during[:, None] & constant(tuple(chosen), steps.device, torch.bool)
+        return during[:, None] & constant(tuple(mask), steps.device, torch.bool)
 
     def turn(self, steps: Tensor) -> Tensor:
         """Return the number of earlier samplings in the episode, ``(num_envs,)``."""
@@ -296,20 +298,20 @@ class SampledPerturbation(Perturbation):
         if self.onset:
             state = self._resample_rows(steps == self.onset, tokens, state)
         state = self.update(state)
-        seen = self.apply(tokens, state)
+        perturbed = self.apply(tokens, state)
         affected = self.affected(steps, tokens.types.shape[1])
         if affected is not None:
-            seen = _mix(affected, seen, tokens)
+            perturbed = _mix(affected, perturbed, tokens)
         # Environments at severity 0 keep their tokens.
-        if self.varies and seen.num_tokens == tokens.num_tokens:
+        if self.varies and perturbed.num_tokens == tokens.num_tokens:
             # Adding 0 turns -0 into 0; severity 0 must be the identity bit for bit.
             unperturbed = state["severity"] == 0
-            seen = Tokens(**choose(unperturbed, tokens.columns, seen.columns))
-        return seen, {**state, "steps": steps + 1}
+            perturbed = Tokens(**choose(unperturbed, tokens.columns, perturbed.columns))
+        return perturbed, {**state, "steps": steps + 1}
 
     @override
     def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
+        self, true: Tokens, perturbed: Tokens, state: PerturbationState
     ) -> Perception:
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None and "origin" in state:
@@ -319,7 +321,7 @@ class SampledPerturbation(Perturbation):
             unmoved = torch.nn.functional.pad(unmoved, added, value=-1)
             origin = torch.where(affected[..., None], origin, unmoved)
             state = {**state, "origin": origin}
-        return super().perceive(true, seen, state)
+        return super().perceive(true, perturbed, state)
 
     def _sample_severities(self, keys: Tensor, episodes: Tensor | None) -> Tensor:
         """Sample severities ``(num_envs,)`` float64; arguments as of `start`.
@@ -354,13 +356,13 @@ class SampledPerturbation(Perturbation):
         rows = where.nonzero()[:, 0]
         if len(rows) in (0, len(where)):
             return self._resample(tokens, state) if len(rows) else state
-        # Resample these rows as a batch of their own, then put them back.
-        own = {name: tensor[rows] for name, tensor in state.items()}
-        fresh = self._resample(tokens.at(rows), own)
+        # Resample these rows as a separate batch, then put them back.
+        row_state = {name: tensor[rows] for name, tensor in state.items()}
+        fresh = self._resample(tokens.at(rows), row_state)
         # Entries that were not resampled stay the same tensor.
         return {
             name: tensor
-            if fresh[name] is own[name]
+            if fresh[name] is row_state[name]
             else tensor.index_copy(0, rows, fresh[name])
             for name, tensor in state.items()
         }
@@ -438,23 +440,23 @@ class TokenShare(ProtectingPerturbation):
 def choose(
     where: Tensor, fresh: PerturbationState, old: PerturbationState
 ) -> PerturbationState:
-    """Select the rows of ``fresh`` in ``where`` and those of ``old`` elsewhere."""
+    """Select the rows of ``fresh`` in ``where`` and of ``old`` elsewhere."""
     return {
         name: torch.where(where.view(-1, *[1] * (new.dim() - 1)), new, old[name])
         for name, new in fresh.items()
     }
 
 
-def _mix(where: Tensor, seen: Tokens, tokens: Tokens) -> Tokens:
-    """Take ``seen`` for the agents in ``where``, and ``tokens``, padded, for others."""
-    if added := seen.num_tokens - tokens.num_tokens:
-        *batch, _, width = seen.features.shape
+def _mix(where: Tensor, perturbed: Tokens, tokens: Tokens) -> Tokens:
+    """Take ``perturbed`` for agents in ``where`` and padded ``tokens`` for others."""
+    if added := perturbed.num_tokens - tokens.num_tokens:
+        *batch, _, width = perturbed.features.shape
         types = tokens.types.new_zeros(*batch, added)
         features = tokens.features.new_zeros(*batch, added, width)
         tokens = append(tokens, Tokens(features, types, types == 0))
     where = where[..., None]
     return tokens._replace(
-        features=torch.where(where[..., None], seen.features, tokens.features),
-        types=torch.where(where, seen.types, tokens.types),
-        padding=torch.where(where, seen.padding, tokens.padding),
+        features=torch.where(where[..., None], perturbed.features, tokens.features),
+        types=torch.where(where, perturbed.types, tokens.types),
+        padding=torch.where(where, perturbed.padding, tokens.padding),
     )

@@ -80,10 +80,10 @@ class Occlude(TokenShare):
 
     @override
     def perceive(
-        self, true: Tokens, seen: Tokens, state: PerturbationState
+        self, true: Tokens, perturbed: Tokens, state: PerturbationState
     ) -> Perception:
         # A dead sensor's zeros tell nothing of its token either.
-        perceived = super().perceive(true, seen, state)
+        perceived = super().perceive(true, perturbed, state)
         missing = self.chosen(true, state)
         affected = self.affected(state["steps"] - 1, true.types.shape[1])
         if affected is not None:
@@ -101,14 +101,14 @@ class Occlude(TokenShare):
                     "perturbation.among: expected any or names of types, since these "
                     f"tokens do not distinguish signal from noise, got {among}"
                 )
-            wanted = among == "signal"
-            chosen = [name for name in names if (name in self.signal_types) == wanted]
+            is_signal = among == "signal"
+            types = [name for name in names if (name in self.signal_types) == is_signal]
             # The observer's own token alone leaves nothing to occlude.
-            if not set(chosen) - {names[SELF_TYPE]}:
+            if not set(types) - {names[SELF_TYPE]}:
                 raise UnfitTokensError(
                     f"perturbation.among: no type of tokens here is {among}"
                 )
-            among = chosen
+            among = types
         if not among:
             raise InputError("perturbation.among: expected at least one type, got none")
         return [_type_number("perturbation.among", name, names) for name in among]
@@ -176,23 +176,23 @@ class Inject(SampledPerturbation):
     for a fixed N cannot be evaluated under it.
 
     Args:
-        token_type: index of the type, or its name if ``type_names`` are given; None:
-            the last type that is not signal.
+        token_type: index of the type, or its name if ``type_names`` are given, or None
+            for the last type that is not signal.
         severity: share of ``count``.
         count: number of distractors at severity 1.
         place: ``"alike"``, ``"far"`` or ``"near"``.
         spread: half side of the square of uniform offsets, in the units of the
             features (in simple-centroid the lengths of the environment divided by 5).
         distance: from the anchors with ``"far"``, in the same units.
-        position_features: indices of the features that are a position; None: as in
+        position_features: indices of the features that are a position, or None for
             ``positions``.
         type_names: names of the types known to the policy.
         signal_types: names of the types that matter for the task; empty: not known.
         has_self: whether tokens of type 0 are the observer's own.
         dtype: of the features. Image patches (uint8) have no position.
-        num_features: of a token; None: not known before the first tokens.
-        positions: indices of the features that are a position, () if none is; None:
-            not known.
+        num_features: of a token, or None if not known before the first tokens.
+        positions: indices of the features that are a position, () if none is, or None
+            if not known.
 
     Raises:
         UnfitTokensError: a type that the tokens lack, tokens without noise or without
@@ -287,8 +287,8 @@ class Inject(SampledPerturbation):
             candidates = present & (tokens.types == SELF_TYPE)
         else:
             alike = present & (tokens.types == self.type_index)
-            others = present & (tokens.types != SELF_TYPE)
-            candidates = torch.where(alike.any(-1, keepdim=True), alike, others)
+            not_self = present & (tokens.types != SELF_TYPE)
+            candidates = torch.where(alike.any(-1, keepdim=True), alike, not_self)
         # Sort them to the front, and index among them.
         first = (~candidates).byte().argsort(dim=-1, stable=True)
         number = candidates.sum(-1, keepdim=True)
@@ -298,25 +298,28 @@ class Inject(SampledPerturbation):
     def _type_index(self) -> int:
         """Return the type of distractors, by default the last that is not signal."""
         option, names = "perturbation.token_type", self.type_names
-        given = self.token_type
-        if isinstance(given, int):
+        token_type = self.token_type
+        if isinstance(token_type, int):
             # A number needs no names.
-            if names and given >= len(names):
+            if names and token_type >= len(names):
                 most = len(names) - 1
-                raise UnfitTokensError(f"{option}: expected 0 to {most}, got {given}")
-            return given
-        if given is not None:
+                raise UnfitTokensError(
+                    f"{option}: expected 0 to {most}, got {token_type}"
+                )
+            return token_type
+        if token_type is not None:
             if not names:
                 raise UnfitTokensError(
-                    f"{option}: expected a number, or type_names with it, got {given!r}"
+                    f"{option}: expected a number, or type_names with it, "
+                    f"got {token_type!r}"
                 )
-            return _type_number(option, given, names)
+            return _type_number(option, token_type, names)
         if not self.signal_types:
             raise UnfitTokensError(
                 f"{option}: expected a type, since these tokens do not say which of "
                 "their types are noise, got null"
             )
-        # Types that act come before those of noise.
+        # Types that act come before types of noise.
         noise = [i for i, name in enumerate(names) if name not in self.signal_types]
         if not noise:
             raise UnfitTokensError(
@@ -327,14 +330,14 @@ class Inject(SampledPerturbation):
 
     def _shifted_features(self) -> list[int]:
         """Return the features that an offset moves, by default those in the spec."""
-        option, chosen = "perturbation.position_features", self.position_features
-        if chosen is not None:
-            if not chosen or len(set(chosen)) < len(chosen):
+        option, features = "perturbation.position_features", self.position_features
+        if features is not None:
+            if not features or len(set(features)) < len(features):
                 raise InputError(
                     f"{option}: expected null or different numbers of features, "
-                    f"got {chosen}"
+                    f"got {features}"
                 )
-            return chosen
+            return features
         if not self.positions:
             missing = "have no position"
             if self.positions is None:

@@ -39,7 +39,7 @@ class Shuffle(TokenShare):
             permutation.
         scope: what is permuted, ``"token"`` or ``"frame"``.
         held: seed of one permutation that all environments, agents and episodes share,
-            in this run and any other; None: a new permutation for each.
+            in this run and any other, or None for a new permutation for each.
         num_frames: observations that a token's features stack; see `TokenSpec`.
 
     Raises:
@@ -115,8 +115,8 @@ class Shuffle(TokenShare):
             features = take_features(tokens.features, origin)
         else:
             # A slot that is padded now may hold an older frame of a token.
-            known = tokens.features.masked_fill(tokens.padding[..., None], 0)
-            frames = known.unflatten(-1, (self.num_frames, -1))
+            masked_features = tokens.features.masked_fill(tokens.padding[..., None], 0)
+            frames = masked_features.unflatten(-1, (self.num_frames, -1))
             moved = take_features(frames.transpose(-3, -2), state["origins"])
             features = moved.transpose(-3, -2).flatten(-2)
         return tokens._replace(

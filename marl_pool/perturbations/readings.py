@@ -38,8 +38,8 @@ class DisturbedReadings(ProtectingPerturbation):
     `disturb`.
 
     Args:
-        features: indices of the disturbed features, from 0; None: all.
-        num_features: of a token; None: not known before the first tokens.
+        features: indices of the disturbed features, from 0, or None for all.
+        num_features: of a token, or None if not known before the first tokens.
     """
 
     features: list[NonNegativeInt] | None = None
@@ -81,18 +81,20 @@ class DisturbedReadings(ProtectingPerturbation):
         features, errors = tokens.features, state["errors"]
         # Disturb all features, images in [0, 1].
         if features.dtype.is_floating_point:
-            seen = self.disturb(features, errors).to(features.dtype)
+            result = self.disturb(features, errors).to(features.dtype)
         else:
-            seen = self.disturb(features / WHITE, errors).mul_(WHITE)
-            seen = seen.round_().clamp_(0, WHITE).to(features.dtype)
+            result = self.disturb(features / WHITE, errors).mul_(WHITE)
+            result = result.round_().clamp_(0, WHITE).to(features.dtype)
         # Restore what is not to be disturbed.
         if self.features is not None:
             disturbed = [i in self.features for i in range(features.shape[-1])]
             mask = constant(tuple(disturbed), features.device, torch.bool)
-            seen = torch.where(mask, seen, features)
+            result = torch.where(mask, result, features)
         if self.protects:
-            seen = torch.where((tokens.types == SELF_TYPE)[..., None], features, seen)
-        return tokens._replace(features=seen)
+            result = torch.where(
+                (tokens.types == SELF_TYPE)[..., None], features, result
+            )
+        return tokens._replace(features=result)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -177,8 +179,8 @@ class Freeze(TokenShare):
     def apply_severity(
         self, tokens: Tokens, state: PerturbationState
     ) -> PerturbationState:
-        chosen = super().apply_severity(tokens, state)["chosen"]
-        return {"frozen": chosen, "readings": tokens.features.clone()}
+        frozen = super().apply_severity(tokens, state)["chosen"]
+        return {"frozen": frozen, "readings": tokens.features.clone()}
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
@@ -234,8 +236,8 @@ class Delay(ProtectingPerturbation):
         envs = torch.arange(len(late), device=late.device)
         features = readings[envs, late]
         if self.protects:
-            own = (tokens.types == SELF_TYPE)[..., None]
-            features = torch.where(own, tokens.features, features)
+            is_self = (tokens.types == SELF_TYPE)[..., None]
+            features = torch.where(is_self, tokens.features, features)
         return tokens._replace(features=features)
 
 
@@ -279,13 +281,13 @@ class Confuse(TokenShare):
 
     @override
     def apply(self, tokens: Tokens, state: PerturbationState) -> Tokens:
-        own = tokens.types - self.first
+        offset = tokens.types - self.first
         # Self, at -1 here, is not among the types to choose from.
-        others = torch.where(own < 0, self.count, self.count - 1)
-        other = (state["choice"] * others).long()
-        other = other + ((own >= 0) & (other >= own)) + self.first
+        num_choices = torch.where(offset < 0, self.count, self.count - 1)
+        types = (state["choice"] * num_choices).long()
+        types = types + ((offset >= 0) & (types >= offset)) + self.first
         confused = self.chosen(tokens, state)
-        return tokens._replace(types=torch.where(confused, other, tokens.types))
+        return tokens._replace(types=torch.where(confused, types, tokens.types))
 
 
 def validate_indices(

@@ -22,8 +22,19 @@ HAND = "hand"
 OF_ACTIONS = ("action_noise", "drop_actions")
 """Perturbations of actions; a lost action repeats the one that was executed last."""
 ORDER = (
-    *(HAND, "freeze", "delay", "bias", "scale", "jitter", "rewire"),
-    *("confuse", "occlude", "duplicate", "inject", "shuffle", *OF_ACTIONS),
+    HAND,
+    "freeze",
+    "delay",
+    "bias",
+    "scale",
+    "jitter",
+    "rewire",
+    "confuse",
+    "occlude",
+    "duplicate",
+    "inject",
+    "shuffle",
+    *OF_ACTIONS,
 )
 """Order of the chain; a shuffle is the last of tokens, so that it moves added ones."""
 ONGOING = ("steps", "executed")
@@ -49,24 +60,24 @@ class Hand(Perturbation):
     def choose(
         self,
         tokens: Tokens,
-        chosen: dict[str, Tensor],
+        masks: dict[str, Tensor],
         old: PerturbationState | None = None,
     ) -> PerturbationState:
         """Return the state of a choice; tokens that were frozen keep their readings.
 
-        ``tokens`` are the current ones of batch ``(1, agents)``; ``chosen`` are masks
+        ``tokens`` are the current ones of batch ``(1, agents)``; ``masks`` are
         ``hidden``, ``frozen`` and ``twice``, ``(1, agents, N)`` bool.
         """
         readings = tokens.features.clone()
         if old is not None:
             readings = torch.where(old["frozen"][..., None], old["readings"], readings)
         # Copies come first to last; agents with fewer of them have empty slots.
-        twice = chosen["twice"]
+        twice = masks["twice"]
         count = int(twice.sum(-1).max())
         order = (~twice).byte().argsort(dim=-1, stable=True)[..., :count]
         copies = order.masked_fill(~twice.gather(-1, order), -1)
         origin = torch.cat([identity_origin(tokens), copies], -1)
-        kept = {name: chosen[name] for name in ("hidden", "frozen")}
+        kept = {name: masks[name] for name in ("hidden", "frozen")}
         return {**kept, "readings": readings, "copies": copies, "origin": origin}
 
     @override
@@ -75,26 +86,26 @@ class Hand(Perturbation):
     ) -> tuple[Tokens, PerturbationState]:
         frozen, copies = state["frozen"][..., None], state["copies"]
         features = torch.where(frozen, state["readings"], tokens.features)
-        seen = tokens._replace(
+        perceived = tokens._replace(
             features=features, padding=tokens.padding | state["hidden"]
         )
         if copies.shape[-1]:
             source = copies.clamp(min=0)
             added = Tokens(
                 take_features(features, source),
-                seen.types.gather(-1, source),
-                seen.padding.gather(-1, source) | (copies < 0),
+                perceived.types.gather(-1, source),
+                perceived.padding.gather(-1, source) | (copies < 0),
             )
-            seen = append(seen, added)
-        return seen, state
+            perceived = append(perceived, added)
+        return perceived, state
 
 
 @dataclass(kw_only=True, eq=False)
 class LivePerturbation(Perturbation):
     """Several perturbations in a row, each of which may start or stop at any step.
 
-    Every part has random numbers of its own, which do not depend on the others. The
-    state of a part has the prefix ``"name/"``; ``origin`` is that of the whole chain,
+    Every part has separate random numbers, which do not depend on the others. The
+    state of a part has the prefix ``"name/"``; ``origin`` belongs to the whole chain,
     ``executed`` are the actions of the latest step, and ``steps`` counts observations.
     """
 
@@ -124,36 +135,40 @@ class LivePerturbation(Perturbation):
         true = tokens
         common = {key: value for key, value in state.items() if "/" not in key}
         result = {**common, "origin": identity_origin(tokens)}
-        for each, part in self.parts.items():
-            own, size = _own(each, state), torch.tensor([tokens.num_tokens])
-            if each == name or not own or not own["size"].equal(size):
-                turn, place = self.turns.get(each, 0), ORDER.index(each)
+        for part_name, part in self.parts.items():
+            part_state, size = _own(part_name, state), torch.tensor([tokens.num_tokens])
+            if (
+                part_name == name
+                or not part_state
+                or not part_state["size"].equal(size)
+            ):
+                turn, place = self.turns.get(part_name, 0), ORDER.index(part_name)
                 keys = stream_keys(
                     turn,
                     state["keys"],
                     torch.full_like(state["keys"], place),
                     Purpose.PERTURBATION,
                 )
-                own = part.start(tokens, keys) | {"size": size}
-                if each in OF_ACTIONS:
+                part_state = part.start(tokens, keys) | {"size": size}
+                if part_name in OF_ACTIONS:
                     # Go on with the episode: its numbers, and the action to repeat.
-                    own |= {k: v for k, v in common.items() if k in ONGOING}
+                    part_state |= {k: v for k, v in common.items() if k in ONGOING}
                     if tokens.action_mask is not None:
-                        own["allowed"] = tokens.action_mask
+                        part_state["allowed"] = tokens.action_mask
             # The next part starts from the tokens that this one lets through.
-            tokens, _ = part(tokens, own)
-            result |= _prefixed(each, own)
+            tokens, _ = part(tokens, part_state)
+            result |= _prefixed(part_name, part_state)
         # A paused page shows these tokens before the next step counts them.
         return {**result, "origin": self(true, result)[1]["origin"]}
 
     def choose(
-        self, tokens: Tokens, state: PerturbationState, chosen: dict[str, Tensor]
+        self, tokens: Tokens, state: PerturbationState, masks: dict[str, Tensor]
     ) -> PerturbationState:
         """Return the state with another choice of the `Hand`."""
         hand, old = self.parts[HAND], _own(HAND, state)
         assert isinstance(hand, Hand)
-        own = {**hand.choose(tokens, chosen, old), "size": old["size"]}
-        return self.restart(tokens, {**state, **_prefixed(HAND, own)})
+        hand_state = {**hand.choose(tokens, masks, old), "size": old["size"]}
+        return self.restart(tokens, {**state, **_prefixed(HAND, hand_state)})
 
     @override
     def __call__(
@@ -161,10 +176,10 @@ class LivePerturbation(Perturbation):
     ) -> tuple[Tokens, PerturbationState]:
         origin, result = identity_origin(tokens), dict(state)
         for name, part in self.parts.items():
-            tokens, own = part(tokens, _own(name, state))
-            result |= _prefixed(name, own)
-            if "origin" in own:
-                moved = own["origin"]
+            tokens, part_state = part(tokens, _own(name, state))
+            result |= _prefixed(name, part_state)
+            if "origin" in part_state:
+                moved = part_state["origin"]
                 origin = origin.gather(-1, moved.clamp(min=0))
                 origin = origin.masked_fill(moved < 0, -1)
         return tokens, {**result, "origin": origin, "steps": state["steps"] + 1}
@@ -178,8 +193,8 @@ class LivePerturbation(Perturbation):
     ) -> tuple[Tensor, PerturbationState]:
         result = dict(state)
         for name, part in self.parts.items():
-            actions, own = part.act(actions, _own(name, state), space)
-            result |= _prefixed(name, own)
+            actions, part_state = part.act(actions, _own(name, state), space)
+            result |= _prefixed(name, part_state)
         return actions, {**result, "executed": actions}
 
 
@@ -222,11 +237,11 @@ class LiveEpisode:
         for name, rewards in transition.step.rewards.items():
             self.returns[name] += rewards[0]
             decided = transition.decisions[name].action[0]
-            chosen = self.rollout.policies[name].scale(decided)
+            action = self.rollout.policies[name].scale(decided)
             state = self.rollout.perturbation_states.get(name, {})
-            executed = state["executed"][0] if "executed" in state else chosen
+            executed = state["executed"][0] if "executed" in state else action
             clipped = self.env.groups[name].actions.clip(executed)
-            self.actions[name] = self._received(chosen)
+            self.actions[name] = self._received(action)
             self.executed[name] = self._received(clipped)
         if transition.step.terminated[0]:
             self.over = "terminated"
@@ -279,8 +294,8 @@ class LiveEpisode:
         if self.steps == 0:
             self.rollout.tokens = self._perturbed()
         states, policies = self.rollout.states, self.rollout.policies
-        for name, seen in self.perceived().items():
-            states[name] = resized(policies[name], states[name], seen)
+        for name, tokens in self.perceived().items():
+            states[name] = resized(policies[name], states[name], tokens)
 
     def check(self) -> None:
         """Let the policies decide once, which raises where they cannot."""
@@ -308,8 +323,8 @@ class Lane:
         self.episode.step()
         self.twin.step()
         episode, twin = (
-            [*each.actions.values(), *each.executed.values()]
-            for each in (self.episode, self.twin)
+            [*live.actions.values(), *live.executed.values()]
+            for live in (self.episode, self.twin)
         )
         if self.parted is None and not all(map(torch.equal, episode, twin)):
             self.parted = self.episode.steps

@@ -51,7 +51,8 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     """Write a page that plays policies in the browser alone.
 
     All policies are in equal environments: `SimpleCentroid`, or a `CartPole` with one
-    frame and no noise. ``path`` is a new HTML file, ``seed`` that of its first episode.
+    frame and no noise. ``path`` is a new HTML file, whose first episode has the seed
+    ``seed``.
 
     Raises:
         InputError: a file that exists, or an environment or policy that the page's
@@ -93,7 +94,9 @@ def wrapped(data: str) -> str:
     whole = page().replace(ENGINE, f"{DATA}{data};\n{script}")
     # No other script may run in the page.
     hashes = [sha256(text.encode()).digest() for text in SCRIPTS.findall(whole)]
-    sources = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes)
+    sources = " ".join(
+        f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes
+    )
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     return whole.replace(HEAD, f"{HEAD}\n{policy.format(scripts=sources)}", 1)
 
@@ -259,9 +262,9 @@ def _weights(policy: nn.Module, skip: str = "\n") -> dict[str, Any]:
     }
 
 
-def _unknown(name: str, got: str) -> InputError:
+def _unknown(name: str, actual: str) -> InputError:
     return InputError(
         "--export: expected a token policy with a transformer or no encoder and the "
         "pooling ada, avg or max, or attention neurons with an LSTM, "
-        f"got {got} in {name}"
+        f"got {actual} in {name}"
     )

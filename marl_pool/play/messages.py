@@ -137,5 +137,5 @@ def parse_message(text: str | bytes) -> AnyMessage:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "message"
-        got = f"{first['input']!r:.60}"
-        raise InputError(f"{where}: {first['msg']}, got {got}") from None
+        value = f"{first['input']!r:.60}"
+        raise InputError(f"{where}: {first['msg']}, got {value}") from None

@@ -24,7 +24,7 @@ Env = TypeVar("Env", bound=BatchedEnv)
 
 
 class Scene(Generic[Env]):
-    """An environment without a drawing of its own: its picture, and a row of tokens."""
+    """An environment without a special drawing: its picture, and a row of tokens."""
 
     kind: ClassVar[str] = "picture"
     """Name of the page's drawing."""
@@ -61,8 +61,8 @@ class Scene(Generic[Env]):
 
     def entities(self, env: Env, group: str) -> Tensor:
         """Return the entity that each token shows, ``(agents, N)`` int64."""
-        own = env.groups[group]
-        return torch.arange(own.tokens.num_tokens).expand(own.num_agents, -1)
+        spec = env.groups[group]
+        return torch.arange(spec.tokens.num_tokens).expand(spec.num_agents, -1)
 
     def places(self, env: Env, tokens: Tokens, agent: int) -> list[Any] | None:
         """Return where an agent perceives each token; None without places.
@@ -86,7 +86,7 @@ class ParticleScene(Scene[ParticleEnv]):
 
     @override
     def describe(self, env: ParticleEnv, group: str) -> dict[str, Any]:
-        shown = [
+        entities = [
             {
                 "kind": kind.kind,
                 "size": kind.size,
@@ -94,8 +94,8 @@ class ParticleScene(Scene[ParticleEnv]):
             }
             for kind in env.entities
         ]
-        about = {"extent": env.extent, "entities": shown}
-        return {**super().describe(env, group), **about}
+        description = {"extent": env.extent, "entities": entities}
+        return {**super().describe(env, group), **description}
 
     @override
     def names(self, env: ParticleEnv, group: str) -> list[str]:
@@ -112,9 +112,9 @@ class ParticleScene(Scene[ParticleEnv]):
     @override
     def places(self, env: ParticleEnv, tokens: Tokens, agent: int) -> list[Any]:
         group = next(iter(env.groups))
-        own = env.state[0, env.token_entities(group)[agent, 0], :2]
+        position = env.state[0, env.token_entities(group)[agent, 0], :2]
         relative = tokens.features[0, agent][:, list(POSITION)]
-        return rounded(own + env.feature_scale * relative)
+        return rounded(position + env.feature_scale * relative)
 
     @override
     def move(self, env: ParticleEnv, entity: int, x: float, y: float) -> None:
@@ -180,7 +180,7 @@ class BoxWorldScene(Scene[BoxWorld]):
         moved = codes[cells].clone()
         codes[cells] = FLOOR
         codes[after] = moved
-        # The tokens follow; those of opened boxes must not show what moves onto them.
+        # The tokens follow; tokens of opened boxes must not show what moves onto them.
         nowhere = places.new_tensor(n**2 + 1)
         before = places.clone()
         for cell in set(after) - set(cells):
@@ -189,9 +189,9 @@ class BoxWorldScene(Scene[BoxWorld]):
             places[before == cell] = target
 
     def _cells(self, env: BoxWorld, token: int) -> list[int]:
-        """Return the cells that move with a token: its own, or those of its box."""
-        shown = env.token_places(0).tolist()
-        cell = shown[token] if token < len(shown) else 0
+        """Return the cells that move with a token: its own, or its box's."""
+        places = env.token_places(0).tolist()
+        cell = places[token] if token < len(places) else 0
         code = int(env.codes[0, cell])
         if not 1 <= cell <= env.n**2 or code in (FLOOR, NOTHING):
             return []

@@ -29,7 +29,7 @@ ADDRESS = "127.0.0.1"
 FPS = 30
 """Most frames per second that a page receives."""
 VIEWERS = 4
-"""Most pages at a time; each has a session of its own."""
+"""Most pages at a time; each has a separate session."""
 HOLD = 1.5
 """Seconds that the end of an episode stays on the page."""
 MESSAGES = 8
@@ -117,8 +117,8 @@ class LiveServer:
         if getattr(request, "method", "GET") != "GET":
             allowed = {"Allow": "GET", "Content-Length": "0", "Connection": "close"}
             return Response(405, "Method Not Allowed", Headers(allowed), b"")
-        given = parse_qs(address.query).get("token", [""])[0]
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
+        token = parse_qs(address.query).get("token", [""])[0]
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
             return connection.respond(403, "wrong or missing token\n")
         if address.path == "/":
             headers = {

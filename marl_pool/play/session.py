@@ -107,7 +107,9 @@ class Session:
             "speed": self.speed,
             "agent": self.agent,
             "severities": self.severities,
-            "chosen": {name: sorted(each) for name, each in self.chosen.items()},
+            "chosen": {
+                name: sorted(entities) for name, entities in self.chosen.items()
+            },
             "distractors": self.sensors
             or round(self.severities.get("inject", 0) * INJECTED),
             "lanes": [
@@ -156,10 +158,12 @@ class Session:
             result["tokens"]["readings"] = rounded(tokens.features[0, agent, :, -1])
         weights = episode.attention(tokens, group)
         if weights is not None:
-            own = weights[agent]
-            result["attention"] = rounded(own)
-            result["entropy"] = relative_entropy(own, tokens.padding[0, agent])
-            result["signal"] = self._on_signal(env, own, moved)
+            agent_weights = weights[agent]
+            result["attention"] = rounded(agent_weights)
+            result["entropy"] = relative_entropy(
+                agent_weights, tokens.padding[0, agent]
+            )
+            result["signal"] = self._on_signal(env, agent_weights, moved)
         return result
 
     def _on_signal(
@@ -170,9 +174,9 @@ class Session:
             mask = env.signal()[self.group][0, self.agent].tolist()
         except UnfitTokensError:
             return None
-        useful = torch.tensor([i >= 0 and mask[i] for i in origin])
+        is_signal = torch.tensor([i >= 0 and mask[i] for i in origin])
         total = float(weights.sum())
-        return float(weights[useful].sum()) / total if total else None
+        return float(weights[is_signal].sum()) / total if total else None
 
     # What a person does.
 
@@ -274,7 +278,7 @@ class Session:
         _attempt(apply, severities, self.severities)
 
     def _apply_severities(self, name: str, severities: dict[str, float]) -> None:
-        """Use these severities, of which that of one part differs."""
+        """Use these severities, which differ in one part."""
         self.severities = severities
         for lane in self.lanes:
             episode, part = lane.episode, None
@@ -288,22 +292,23 @@ class Session:
                     states[group] = lane.live.restart(tokens, states[group], name)
                 episode.check()
 
-    def _apply_choice(self, chosen: dict[str, set[int]]) -> None:
+    def _apply_choice(self, choice: dict[str, set[int]]) -> None:
         """Occlude, freeze and duplicate these entities, and no others."""
-        self.chosen = chosen
+        self.chosen = choice
         for lane in self.lanes:
             episode = lane.episode
             if episode.over:
                 continue
             states = episode.rollout.perturbation_states
             for group, tokens in episode.observe().items():
-                shown = self.scene.entities(episode.env, group)[None]
+                token_entities = self.scene.entities(episode.env, group)[None]
                 # An observer's own token is left alone.
                 has_self = episode.env.groups[group].tokens.has_self
                 free = (tokens.types != SELF_TYPE) | (not has_self)
                 masks = {
-                    name: torch.isin(shown, torch.tensor(sorted(entities))) & free
-                    for name, entities in chosen.items()
+                    name: torch.isin(token_entities, torch.tensor(sorted(entities)))
+                    & free
+                    for name, entities in choice.items()
                 }
                 states[group] = lane.live.choose(tokens, states[group], masks)
             episode.check()

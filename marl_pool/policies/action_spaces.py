@@ -122,8 +122,10 @@ class ActionRows:
         return _assemble(self.space, values)
 
     def _misfit(self, action: Any) -> InputError:
-        expected, got = (" ".join(str(part).split()) for part in (self.space, action))
-        return InputError(f"expected {expected}, got {got:.200}")
+        expected, actual = (
+            " ".join(str(item).split()) for item in (self.space, action)
+        )
+        return InputError(f"expected {expected}, got {actual:.200}")
 
 
 def _plain_spaces(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_PlainSpace]:
@@ -131,11 +133,11 @@ def _plain_spaces(space: Any, path: tuple[Any, ...] = ()) -> Iterator[_PlainSpac
     none: tuple[float, ...] = ()
     match space:
         case spaces.Tuple():
-            for index, part in enumerate(space.spaces):
-                yield from _plain_spaces(part, (*path, index))
+            for index, subspace in enumerate(space.spaces):
+                yield from _plain_spaces(subspace, (*path, index))
         case spaces.Dict():
-            for key, part in space.items():
-                yield from _plain_spaces(part, (*path, key))
+            for key, subspace in space.items():
+                yield from _plain_spaces(subspace, (*path, key))
         case spaces.Discrete():
             yield _PlainSpace(
                 space, path, (int(space.n),), np.array(space.start), none, none
@@ -179,10 +181,12 @@ def _assemble(
     match space:
         case spaces.Tuple():
             parts = enumerate(space.spaces)
-            return tuple(_assemble(part, values, (*path, i)) for i, part in parts)
+            return tuple(
+                _assemble(subspace, values, (*path, i)) for i, subspace in parts
+            )
         case spaces.Dict():
             return {
-                key: _assemble(part, values, (*path, key))
-                for key, part in space.items()
+                key: _assemble(subspace, values, (*path, key))
+                for key, subspace in space.items()
             }
     return values[path]

@@ -119,7 +119,7 @@ class ActionSpec:
 
     def space(self) -> spaces.Space[Any]:
         """Return a Gymnasium space of this spec; its Box has float32 numbers."""
-        low, high = (np.array(part, np.float32) for part in (self.low, self.high))
+        low, high = (np.array(bound, np.float32) for bound in (self.low, self.high))
         if self.discrete:
             return spaces.Discrete(self.n)
         if not self.choices:
@@ -178,7 +178,7 @@ class ActionSpec:
         options = values[..., : self.num_options]
         if count * width == self.num_options:
             return options.unflatten(-1, (count, width))
-        # The index behind the last option is that of the padding.
+        # The index behind the last option selects the padding.
         padded = pad(options, (0, 1), value=padding)
         index = constant(_table_index(self.sizes), values.device)
         return padded.index_select(-1, index).unflatten(-1, (count, width))
@@ -223,7 +223,7 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     """Give options that are not allowed a probability of 0.
 
     Args:
-        logits: ``(*B, L)``, those of options first.
+        logits: ``(*B, L)``, options first.
         mask: ``(*B, num_options)`` bool, True for allowed options, or None to allow
             all. A choice without any is a uniform distribution.
     """
@@ -244,7 +244,7 @@ def sample(
         spec: action space.
         logits: ``(*B, L)`` parameters of the distributions.
         noise: ``(*B, noise_size)`` uniform in (0, 1).
-        mask: that of `mask_logits`, by which ``logits`` were masked.
+        mask: as in `mask_logits`, by which ``logits`` were masked.
     """
     count = len(spec.sizes)
     if spec.integral:
@@ -265,9 +265,9 @@ def sample_choices(
 
     Args:
         spec: an action space with choices.
-        logits: ``(*B, ≥ num_options)``, those of options first.
+        logits: ``(*B, ≥ num_options)``, options first.
         numbers: ``(*B, len(low))``; ignored without a Box.
-        noise: ``(*B, ≥ K)`` uniform in (0, 1), those of the choices first.
+        noise: ``(*B, ≥ K)`` uniform in (0, 1), choices first.
         mask: as in `sample`.
     """
     if spec.discrete:
@@ -307,7 +307,7 @@ def most_likely(spec: ActionSpec, logits: Tensor, numbers: Tensor) -> Tensor:
 
     Args:
         spec: action space.
-        logits: ``(*B, ≥ num_options)``, those of options first.
+        logits: ``(*B, ≥ num_options)``, options first.
         numbers: ``(*B, len(low))``.
     """
     if not spec.sizes:
@@ -350,18 +350,18 @@ def entropy(spec: ActionSpec, logits: Tensor) -> Tensor:
     return _sum(spec, of_choices, of_numbers)
 
 
-def kl_divergence(spec: ActionSpec, logits: Tensor, other: Tensor) -> Tensor:
-    """Return the divergence ``(*B,)`` of ``other`` from ``logits``, in nats."""
+def kl_divergence(spec: ActionSpec, logits: Tensor, other_logits: Tensor) -> Tensor:
+    """Return the divergence ``(*B,)`` of ``other_logits`` from ``logits``, in nats."""
 
     def of_choices() -> Tensor:
-        log_probs, others = (
-            _table(spec, part).log_softmax(-1) for part in (logits, other)
+        log_probs, other_log_probs = (
+            _table(spec, values).log_softmax(-1) for values in (logits, other_logits)
         )
-        return (log_probs.exp() * (log_probs - others)).sum(-1)
+        return (log_probs.exp() * (log_probs - other_log_probs)).sum(-1)
 
     def of_numbers() -> Tensor:
         mean, log_std = spec.numbers(logits)
-        other_mean, other_log_std = spec.numbers(other)
+        other_mean, other_log_std = spec.numbers(other_logits)
         precision = (-2 * other_log_std).exp()
         squares = ((2 * log_std).exp() + (mean - other_mean).square()) * precision
         return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)

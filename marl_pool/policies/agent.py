@@ -91,12 +91,12 @@ class Agent(SpecifiedPolicy):
         may override it by a faster one.
         """
 
-        def member(own: dict[str, Tensor], *arguments: Any) -> Any:
-            return functional_call(self, own, arguments)
+        def member(member_parameters: dict[str, Tensor], *arguments: Any) -> Any:
+            return functional_call(self, member_parameters, arguments)
 
         def unroll(*arguments: Any) -> Any:
             # None, where nothing is padded, has no dimension to vectorise over.
-            batched = tuple(None if part is None else 0 for part in arguments)
+            batched = tuple(None if argument is None else 0 for argument in arguments)
             return vmap(member, in_dims=(0, *batched))(parameters, *arguments)
 
         return unroll
@@ -162,7 +162,7 @@ class Agent(SpecifiedPolicy):
     ) -> Tensor:
         """Convert features ``(*B, N, F)`` to floats: bytes to [0, 1], 0 under padding.
 
-        ``dtype`` is that of the result; None: the agent's.
+        ``dtype`` is the result's, or None for the agent's.
         """
         numbers = features.to(dtype or self.low.dtype)
         if features.dtype == torch.uint8:
@@ -188,7 +188,7 @@ class Agent(SpecifiedPolicy):
 
 def to_vector(agent: Agent) -> Tensor:
     """Concatenate all parameters of an agent to one vector ``(n,)``."""
-    return torch.cat([part.detach().flatten() for part in agent.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in agent.parameters()])
 
 
 def load_vector(agent: Agent, vector: Tensor) -> None:
@@ -200,12 +200,14 @@ def load_vector(agent: Agent, vector: Tensor) -> None:
             f"got shape {tuple(vector.shape)}"
         )
     with torch.no_grad():
-        for part, numbers in zip(agent.parameters(), vector.split(sizes), strict=True):
-            part.copy_(numbers.view_as(part))
+        for parameter, numbers in zip(
+            agent.parameters(), vector.split(sizes), strict=True
+        ):
+            parameter.copy_(numbers.view_as(parameter))
 
 
 def _sizes(agent: Agent) -> list[int]:
-    return [part.numel() for part in agent.parameters()]
+    return [parameter.numel() for parameter in agent.parameters()]
 
 
 class _MemberGrid(NamedTuple):
@@ -236,10 +238,11 @@ class Population(Policy):
     def __init__(self, agent: Agent, vectors: Tensor) -> None:
         super().__init__()
         self.agent = agent
-        wanted = sum(_sizes(agent))
-        if vectors.dim() != 2 or vectors.shape[1] != wanted:
+        num_parameters = sum(_sizes(agent))
+        if vectors.dim() != 2 or vectors.shape[1] != num_parameters:
             raise InputError(
-                f"vectors: expected the shape (P, {wanted}), got {tuple(vectors.shape)}"
+                f"vectors: expected the shape (P, {num_parameters}), "
+                f"got {tuple(vectors.shape)}"
             )
         self.size = len(vectors)
         self.noise_size = agent.noise_size
@@ -255,11 +258,11 @@ class Population(Policy):
                 f"num_envs: expected a multiple of the population size {self.size}, "
                 f"got {num_envs}"
             )
-        each = torch.arange(self.size, device=self.vectors.device)
-        member = each.repeat_interleave(num_envs // self.size)
+        indices = torch.arange(self.size, device=self.vectors.device)
+        member = indices.repeat_interleave(num_envs // self.size)
         member = member[:, None].expand(-1, num_agents)
-        own = self.agent.initial_state(num_envs, num_agents, num_tokens)
-        return {"member": member, "agent": own}
+        agent_state = self.agent.initial_state(num_envs, num_agents, num_tokens)
+        return {"member": member, "agent": agent_state}
 
     @override
     def act(
@@ -275,14 +278,14 @@ class Population(Policy):
         # Arrange the rows by member, compute all members at once, and arrange back.
         arguments = self.agent.unroll_arguments(tokens, state["agent"])
         arguments = tree_map_only(
-            Tensor, lambda part: _to_grid(part, grid, agents), arguments
+            Tensor, lambda argument: _to_grid(argument, grid, agents), arguments
         )
         outputs, memory = tree_map(
-            lambda part: _from_grid(part, grid, agents), grid.unroll(*arguments)
+            lambda output: _from_grid(output, grid, agents), grid.unroll(*arguments)
         )
         decision = self.agent.decide(outputs, memory, tokens, generator, explore)
-        own = {"member": state["member"], "agent": decision.state}
-        return decision._replace(state=own)
+        next_state = {"member": state["member"], "agent": decision.state}
+        return decision._replace(state=next_state)
 
     @override
     def scale(self, action: Tensor) -> Tensor:
@@ -294,7 +297,7 @@ class Population(Policy):
             return self._grid
         # One row for each member left, as wide as the largest number of environments.
         # All agents of an environment belong to one member.
-        left, rows, counts = member[:, 0].unique_consecutive(
+        members, rows, counts = member[:, 0].unique_consecutive(
             return_inverse=True, return_counts=True
         )
         width = int(counts.max())
@@ -304,33 +307,33 @@ class Population(Policy):
             first = counts.cumsum(0) - counts
             within = torch.arange(len(member), device=member.device) - first[rows]
             cells = rows * width + within
-        unroll = self.agent.members(self._named_parameters(left))
-        self._grid = _MemberGrid(member, cells, (len(left), width), unroll)
+        unroll = self.agent.members(self._named_parameters(members))
+        self._grid = _MemberGrid(member, cells, (len(members), width), unroll)
         return self._grid
 
     def _named_parameters(self, members: Tensor) -> dict[str, Tensor]:
         """Return the parameters of some members by name, ``(members, …)`` each."""
-        parts = self.vectors[members].split(_sizes(self.agent), dim=1)
-        named = zip(self.agent.named_parameters(), parts, strict=True)
+        chunks = self.vectors[members].split(_sizes(self.agent), dim=1)
+        pairs = zip(self.agent.named_parameters(), chunks, strict=True)
         return {
-            name: numbers.view(len(members), *part.shape)
-            for (name, part), numbers in named
+            name: numbers.view(len(members), *parameter.shape)
+            for (name, parameter), numbers in pairs
         }
 
 
-def _to_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+def _to_grid(values: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
     """Arrange ``(num_envs · agents, …)`` as ``(members, width · agents, …)``."""
     members, width = grid.shape
     if grid.cells is not None:
-        by_env = part.unflatten(0, (-1, agents))
-        empty = part.new_zeros(members * width, *by_env.shape[1:])
-        part = empty.index_copy_(0, grid.cells, by_env).flatten(0, 1)
-    return part.unflatten(0, (members, width * agents))
+        by_env = values.unflatten(0, (-1, agents))
+        empty = values.new_zeros(members * width, *by_env.shape[1:])
+        values = empty.index_copy_(0, grid.cells, by_env).flatten(0, 1)
+    return values.unflatten(0, (members, width * agents))
 
 
-def _from_grid(part: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
+def _from_grid(values: Tensor, grid: _MemberGrid, agents: int) -> Tensor:
     """Invert `_to_grid`."""
-    flat = part.flatten(0, 1)
+    flat = values.flatten(0, 1)
     if grid.cells is None:
         return flat
     by_cell = flat.unflatten(0, (-1, agents))

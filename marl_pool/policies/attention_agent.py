@@ -67,7 +67,8 @@ class AttentionAgent(Agent):
         top_k: number of chosen vectors.
         units: of the LSTM.
         first_place: coordinate of the grid's upper row and of its left column.
-        place_step: distance of neighbouring rows or columns; None: 1 over their number.
+        place_step: distance of neighbouring rows or columns, or None for 1 over their
+            number.
         mixing: whether to smooth the codes over time, which requires ``pooling``.
         seed: of the initial weights.
     """
@@ -156,9 +157,11 @@ class AttentionAgent(Agent):
     ) -> tuple[Tensor, Memory]:
         outputs = []
         for t in range(features.shape[1]):
-            now = slice(t, t + 1)
-            padded = None if padding is None else padding[:, now]
-            choice = self._choose(features[:, now], padded, prev_action[:, now], memory)
+            step = slice(t, t + 1)
+            padded = None if padding is None else padding[:, step]
+            choice = self._choose(
+                features[:, step], padded, prev_action[:, step], memory
+            )
             hidden, cell = self._lstm_step(self._places(choice), memory)
             memory = {**choice.memory, "hidden": hidden, "cell": cell}
             outputs.append(self.bound(self.output(hidden)))
@@ -183,12 +186,14 @@ class AttentionAgent(Agent):
         arguments = self.unroll_arguments(tokens, state)
         # Normalize the importance of the chosen vectors to sum to 1.
         choice = self._choose(*arguments)
-        chosen = choice.importance.gather(-1, choice.chosen)
-        least = torch.finfo(chosen.dtype).tiny
-        chosen = chosen / chosen.sum(-1, keepdim=True).clamp(min=least)
+        top_importance = choice.importance.gather(-1, choice.indices)
+        least = torch.finfo(top_importance.dtype).tiny
+        top_importance = top_importance / top_importance.sum(-1, keepdim=True).clamp(
+            min=least
+        )
         if self.sensor is None:
             weights = torch.zeros_like(choice.importance)
-            weights = weights.scatter(-1, choice.chosen, chosen)[:, None]
+            weights = weights.scatter(-1, choice.indices, top_importance)[:, None]
             weights = weights[..., : tokens.num_tokens]
         else:
             features, padding, prev_action, memory = arguments
@@ -197,8 +202,8 @@ class AttentionAgent(Agent):
             codes = self.sensor.attention_weights(
                 x, padding, prev_action, memory["sensor"]
             )
-            index = choice.chosen[..., None].expand(-1, -1, codes.shape[-1])
-            weights = chosen[:, None] @ codes.gather(1, index)
+            index = choice.indices[..., None].expand(-1, -1, codes.shape[-1])
+            weights = top_importance[:, None] @ codes.gather(1, index)
         return weights.unflatten(0, tokens.batch_shape)
 
     def _choose(
@@ -222,9 +227,9 @@ class AttentionAgent(Agent):
         ranked = importance if hidden is None else importance.masked_fill(hidden, -1.0)
         # Equal importance is common, and only a stable sort keeps the order.
         order = _rounded(ranked).sort(stable=True, dim=-1, descending=True).indices
-        chosen = order[..., : self.top_k]
-        missing = None if hidden is None else hidden.gather(-1, chosen)
-        return HardAttention(importance, chosen, missing, memory)
+        indices = order[..., : self.top_k]
+        missing = None if hidden is None else hidden.gather(-1, indices)
+        return HardAttention(importance, indices, missing, memory)
 
     def _fill(self, x: Tensor, padding: Mask) -> tuple[Tensor, Tensor | None]:
         """Pad tokens to the number in training, so that the whole grid exists."""
@@ -239,7 +244,7 @@ class AttentionAgent(Agent):
     def _mix(
         self, x: Tensor, prev_action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
-        """Mix the codes ``(B, M, D)`` with those of the previous step."""
+        """Mix the codes ``(B, M, D)`` with the codes of the previous step."""
         assert self.gate is not None
         inputs = torch.cat([memory["hidden"], prev_action.to(x.dtype)], dim=-1)
         alpha = memory["begun"] * self.gate(inputs).sigmoid()
@@ -256,8 +261,8 @@ class AttentionAgent(Agent):
 
     def _places(self, choice: "HardAttention") -> Tensor:
         """Return rows and columns in turn, ``(B, 2k)``; 0 for missing vectors."""
-        chosen = choice.chosen
-        cells = torch.stack([chosen // self.side, chosen % self.side], dim=-1)
+        indices = choice.indices
+        cells = torch.stack([indices // self.side, indices % self.side], dim=-1)
         places = self.first_place + self.place_step * cells.to(choice.importance.dtype)
         if choice.missing is not None:
             places = places.masked_fill(choice.missing[..., None], 0.0)
@@ -278,12 +283,13 @@ class HardAttention(NamedTuple):
 
     importance: Tensor
     """``(B, V)``, 0 under padding."""
-    chosen: Tensor
+    indices: Tensor
     """``(B, k)`` int64 indices, the most important first."""
     missing: Tensor | None
-    """``(B, k)`` bool, padding chosen where fewer than k vectors exist; None: none."""
+    """``(B, k)`` bool, padding chosen where fewer than k vectors exist, or None
+    if all exist."""
     memory: Memory
-    """Memory of the agent with those of sensory layer and gate updated."""
+    """Memory of the agent, with sensory layer and gate updated."""
 
 
 def _rounded(x: Tensor, bits: int = 14) -> Tensor:

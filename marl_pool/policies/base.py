@@ -58,8 +58,8 @@ class Policy(nn.Module, ABC):
         Args:
             tokens: observations, batch dimensions ``B = (num_envs, agents)``.
             state: from `initial_state` or the last `Decision`.
-            generator: random stream of ``agents * noise_size`` numbers per environment;
-                None: torch's global generator.
+            generator: random stream of ``agents * noise_size`` numbers per environment,
+                or None for torch's global generator.
             explore: sample from the action distribution; otherwise take its mode.
         """
 
@@ -80,7 +80,7 @@ class Policy(nn.Module, ABC):
         return nullcontext()
 
     def scale(self, action: Tensor) -> Tensor:
-        """Map actions from the policy's units to those of the action space."""
+        """Map actions from the policy's units to the action space's."""
         return action
 
     def attention_weights(self, tokens: Tokens, state: State = ()) -> Tensor | None:
@@ -166,17 +166,17 @@ class SpecifiedPolicy(Policy):
         """Return one step of any batch, ``rows`` in all, as sequences of length 1.
 
         These are tokens of batch ``(rows, 1)``, the previous action ``(rows, 1, A)``
-        and the memory ``(rows, …)``; the state () is that of an episode's start.
+        and the memory ``(rows, …)``; the state () marks an episode's start.
         """
         rows = tokens.batch_shape.numel()
         if state:
             last = len(tokens.batch_shape) - 1
-            flat = tree_map(lambda part: part.flatten(0, last), state)
+            flat = tree_map(lambda tensor: tensor.flatten(0, last), state)
             prev_action, memory = flat["action"], flat["memory"]
         else:
             prev_action = self.low.new_zeros(rows, self.actions.dim)
             memory = self.initial_memory(rows, tokens.num_tokens)
-        sequences = tokens.flatten_batch().map(lambda part: part[:, None])
+        sequences = tokens.flatten_batch().map(lambda tensor: tensor[:, None])
         return sequences, prev_action[:, None], memory
 
     def next_state(self, action: Tensor, memory: Memory, dtype: torch.dtype) -> State:
@@ -194,10 +194,10 @@ class SpecifiedPolicy(Policy):
         # Signal types, positions and frames describe tokens; no policy depends on them.
         free = ("num_tokens", "signal_types", "positions", "num_frames")
         expected = {**vars(spec), "actions": ActionSpec.of(action_space)}
-        found = {**vars(self.spec), "actions": self.actions}
+        actual = {**vars(self.spec), "actions": self.actions}
         for key, value in expected.items():
-            if key not in free and found[key] != value:
-                return f"expected {key} = {value}, got {found[key]}"
+            if key not in free and actual[key] != value:
+                return f"expected {key} = {value}, got {actual[key]}"
         return ""
 
     @override
@@ -212,4 +212,4 @@ class SpecifiedPolicy(Policy):
 
 
 def _unflatten(memory: Memory, shape: tuple[int, ...]) -> Any:
-    return tree_map(lambda part: part.unflatten(0, shape), memory)
+    return tree_map(lambda tensor: tensor.unflatten(0, shape), memory)

@@ -28,7 +28,7 @@ INPUTS = ("features", "types", "padding", "action_mask")
 Axes = tuple[dict[int, Any], ...]
 """By input: the names of its free axes, `torch.export.Dim`."""
 MORE = 3
-"""Tokens beyond those of a policy's spec, with which a free number is compared."""
+"""Tokens beyond a policy's spec, with which a free number is compared."""
 TOLERANCE = 1e-4
 """Largest difference of an action, in the units of its space, relative to its size."""
 
@@ -73,7 +73,7 @@ def export_policy(
     """Write a policy to a file, and compare it with the policy on random tokens.
 
     The batch size is free, the axis ``batch``. So is the number of tokens, ``tokens``,
-    where the policy acts on more tokens than its spec has; else it is that of the spec.
+    where the policy acts on more tokens than its spec has; else it is the spec's.
 
     Args:
         policy: a policy without a memory.
@@ -109,7 +109,7 @@ def export_policy(
             if free:
                 # Where torch fixes the number all the same, so does the file.
                 with suppress(RuntimeError, ValueError, AssertionError, UserError):
-                    return _export(network, beside, to, masked=masked, more=MORE)
+                    return _export(network, beside, to, masked=masked, extra=MORE)
             return _export(network, beside, to, masked=masked)
         except (ModuleNotFoundError, OSError, InputError):
             raise
@@ -118,7 +118,7 @@ def export_policy(
 
 
 def _export(
-    network: ActionNetwork, path: Path, to: Format, *, masked: bool, more: int = 0
+    network: ActionNetwork, path: Path, to: Format, *, masked: bool, extra: int = 0
 ) -> float:
     """Write a network, and return the largest difference of an action.
 
@@ -127,24 +127,24 @@ def _export(
         path: new file.
         to: its format.
         masked: see `export_policy`.
-        more: the number of tokens is free, and compared with so many more too; 0 for
-            that of the policy's spec.
+        extra: the number of tokens is free, and compared with so many more too; 0 for
+            the number in the policy's spec.
     """
     policy = network.policy
     batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
 
-    def inputs(count: int, more: int = 0) -> tuple[Tensor, ...]:
+    def inputs(count: int, extra: int = 0) -> tuple[Tensor, ...]:
         mask = [_random_mask(policy.actions, count)] if masked else []
-        return (*_random_tokens(policy.spec, count, more), *mask)
+        return (*_random_tokens(policy.spec, count, extra), *mask)
 
-    set_axes = {0: batch, 1: tokens} if more else {0: batch}
-    axes = (*(3 * (set_axes,)), *(masked * ({0: batch},)))
+    set_axes = {0: batch, 1: tokens} if extra else {0: batch}
+    axes = (set_axes, set_axes, set_axes, *([{0: batch}] if masked else []))
     program = torch.export.export(network, inputs(3), dynamic_shapes=axes)
     _save(program, path, to, axes)
     differences = []
-    for arguments in (inputs(64), inputs(64, more)):
-        expected, got = network(*arguments), _run(path, arguments, to)
-        difference = float((got.double() - expected.double()).abs().max())
+    for arguments in (inputs(64), inputs(64, extra)):
+        expected, actual = network(*arguments), _run(path, arguments, to)
+        difference = float((actual.double() - expected.double()).abs().max())
         if difference > TOLERANCE * max(1.0, float(expected.abs().max())):
             raise InputError(
                 f"export: expected the actions of the policy, got a difference of "
@@ -203,8 +203,8 @@ def _run(path: Path, tokens: tuple[Tensor, ...], to: Format) -> Tensor:
     from onnxruntime import InferenceSession
 
     session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = dict(zip(INPUTS, (part.numpy() for part in tokens), strict=False))
-    (action,) = session.run(None, given)
+    feeds = dict(zip(INPUTS, (tensor.numpy() for tensor in tokens), strict=False))
+    (action,) = session.run(None, feeds)
     return torch.from_numpy(action)
 
 
@@ -230,11 +230,11 @@ def _random_mask(actions: ActionSpec, batch: int) -> Tensor:
 
 
 def _random_tokens(
-    spec: TokenSpec, batch: int, more: int = 0
+    spec: TokenSpec, batch: int, extra: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sample sets with padding, of some tokens more; the first is always there."""
     generator = torch.Generator().manual_seed(0)
-    shape = (batch, spec.num_tokens + more)
+    shape = (batch, spec.num_tokens + extra)
     features = torch.randn(*shape, spec.num_features, generator=generator)
     types = torch.randint(len(spec.type_names), shape, generator=generator)
     padding = torch.rand(shape, generator=generator) < 0.3

@@ -36,9 +36,9 @@ def validate_masks(
     stuck = ~spec.table(mask, False).any(-1) & active[..., None]
     if stuck.any():
         row, agent, number = stuck.nonzero()[0].tolist()
-        which = "" if spec.discrete else f" of choice {number}"
+        suffix = "" if spec.discrete else f" of choice {number}"
         raise InputError(
             f"action_mask of agent {agent} of group {group!r} in environment "
             f"{place_in_batch(int(env_ids[row]))} at step {int(steps[row])}: expected "
-            f"at least one allowed action{which}, got none"
+            f"at least one allowed action{suffix}, got none"
         )

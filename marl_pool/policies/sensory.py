@@ -40,7 +40,7 @@ def make_sensor(
 
 
 NEURONS: Mapping[str, Any] = {"name": "attention_neuron"}
-"""Default sensory layer, that of the paper."""
+"""Default sensory layer, as in the paper."""
 
 
 class SensorAgent(Agent):
@@ -75,7 +75,7 @@ class Sensory(SensorAgent):
     """A sensory layer with one neuron per token, and tanh layers on its codes.
 
     Each *sensory neuron* reads one token and the previous action, with weights shared
-    by all neurons and a memory of its own; attention combines their messages to M codes
+    by all neurons and a separate memory; attention combines their messages to M codes
     that do not depend on the order of the tokens (`AttentionNeuronPooling`). The action
     is computed from the codes alone.
 
@@ -185,7 +185,7 @@ class FeedForward(Agent):
         prev_action: Tensor,
         memory: Memory,
     ) -> tuple[Tensor, Memory]:
-        """Compute `unroll` by given layers, possibly those of a population."""
+        """Compute `unroll` by given layers, possibly of a population."""
         missing = self.missing_tokens(features.shape[-2])
         flat = self.scale_features(features, padding).flatten(-2)
         # Missing tokens are zeros, like padded ones.

@@ -57,7 +57,7 @@ def save_policies(
         groups: the module name of each group of agents.
         path: created if missing; existing policy files in it are replaced.
         env: environment of the policies, ``{"name": …, **options}``, for a folder
-            outside a run; None: not recorded.
+            outside a run, or None to record none.
     """
     folder = Path(path)
     make_folder(folder)
@@ -148,13 +148,13 @@ def load_modules(
     modules = {}
     # Build each module with its own weights.
     for name, options in config.modules.items():
-        own = {
+        module_weights = {
             key.rpartition("/")[2]: tensor
             for key, tensor in weights.items()
             if key.rpartition("/")[0] == name
         }
         with trust(plugins, folder):
-            modules[name] = _build(folder, options, own)
+            modules[name] = _build(folder, options, module_weights)
     # Checksums last, since the errors above are more specific.
     validate_intact(folder)
     return modules, config.groups
@@ -193,11 +193,11 @@ def _read_config(folder: Path) -> _PolicyFile:
         config = read_json(path)
         # Compare the format first: other files may lack any key.
         if not isinstance(config, dict) or config.get("format") != FORMAT:
-            found = config.get("format") if isinstance(config, dict) else config
-            raise InputError(f"expected policy format {FORMAT}, got {found!r}")
-        known = options_of(_PolicyFile)
-        given = {key: config[key] for key in known if key in config}
-        return _PolicyFile(**check_options("", given, known))
+            actual = config.get("format") if isinstance(config, dict) else config
+            raise InputError(f"expected policy format {FORMAT}, got {actual!r}")
+        options = options_of(_PolicyFile)
+        values = {key: config[key] for key in options if key in config}
+        return _PolicyFile(**check_options("", values, options))
     except (FileNotFoundError, NotADirectoryError):
         inside = folder / "policy"  # of a run
         hint = f"; try {inside}" if (inside / CONFIG).is_file() else ""
@@ -221,7 +221,7 @@ def _read_weights(path: Path) -> dict[str, Any]:
 def _limit_parameters(count: int) -> Iterator[None]:
     """Reject a network with more than ``count`` parameters while it is being built.
 
-    Each option has a bound of its own, but their product may still exceed the memory.
+    Each option has a bound, but their product may still exceed the memory.
     """
     # Count only what this thread builds.
     thread, built = get_ident(), 0
@@ -252,9 +252,9 @@ def _build(
     try:
         # Bound the sizes that the file claims before anything is allocated.
         spaces = {}
-        for part, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
-            check_sizes(part, options[part])
-            spaces[part] = kind(**options.pop(part))
+        for option, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
+            check_sizes(option, options[option])
+            spaces[option] = kind(**options.pop(option))
         stored = sum(tensor.numel() for tensor in weights.values())
         with _limit_parameters(SPARE + 4 * stored):
             policy: SpecifiedPolicy = build(

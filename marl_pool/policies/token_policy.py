@@ -152,7 +152,7 @@ class TokenPolicy(SpecifiedPolicy):
         if trunk == "separate":
             with seeded(seed, "value trunk"):
                 self.value_network = SetNetwork(spec, **network)
-        # The heads, with random numbers of their own.
+        # The heads, with separate random numbers.
         dim = self.network.dim_out
         with seeded(seed, "action"):
             widths = [dim, *head_hidden, self.actions.num_logits]
@@ -197,8 +197,8 @@ class TokenPolicy(SpecifiedPolicy):
             memory: ``(B, …)`` before the first set, as in the state.
         """
         unrolled = [
-            network.unroll(tokens, prev_action, part)
-            for network, part in zip(self._networks, memory, strict=True)
+            network.unroll(tokens, prev_action, network_memory)
+            for network, network_memory in zip(self._networks, memory, strict=True)
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
@@ -215,13 +215,15 @@ class TokenPolicy(SpecifiedPolicy):
         """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
 
         None where something is left to torch: a part of the network or of a head, a
-        second network, a hook, or the method of a subclass. Within `fixed` the checks
-        are those of the first tokens of a shape.
+        second network, a hook, or the method of a subclass. Within `fixed` only
+        the first tokens of a shape are checked.
         """
         prepared = _PREPARED.get().get(self)
         if prepared is None:
             return self._actor_critic(tokens)
-        shapes = [(part.shape[1:], part.dtype, part.device) for part in tokens[:3]]
+        shapes = [
+            (column.shape[1:], column.dtype, column.device) for column in tokens[:3]
+        ]
         key = (self.training, *shapes)
         if key not in prepared:
             native = self._actor_critic(tokens)
@@ -255,8 +257,8 @@ class TokenPolicy(SpecifiedPolicy):
 
     @property
     def _networks(self) -> list[SetNetwork]:
-        both = [self.network, self.value_network]
-        return [network for network in both if network is not None]
+        networks = [self.network, self.value_network]
+        return [network for network in networks if network is not None]
 
     def values(self, pooled: Tensor) -> Tensor:
         """Return values ``(*B,)`` from the inputs ``(*B, D)`` of the value head."""
@@ -334,8 +336,12 @@ class TokenPolicy(SpecifiedPolicy):
         try:
             yield
         finally:
-            others = {p: own for p, own in _PREPARED.get().items() if p is not self}
-            _PREPARED.set(others if before is None else {**others, self: before})
+            prepared = {
+                policy: cache
+                for policy, cache in _PREPARED.get().items()
+                if policy is not self
+            }
+            _PREPARED.set(prepared if before is None else {**prepared, self: before})
 
     def _pool_step(
         self, tokens: Tokens, state: State

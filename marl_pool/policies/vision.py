@@ -28,7 +28,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
-"""Default sensory layer, that of the published Pong agent."""
+"""Default sensory layer, as in the published Pong agent."""
 
 
 class Vision(SensorAgent):
@@ -140,7 +140,7 @@ class Vision(SensorAgent):
         Features in bytes are reduced to distinct patches with their counts, which is
         exact and several times as fast. A caller that passes the same images often can
         do that once, and pass ``counts``, ``(B, T, N)``: the multiplicity of each
-        patch, 0 for an empty slot; None: 1 each, or counted here for bytes.
+        patch, 0 for an empty slot, or None for 1 each (bytes are counted here).
         """
         outputs, _, memory = self.unroll_hidden(
             features, padding, prev_action, memory, counts
@@ -208,16 +208,16 @@ class Vision(SensorAgent):
 
     @override
     def members(self, parameters: dict[str, Tensor]) -> Unroll:
-        each: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
+        base_unroll: Callable[..., tuple[Tensor, Memory]] = super().members(parameters)
 
         def unroll(
             features: Tensor, padding: Mask, prev_action: Tensor, memory: Memory
         ) -> tuple[Tensor, Memory]:
             if features.dtype != torch.uint8:
-                return each(features, padding, prev_action, memory)
+                return base_unroll(features, padding, prev_action, memory)
             # The number of distinct patches is a shape, which `vmap` must not compute.
             patches, counts = unique_patches(features, padding)
-            return each(patches, None, prev_action, memory, counts)
+            return base_unroll(patches, None, prev_action, memory, counts)
 
         return unroll
 

@@ -94,10 +94,14 @@ class Mirror:
         """
         try:
             _retry(lambda: self._update(only))
-        except Exception as error:  # each file system has errors of its own
-            left = sorted({_unit(name) or name for name in self._changed(only)})
-            more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-            names = f"{', '.join(left[:SHOWN])}{more}" if left else "what was removed"
+        except Exception as error:  # errors depend on the file system
+            pending = sorted({_unit(name) or name for name in self._changed(only)})
+            suffix = f" and {len(pending) - SHOWN} more" if len(pending) > SHOWN else ""
+            names = (
+                f"{', '.join(pending[:SHOWN])}{suffix}"
+                if pending
+                else "what was removed"
+            )
             self.problem = f"not mirrored to {self.url}: {names}: {_reason(error)}"
             return False
         self.problem = ""
@@ -109,43 +113,43 @@ class Mirror:
         return {name: states[name] for name in _chosen(changed, only)}
 
     def _update(self, only: Collection[str]) -> None:
-        changed, there = self._changed(only), self._list()
+        changed, remote = self._changed(only), self._list()
         # Send single files first, then what checkpoints need, and the policy last, in
         # the order in which they are written.
         for unit in sorted({_unit(name) for name in changed}, key=_order):
             names = [name for name in changed if _unit(name) == unit]
             if not unit:
                 # Somebody else may have evaluated the run.
-                taken = {name for name in names if OUTPUT.fullmatch(name)} & there
-                if taken and only:
-                    raise FileExistsError(f"there is another {min(taken)}")
-                for name in set(names) - taken:
+                existing = {name for name in names if OUTPUT.fullmatch(name)} & remote
+                if existing and only:
+                    raise FileExistsError(f"there is another {min(existing)}")
+                for name in set(names) - existing:
                     self._put(name)
             elif (self.folder / unit / MANIFEST).is_file():
-                self._put_unit(unit, there)
+                self._put_unit(unit, remote)
             # A file that changed meanwhile is sent again by the next update.
             self._sent |= {name: changed[name] for name in names}
         if only:
             return
         # Now that all is whole, remove what is gone here, and what was set aside.
-        here, there = {_unit(name) for name in _states(self.folder)}, self._list()
-        gone = {_unit(name) for name in there} - here - {""}
-        aside = {_aside(unit) for name in there if (unit := _aside_of(name))}
+        local, remote = {_unit(name) for name in _states(self.folder)}, self._list()
+        gone = {_unit(name) for name in remote} - local - {""}
+        aside = {_aside(unit) for name in remote if (unit := _aside_of(name))}
         for unit in sorted(gone | aside):
-            self._remove(unit, there)
+            self._remove(unit, remote)
 
-    def _put_unit(self, unit: str, there: Collection[str]) -> None:
+    def _put_unit(self, unit: str, remote: Collection[str]) -> None:
         manifest = f"{unit}/{MANIFEST}"
-        if manifest in there:
+        if manifest in remote:
             # An earlier session may have sent it.
             if self.fs.cat_file(self._at(manifest)) == _bytes(self.folder / manifest):
                 return
             # Keep the old content until the new one is whole.
-            old = [name for name in there if name.startswith(f"{unit}/")]
+            old = [name for name in remote if name.startswith(f"{unit}/")]
             for name in sorted(old, key=_manifest_last):
                 copy = _aside(unit) + name.removeprefix(unit)
                 self.fs.cp_file(self._at(name), self._at(copy))
-            self._remove(unit, there)
+            self._remove(unit, remote)
         names = [name for name in _states(self.folder) if _unit(name) == unit]
         for name in sorted(names, key=_manifest_last):
             self._put(name)
@@ -162,9 +166,9 @@ class Mirror:
         else:
             self.fs.put_file(source, target)
 
-    def _remove(self, unit: str, there: Collection[str]) -> None:
+    def _remove(self, unit: str, remote: Collection[str]) -> None:
         # Without its manifest nobody reads the rest.
-        if (manifest := f"{unit}/{MANIFEST}") in there:
+        if (manifest := f"{unit}/{MANIFEST}") in remote:
             self.fs.rm_file(self._at(manifest))
         self.fs.rm(self._at(unit), recursive=True)
 
@@ -193,33 +197,33 @@ class Mirror:
 
     def _fetch(self, only: Collection[str], exact: bool) -> bool:
         """Download once; return True if all folders are whole."""
-        there = _chosen(self._list(), only)
-        units = {unit for name in there if (unit := _unit(name) or _aside_of(name))}
-        whole = [self._get_unit(unit, there) for unit in sorted(units)]
+        remote = _chosen(self._list(), only)
+        units = {unit for name in remote if (unit := _unit(name) or _aside_of(name))}
+        whole = [self._get_unit(unit, remote) for unit in sorted(units)]
         if exact:
             for unit in {_unit(name) for name in _states(self.folder)} - units - {""}:
                 atomic.discard(self.folder / unit)
         # Without its configuration a folder is no run: fetch that last.
-        single = [name for name in there if not (_unit(name) or _aside_of(name))]
+        single = [name for name in remote if not (_unit(name) or _aside_of(name))]
         for name in sorted(single, key=lambda name: name.endswith("config.yaml")):
             if not (OUTPUT.fullmatch(name) and (self.folder / name).exists()):
                 self._get(name, self.folder / name)
         self._sent |= _states(self.folder)
         return all(whole)
 
-    def _get_unit(self, unit: str, there: Collection[str]) -> bool:
+    def _get_unit(self, unit: str, remote: Collection[str]) -> bool:
         """Download one folder; return False if it is damaged."""
         folder = self.folder / unit
         for source in (unit, _aside(unit)):
             manifest = f"{source}/{MANIFEST}"
-            if manifest not in there:
+            if manifest not in remote:
                 continue
             same = self.fs.cat_file(self._at(manifest)) == _bytes(folder / MANIFEST)
             if same and not problem_of(folder):
                 return True
             atomic.validate_inside(self.folder, folder)
             with atomic.new_folder(folder) as new:
-                for name in there:
+                for name in remote:
                     if name.startswith(f"{source}/"):
                         self._get(name, new / name.removeprefix(f"{source}/"))
             return not problem_of(folder)
@@ -244,18 +248,18 @@ class Mirror:
 
     def _list(self) -> set[str]:
         self.fs.invalidate_cache()
-        found = {path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root)}
-        for name in found:
+        names = {path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root)}
+        for name in names:
             if name.startswith("/") or {"..", ""} & {*name.split("/")}:
                 raise InputError(f"{self.url}: expected names of files, got {name!r}")
-        return {name for name in found if "/." not in f"/{name}" or _aside_of(name)}
+        return {name for name in names if "/." not in f"/{name}" or _aside_of(name)}
 
     def _reached(self, action: Callable[[], Result]) -> Result:
         try:
             return _retry(action)
         except InputError:
             raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # errors depend on the file system
             raise InputError(
                 f"storage: expected a place that can be read and written, got "
                 f"{self.url}: {_reason(error)}"
@@ -273,8 +277,8 @@ def _file_system(url: str) -> tuple[Any, str]:
         options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
         fs, root = url_to_fs(url, **options)
     except ImportError as error:
-        known = known_implementations.get(protocol, {}).get("class", "")
-        module = known.partition(".")[0]
+        implementation = known_implementations.get(protocol, {}).get("class", "")
+        module = implementation.partition(".")[0]
         hint = install_hint(module) if module in EXTRAS else _reason(error)
         raise InputError(f"storage: {url}: {hint}") from error
     except Exception as error:
@@ -303,9 +307,9 @@ def _states(folder: Path) -> dict[str, tuple[int, int]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(place, name) for name in sorted(files)):
             if not path.name.startswith(".") and not path.is_symlink():
-                about = path.stat()
+                stat = path.stat()
                 name = path.relative_to(folder).as_posix()
-                states[name] = about.st_mtime_ns, about.st_size
+                states[name] = stat.st_mtime_ns, stat.st_size
     return states
 
 
@@ -315,8 +319,8 @@ def _chosen(names: set[str], only: Collection[str]) -> set[str]:
 
 
 def _unit(name: str) -> str:
-    found = UNIT.fullmatch(name)
-    return found[1] if found else ""
+    match = UNIT.fullmatch(name)
+    return match[1] if match else ""
 
 
 def _aside(unit: str) -> str:
@@ -338,7 +342,7 @@ def _order(unit: str) -> tuple[bool, bool, str]:
 
 
 def _manifest_last(name: str) -> tuple[bool, int]:
-    """Sort a folder's manifest last, after those of folders in it."""
+    """Sort a folder's manifest last, after manifests of folders in it."""
     return name.endswith(f"/{MANIFEST}"), -name.count("/")
 
 

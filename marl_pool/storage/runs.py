@@ -24,9 +24,21 @@ from marl_pool.utils.text import is_url, printable, quoted
 SAVED = re.compile(r"checkpoints/iter_(\d+)/manifest\.json")
 OF_SESSION = frozenset(
     (
-        *("total_steps", "total_generations", "total_batches", "time_limit"),
-        *("env_timeout", "callbacks", "checkpoint", "resources", "storage"),
-        *("threads", "kernels", "device", "data_dir", "download", "package_version"),
+        "total_steps",
+        "total_generations",
+        "total_batches",
+        "time_limit",
+        "env_timeout",
+        "callbacks",
+        "checkpoint",
+        "resources",
+        "storage",
+        "threads",
+        "kernels",
+        "device",
+        "data_dir",
+        "download",
+        "package_version",
     )
 )
 """Keys that may differ between the sessions of one run."""
@@ -46,7 +58,7 @@ def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
 
     Args:
         run: run whose lock is held.
-        storage: URL; None for no mirror.
+        storage: URL, or None for no mirror.
 
     Raises:
         InputError: the storage cannot be written, or has another or a newer run.
@@ -56,9 +68,9 @@ def mirrored(run: Run, storage: str | None) -> Iterator[Mirror | None]:
         return
     mirror = mirror_of(run.path, storage)
     # Its older checkpoints would remove the newer ones.
-    there = mirror.list()
-    _validate_same(run.path, mirror, there)
-    if (newest := _newest(there)) > _newest(_names(run.path)):
+    remote = mirror.list()
+    _validate_same(run.path, mirror, remote)
+    if (newest := _newest(remote)) > _newest(_names(run.path)):
         raise InputError(
             f"{run.path}: expected a run as far as its mirror, got one without "
             f"iteration {newest}; marl-pool resume {quoted(mirror.url)} continues there"
@@ -89,9 +101,9 @@ def validate_new(folder: Path, storage: str | None) -> None:
     if storage is None:
         return
     mirror = mirror_of(folder, storage)
-    if found := {CONFIG, CONTENT, PROPOSALS} & mirror.list():
+    if existing := {CONFIG, CONTENT, PROPOSALS} & mirror.list():
         raise InputError(
-            f"storage: expected nothing at {mirror.url} yet, got a {min(found)}; to "
+            f"storage: expected nothing at {mirror.url} yet, got a {min(existing)}; to "
             f"continue: marl-pool resume {quoted(mirror.url)}"
         )
 
@@ -134,28 +146,30 @@ def restore_proposals(sweep: Sweep, mirror: Mirror) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         mirror.copy(PROPOSALS, Path(scratch, PROPOSALS))
         try:
-            there = Sweep(scratch, {}, [], space=sweep.space).proposals()
+            remote_trials = Sweep(scratch, {}, [], space=sweep.space).proposals()
         except InputError as error:
             message = str(error).replace(scratch, mirror.url)
             raise InputError(f"storage: {message}") from error
-    here = sweep.proposals()
-    for number, (own, other) in enumerate(zip(here, there, strict=False)):
-        if own.values != other.values:
+    local_trials = sweep.proposals()
+    for number, (local_trial, remote_trial) in enumerate(
+        zip(local_trials, remote_trials, strict=False)
+    ):
+        if local_trial.values != remote_trial.values:
             raise InputError(
                 f"storage: expected the search {sweep.path} at {mirror.url}, got "
-                f"another, with trial {proposal_name(number)} {other.values} in place "
-                f"of {own.values}"
+                f"another, with trial {proposal_name(number)} {remote_trial.values} in "
+                f"place of {local_trial.values}"
             )
-        other.stopped_early |= own.stopped_early
-    merged = [*there, *here[len(there) :]]
-    if merged != here:
+        remote_trial.stopped_early |= local_trial.stopped_early
+    merged = [*remote_trials, *local_trials[len(remote_trials) :]]
+    if merged != local_trials:
         with sweep.lock():
             sweep.write_proposals(merged)
 
 
 def _restore(mirror: Mirror) -> None:
-    folder, there = mirror.folder, mirror.list()
-    if CONFIG not in there:
+    folder, remote = mirror.folder, mirror.list()
+    if CONFIG not in remote:
         return
     if not (folder / CONFIG).is_file():
         if folder.is_dir() and files_in(folder):
@@ -166,11 +180,11 @@ def _restore(mirror: Mirror) -> None:
         with atomic.new_folder(folder) as new:
             Mirror(new, mirror.url).fetch()
         return
-    _validate_same(folder, mirror, there)
+    _validate_same(folder, mirror, remote)
     # The results of a fit follow its last checkpoint.
-    here = _names(folder)
-    results = {name for name in there - here if "/" not in name}
-    ahead = _newest(there) - _newest(here)
+    local = _names(folder)
+    results = {name for name in remote - local if "/" not in name}
+    ahead = _newest(remote) - _newest(local)
     if ahead > 0 or (results and not ahead):
         refusal = f"{folder}: another process is training this run"
         with atomic.locked(folder / LOCK, refusal):
@@ -187,11 +201,11 @@ def restore_from(url: str) -> Path:
     """
     name = url.rpartition("/")[2]
     mirror = Mirror(Path("runs", name), url)
-    there = mirror.list()
-    if CONTENT in there:
+    remote = mirror.list()
+    if CONTENT in remote:
         mirror.folder = Path("sweeps", name)
         restore_sweep(mirror.folder, url.rpartition("/")[0])
-    elif CONFIG in there:
+    elif CONFIG in remote:
         _restore(mirror)
     else:
         raise InputError(f"{url}: expected a run or a sweep, got no {CONFIG}")
@@ -228,29 +242,29 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
     try:
         yield [str(mirrors[run].folder) if run in mirrors else run for run in runs]
     finally:
-        failed = [each for each in mirrors.values() if not each.update(OUTPUTS)]
+        failed = [mirror for mirror in mirrors.values() if not mirror.update(OUTPUTS)]
     for mirror in failed:
         raise InputError(f"{mirror.problem}; the results are in {mirror.folder}")
 
 
-def _validate_same(folder: Path, mirror: Mirror, there: Collection[str]) -> None:
+def _validate_same(folder: Path, mirror: Mirror, remote_names: Collection[str]) -> None:
     """Reject a folder and a mirror whose configurations are of different runs."""
-    if CONFIG not in there or not (folder / CONFIG).is_file():
+    if CONFIG not in remote_names or not (folder / CONFIG).is_file():
         return
     with tempfile.TemporaryDirectory() as scratch:
         mirror.copy(CONFIG, Path(scratch, CONFIG))
-        here, other = (
-            manifest.read_sealed_yaml(each / CONFIG, last=VERSION)
-            for each in (folder, Path(scratch))
+        local, remote = (
+            manifest.read_sealed_yaml(source / CONFIG, last=VERSION)
+            for source in (folder, Path(scratch))
         )
-    for config in (here, other):
+    for config in (local, remote):
         if isinstance(config.get("env"), dict):  # a supervised fit has none
             config["env"] = expand_counts(config["env"])
-    for key in sorted(here.keys() & other.keys() - OF_SESSION):
-        if here[key] != other[key]:
+    for key in sorted(local.keys() & remote.keys() - OF_SESSION):
+        if local[key] != remote[key]:
             raise InputError(
                 f"storage: expected the run {folder} at {mirror.url}, got another, "
-                f"with {key}={other[key]!r:.60} in place of {here[key]!r:.60}"
+                f"with {key}={remote[key]!r:.60} in place of {local[key]!r:.60}"
             )
 
 
@@ -261,5 +275,5 @@ def _names(folder: Path) -> set[str]:
 
 def _newest(names: Collection[str]) -> int:
     """Return the newest iteration with a whole checkpoint; 0 without one."""
-    found = (SAVED.fullmatch(name) for name in names)
-    return max((int(match[1]) for match in found if match), default=0)
+    matches = (SAVED.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in matches if match), default=0)

@@ -36,9 +36,9 @@ class ImageTask(Task):
     size: PositiveInt = 32
     """Side of an image, in pixels; 28 are padded to 32, or averaged to 16 or 14."""
     num_samples: PositiveInt | None = None
-    """Images for training and validation; None: all."""
+    """Images for training and validation, or None for all."""
     num_test: PositiveInt | None = None  # type: ignore[assignment] # until `prepare`
-    """Images of the test set; None: all."""
+    """Images of the test set, or None for all."""
     data_dir: str | None = None
     """Folder of the files."""
     download: bool = False
@@ -47,18 +47,18 @@ class ImageTask(Task):
     @override
     def prepare(self, folder: Path) -> None:
         whole = load_images(self.dataset, self.data_dir, self.download)
-        found = first_images(whole, self.num_samples, self.num_test)
+        images = first_images(whole, self.num_samples, self.num_test)
         self.images: dict[Split, Tensor] = {
-            "train": resize(found.train, self.size),
-            "test": resize(found.test, self.size),
+            "train": resize(images.train, self.size),
+            "test": resize(images.test, self.size),
         }
         self.labels: dict[Split, Tensor] = {
-            "train": found.train_labels,
-            "test": found.test_labels,
+            "train": images.train_labels,
+            "test": images.test_labels,
         }
         self.num_train, self.num_test = map(len, self.images.values())
-        self.num_classes = found.num_classes
-        self.shape = (self.size, self.size, found.train.shape[-1])
+        self.num_classes = images.num_classes
+        self.shape = (self.size, self.size, images.train.shape[-1])
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``images (B, H, W, C)`` uint8 and ``labels (B,)``."""

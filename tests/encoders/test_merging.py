@@ -479,7 +479,7 @@ def test_who_is_in_no_pair_stays_without_attention() -> None:
     for row in range(2):
         used = {*pairs.gone[row].tolist(), *pairs.kept[row].tolist()}
         (left,) = set(range(5)) - used
-        assert step.rest[row].tolist() == [left]
+        assert step.unchanged[row].tolist() == [left]
         torch.testing.assert_close(step.tokens[row, 0], entered[row, left])
         for number in range(2):
             pair = [entered[row, int(p[row, number])] for p in pairs[:2]]

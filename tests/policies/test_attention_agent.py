@@ -86,7 +86,7 @@ def test_what_is_attended_to_most_is_chosen_and_its_place_read() -> None:
     for place, size in ((7, 3.0), (2, 2.0), (3, 1.0), (5, 0.5)):
         x[0, 0, place, 0] = size
     looked = agent._choose(x, None, torch.zeros(1, 1, 2), agent.initial_memory(1, N))
-    assert looked.chosen.tolist() == [[7, 2, 3]]
+    assert looked.indices.tolist() == [[7, 2, 3]]
     expected = np.array([[2, 1, 0, 2, 1, 0]]) / 3  # rows and columns of a 3 × 3 grid
     np.testing.assert_allclose(agent._places(looked), expected)
     agent.first_place, agent.place_step = 3 / 96, 4 / 96
@@ -106,7 +106,7 @@ def test_nothing_but_the_places_is_read() -> None:
     outputs = act(agent, x)
     chosen = agent._choose(
         x[:, :1], None, torch.zeros(1, 1, 2), agent.initial_memory(1, N)
-    ).chosen
+    ).indices
     larger[0, 0, chosen[0, 0]] *= 1 + 1e-9
     torch.testing.assert_close(act(agent, larger), outputs, rtol=0, atol=0)
 
@@ -140,7 +140,7 @@ def test_alike_codes_are_chosen_in_their_order_in_any_batch(batch: int) -> None:
     for part in (x, x[:1], x.flip(2)):
         memory = agent.initial_memory(len(part), 64)
         looked = agent._choose(part, None, torch.zeros(len(part), 1, 2), memory)
-        assert torch.equal(looked.chosen, torch.arange(10).expand(len(part), 10))
+        assert torch.equal(looked.indices, torch.arange(10).expand(len(part), 10))
 
 
 def test_the_gate_holds_codes_fast() -> None:

@@ -85,7 +85,7 @@ def record_observations(
         envs = target.make_env(min(batch, episodes - first), first=first)
         rollout = Rollout(envs, target.policies)
         rollout.episodes(on_step=_recorder(rollout.env, stride, first, chunks))
-    return {name: _concatenate(own) for name, own in chunks.items()}
+    return {name: _concatenate(group_chunks) for name, group_chunks in chunks.items()}
 
 
 def _recorder(
@@ -102,13 +102,13 @@ def _recorder(
     first_env, steps = int(env.env_ids[0]), count()
     # A transition holds the environment after the step, but its tokens are from
     # before: keep masks from before, for all environments, finished ones included.
-    active = {name: own.clone() for name, own in env.active.items()}
-    signal = {name: own.clone() for name, own in env.signal().items()}
+    active = {name: mask.clone() for name, mask in env.active.items()}
+    signal = {name: mask.clone() for name, mask in env.signal().items()}
 
     def record(transition: Transition) -> None:
         # Finished environments are dropped: find the rows of the remaining ones.
         rows = transition.env.env_ids - first_env
-        now, recorded = transition.env.signal(), next(steps) % stride == 0
+        signal_after, recorded = transition.env.signal(), next(steps) % stride == 0
         # Record the observations acted on, with the signal as it was before the step.
         for name, tokens in transition.tokens.items():
             if recorded:
@@ -118,7 +118,7 @@ def _recorder(
                 chunk = GroupObservations(tokens.at(acting), marked, numbers)
                 chunks[name].append(chunk)
             active[name][rows] = transition.env.active[name]
-            signal[name][rows] = now[name]
+            signal[name][rows] = signal_after[name]
 
     return record
 

@@ -20,23 +20,23 @@ THICKNESS = 0.26
 
 
 @plotting.figure_style()
-def plot_diagnoses(named: Named, path: Path, title: str) -> None:
+def plot_diagnoses(entries: Named, path: Path, title: str) -> None:
     """Draw a row for each diagnosis, in one panel or three.
 
     The first panel shows the excess signal loss with its 95 % interval over episodes,
-    beside that of average pooling. The others need relation scores: the ranges of the
-    scores, as in the paper's Figure 3, and the distances of the weights from the
+    beside the loss of average pooling. The others need relation scores: the ranges of
+    the scores, as in the paper's Figure 3, and the distances of the weights from the
     optimal ones with the bounds of Theorem 3.12.
     """
     panels = [_draw_excess]
-    if any(row.checked for _, row in named):
+    if any(row.checked for _, row in entries):
         panels += [_draw_scores, _draw_weights]
-    longest = max(len(name) for name, _ in named)
+    longest = max(len(name) for name, _ in entries)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
-    figure = plotting.new_figure(width, 1.7 + 0.32 * len(named))
+    figure = plotting.new_figure(width, 1.7 + 0.32 * len(entries))
     cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, draw in zip(cells, panels, strict=True):
-        draw(axes, [row for _, row in named])
+        draw(axes, [row for _, row in entries])
         axes.axvline(0, color=plotting.INK, linewidth=0.8)
         axes.use_sticky_edges = False  # margins beside the bars
         axes.autoscale_view()
@@ -44,7 +44,7 @@ def plot_diagnoses(named: Named, path: Path, title: str) -> None:
         axes.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False
         )
-    plotting.label_rows(cells[0], [name for name, _ in named])
+    plotting.label_rows(cells[0], [name for name, _ in entries])
     figure.suptitle(printable(title))
     plotting.save_png(figure, path)
 

@@ -130,7 +130,7 @@ def summarize(
 ) -> list[Diagnosis]:
     """Summarize measures over all heads, and over each head if there are several."""
     variance, within = theory.variance(measures.moments)
-    known: dict[str, Any] = {
+    common: dict[str, Any] = {
         "group": group,
         "pooling": pooling,
         "heads": measures.numbers["excess"].shape[1],
@@ -144,7 +144,7 @@ def summarize(
     }
     # One record of all heads, then one of each.
     rows = []
-    for head in (None, *range(known["heads"] if known["heads"] > 1 else 0)):
+    for head in (None, *range(common["heads"] if common["heads"] > 1 else 0)):
         columns = slice(None) if head is None else slice(head, head + 1)
         numbers = {key: value[:, columns] for key, value in measures.numbers.items()}
         # Losses in units of the variance.
@@ -152,7 +152,7 @@ def summarize(
             numbers[key] = numbers[key] / variance
         summary = _summary(numbers, observations.episodes, seed)
         name = ALL if head is None else str(head)
-        rows.append(Diagnosis(head=name, **known, **summary))
+        rows.append(Diagnosis(head=name, **common, **summary))
     return rows
 
 
@@ -160,21 +160,21 @@ def _summary(
     numbers: Mapping[str, Tensor], episodes: Tensor, seed: int
 ) -> dict[str, Any]:
     counts = ("checked", "violations")
-    made: dict[str, Any] = {
+    summary: dict[str, Any] = {
         key: _mean(value) for key, value in numbers.items() if key not in counts
     }
     # The interval is of the mean over heads.
     low, high = _interval(numbers["excess"].mean(1), episodes, seed)
-    made |= {"excess_low": low, "excess_high": high}
+    summary |= {"excess_low": low, "excess_high": high}
     if "margin" in numbers:
         margin = numbers["margin"]
-        made["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
+        summary["margin_positive"] = _mean((margin[~margin.isnan()] > 0).double())
         # Widths of the bounds, and counts of the weights that violate them.
         for kind in ("signal", "noise"):
             width = numbers[f"{kind}_high"] - numbers[f"{kind}_low"]
-            made[f"{kind}_bound_width"] = _mean(width)
-        made |= {key: int(numbers[key].sum()) for key in counts}
-    return made
+            summary[f"{kind}_bound_width"] = _mean(width)
+        summary |= {key: int(numbers[key].sum()) for key in counts}
+    return summary
 
 
 def _mean(values: Tensor) -> float:
@@ -211,18 +211,18 @@ def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:
 def from_plain(values: Mapping[str, Any]) -> Diagnosis:
     """Invert `to_plain`; other keys are ignored."""
     names = [item.name for item in fields(Diagnosis)]
-    known: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         name: NAN if values[name] is None else values[name] for name in names
     }
-    return Diagnosis(**known)
+    return Diagnosis(**arguments)
 
 
-def print_table(named: Named, title: str) -> None:
+def print_table(entries: Named, title: str) -> None:
     """Print diagnoses as a table, and the reasons for missing ones below it."""
-    scored = any(row.checked for _, row in named)
+    scored = any(row.checked for _, row in entries)
     columns = {**COMMON, **(SCORED if scored else {})}
     lines = []
-    for name, row in named:
+    for name, row in entries:
         blank = () if row.checked else SCORED
         texts = [
             "" if column in blank else form.format_map(vars(row))
@@ -231,6 +231,6 @@ def print_table(named: Named, title: str) -> None:
         cells = ["" if "nan" in text else text for text in texts]
         lines.append([name, *(["not measured"] if row.missing else cells)])
     tables.print_table(["", *columns], lines, title=title, width=200)
-    for name, row in named:
+    for name, row in entries:
         if row.missing:
             print(f"not measured: {printable(name)}: {row.missing}")

@@ -51,7 +51,7 @@ def diagnose_run(
     """Diagnose a run's trained policies in unperturbed episodes.
 
     The files are added to the run's ``evaluation/``; see `Diagnosis` for the numbers.
-    Arguments and errors are those of `EvaluationTarget.from_run`; an environment that
+    Arguments and errors are as in `EvaluationTarget.from_run`; an environment that
     defines no signal is an `InputError` too.
 
     Returns:
@@ -70,24 +70,24 @@ def diagnose_run(
             target, settings.episodes, settings.max_observations
         )
         rows = []
-        for group, own in observations.items():
+        for group, recording in observations.items():
             if group not in target.fixed:
                 progress.doing = f"measuring the head of {group}"
-                rows += diagnose(group, target.policies[group], own, target.seed)
+                rows += diagnose(group, target.policies[group], recording, target.seed)
     # Single heads of MaxPooling are features, too many to show.
-    shown = [row for row in rows if row.head == ALL or row.checked]
-    named = list(zip(_names(shown), shown, strict=True))
+    table_rows = [row for row in rows if row.head == ALL or row.checked]
+    entries = list(zip(_names(table_rows), table_rows, strict=True))
     title = target.title(settings.episodes)
-    print_table(named, title)
+    print_table(entries, title)
 
     # Write all rows, including the heads that are not shown.
     files = Files(run.make_evaluation_dir(), NAMES)
     table, document = files.path(TABLE), files.path(DOCUMENT)
-    about = target.record(settings.episodes)
+    record = target.record(settings.episodes)
     lines = [to_plain(row) for row in rows]
-    write_csv(table, [*lines[0], *about], ({**line, **about} for line in lines))
-    write_sealed(document, {**about, "rows": lines})
-    return [table, document, *_plot(files.path(PLOT), named, title)]
+    write_csv(table, [*lines[0], *record], ({**line, **record} for line in lines))
+    write_sealed(document, {**record, "rows": lines})
+    return [table, document, *_plot(files.path(PLOT), entries, title)]
 
 
 def diagnose(
@@ -95,8 +95,8 @@ def diagnose(
 ) -> list[Diagnosis]:
     """Diagnose the pooling head of one policy on observations of its group.
 
-    The policy is in eval mode, and in float64 for exact relation scores. ``seed`` is
-    that of the bootstrap.
+    The policy is in eval mode, and in float64 for exact relation scores. The bootstrap
+    uses ``seed``.
 
     Returns:
         One record of all heads and, if there are several, one of each; for a policy
@@ -116,7 +116,7 @@ def diagnose(
 def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     """Print and write one table of several runs' ``diagnosis.json``; return its files.
 
-    ``out`` is a new folder; None for one in ``evaluations/``.
+    ``out`` is a new folder, or None for one in ``evaluations/``.
 
     Raises:
         InputError: the folder exists.
@@ -133,18 +133,18 @@ def compare(documents: Sequence[Path], out: str | None) -> list[Path]:
     # Name the group only if the runs have several.
     rows = [from_plain(line) for line in lines]
     several = len({row.group for row in rows}) > 1
-    named = [
+    entries = [
         (f"{line['run']}: {row.group}" if several else line["run"], row)
         for line, row in zip(lines, rows, strict=True)
     ]
     title = f"Diagnoses of {len(contents)} runs"
-    print_table(named, title)
+    print_table(entries, title)
     make_folder(folder)
     table, document = folder / TABLE, folder / DOCUMENT
     write_csv(table, list(lines[0]), lines)
     runs = [{k: v for k, v in c.items() if k != "rows"} for c in contents]
     write_sealed(document, {"runs": runs, "rows": lines})
-    return [table, document, *_plot(folder / PLOT, named, title)]
+    return [table, document, *_plot(folder / PLOT, entries, title)]
 
 
 def _names(rows: Sequence[Diagnosis]) -> list[str]:
@@ -153,19 +153,20 @@ def _names(rows: Sequence[Diagnosis]) -> list[str]:
     names = []
     for row in rows:
         head = "all heads" if row.head == ALL else f"head {row.head}"
-        parts = [f"{row.group}:"] * several + [row.pooling] + [head] * (row.heads > 1)
-        names.append(" ".join(parts))
+        parts = [f"{row.group}:" if several else "", row.pooling]
+        parts.append(head if row.heads > 1 else "")
+        names.append(" ".join(filter(None, parts)))
     return names
 
 
-def _plot(path: Path, named: Named, title: str) -> list[Path]:
+def _plot(path: Path, entries: Named, title: str) -> list[Path]:
     if not has_matplotlib():
         print(f"no plot: {INSTALL_PLOTS}")
         return []
     from marl_pool.evaluation.diagnosis.plot import plot_diagnoses
 
     try:
-        plot_diagnoses(named, path, title)
+        plot_diagnoses(entries, path, title)
     except Exception as error:  # a failed figure must not lose the numbers
         print(f"no plot: {type(error).__name__}: {' '.join(str(error).split())}")
         return []

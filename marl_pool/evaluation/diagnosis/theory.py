@@ -71,8 +71,8 @@ def neighborhoods(
     """Measure the ranges of the relation scores.
 
     Args:
-        scores: ``(*B, N)``, the scaled arguments of one head's softmax; those of
-            padded tokens are ignored.
+        scores: ``(*B, N)``, the scaled arguments of one head's softmax; padded
+            tokens are ignored.
         signal: bool, broadcastable to ``(*B, N)``.
         padding: the same, True = ignore; None for no padding.
     """
@@ -210,7 +210,7 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
     """Distance of the pooled vector from the signal's mean, ‖x_c - mean(X_s)‖²/d.
 
     It is 0 for signal-optimal weights, and is printed as signal loss in the paper's
-    Table 3. Arguments and result are those of `signal_loss`.
+    Table 3. Arguments and result are as in `signal_loss`.
     """
     errors = (pooled.double() - _mean(x.double(), signal)).square()
     return errors.unflatten(-1, (heads, -1)).mean(-1)
@@ -218,8 +218,8 @@ def excess_loss(x: Tensor, pooled: Tensor, signal: Tensor, heads: int = 1) -> Te
 
 def moments(x: Tensor, padding: Tensor | None = None) -> Moments:
     """Count, mean and spread of the vectors ``(B, N, D)`` of each set."""
-    everything = torch.ones_like(x[..., 0], dtype=torch.bool)
-    present = everything if padding is None else ~padding
+    all_tokens = torch.ones_like(x[..., 0], dtype=torch.bool)
+    present = all_tokens if padding is None else ~padding
     mean = _mean(x.double(), present).nan_to_num(0.0)
     squares = (x.double() - mean[:, None]).square().sum(-1)
     return Moments(
@@ -234,7 +234,7 @@ def variance(sets: Moments) -> tuple[Tensor, Tensor]:
         The variance, and its fraction within the sets; the rest is between their means.
     """
     count, mean, squares = sets
-    # Law of total variance: squares within sets plus those of the sets' means.
+    # Law of total variance: squares within sets plus squares of the sets' means.
     common = (count[:, None] * mean).sum(0) / count.sum()
     within = squares.sum()
     total = within + (count * (mean - common).square().sum(-1)).sum()
@@ -245,8 +245,8 @@ def _split(
     scores: Tensor, signal: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Masks of the present signal and noise tokens, in the shape of ``scores``."""
-    everything = torch.ones_like(scores, dtype=torch.bool)
-    present = everything if padding is None else everything & ~padding
+    all_tokens = torch.ones_like(scores, dtype=torch.bool)
+    present = all_tokens if padding is None else all_tokens & ~padding
     return present & signal, present & ~signal
 
 

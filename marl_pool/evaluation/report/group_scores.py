@@ -56,17 +56,17 @@ def _results_table(methods: Sequence[Method]) -> pd.DataFrame:
     Returns:
         One row per run, policy and condition, of deterministic policies of groups that
         learn: the columns of an evaluation's rows and ``run`` (its name) and
-        ``condition``. Returns are paired, episode by episode, with those of all rows.
+        ``condition``. Returns of all rows are paired, episode by episode.
     """
-    parts = [
-        one.evaluation.rows.assign(run=one.name)
+    tables = [
+        run.evaluation.rows.assign(run=run.name)
         for method in methods
-        for one in method.evaluated
-        if one.evaluation
+        for run in method.evaluated
+        if run.evaluation
     ]
-    if not parts:
+    if not tables:
         return pd.DataFrame(columns=["group", "policy", "run"])
-    table = pd.concat(parts, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True)
     table = table[~table["stochastic"] & ~table["fixed"]]
     return table.assign(condition=[_condition(row) for row in table.itertuples()])
 
@@ -98,13 +98,15 @@ class MethodScores:
 
     def under(self, conditions: Sequence[Condition]) -> Scores:
         """The scores under some of its conditions."""
-        return self.scores.of([self.conditions.index(one) for one in conditions])
+        return self.scores.of(
+            [self.conditions.index(condition) for condition in conditions]
+        )
 
     def mean(self, condition: Condition) -> Interval:
         """Mean and interval over seeds; of a single seed the interval over episodes."""
-        own = self.under([condition])
-        interval = this_policy_only if own.seeds < INTERVAL_FROM else over_seeds
-        return interval(own, mean_score)
+        scores = self.under([condition])
+        interval = this_policy_only if scores.seeds < INTERVAL_FROM else over_seeds
+        return interval(scores, mean_score)
 
     def points(self, condition: Condition) -> list[float]:
         """The score of each seed."""
@@ -140,8 +142,8 @@ class GroupScores:
         # Severities that each run was tested at, by perturbation; each makes an area.
         levels = learned[~learned["perturbation"].isin([CLEAN, TRANSFER])]
         self._tested = {
-            key: tuple(sorted({0.0, *own}))
-            for key, own in levels.groupby(["run", "label"], sort=False)["severity"]
+            key: tuple(sorted({0.0, *values}))
+            for key, values in levels.groupby(["run", "label"], sort=False)["severity"]
         }
         areas = [
             Condition("area", label, levels=tested)
@@ -154,21 +156,21 @@ class GroupScores:
         self._runs = list(learned["run"].unique())
         scored = alone[self._runs].all() and all(map(self._baselines, self._runs))
         self.unit = "score" if scored else "return"
-        known = (method for method in methods if not self.missing(method))
-        self.measured = list(map(self._measure, known))
+        methods_with_scores = (method for method in methods if not self.missing(method))
+        self.measured = list(map(self._measure, methods_with_scores))
 
     def missing(self, method: Method) -> str:
         """The reason for a method without scores; empty if it has some."""
         if not method.evaluated:
             return method.runs[0].evaluation_missing
-        learned = any(one.name in self._runs for one in method.evaluated)
+        learned = any(run.name in self._runs for run in method.evaluated)
         return "" if learned else f"the group {self.group!r} did not learn in its runs"
 
     def named(self, condition: Condition) -> str:
         """The label of a condition; with its options, where several share the label."""
         key = (condition.kind, condition.label, condition.severity)
-        same = [c for c in self.conditions if (c.kind, c.label, c.severity) == key]
-        if len(same) < 2:
+        namesakes = [c for c in self.conditions if (c.kind, c.label, c.severity) == key]
+        if len(namesakes) < 2:
             return condition.label
         severities = ", ".join(f"{severity:g}" for severity in condition.levels)
         return f"{condition.label} ({severities or condition.options})"
@@ -177,32 +179,36 @@ class GroupScores:
     def envs(self) -> dict[str, list[MethodScores]]:
         """The scores of the methods of each training environment."""
         envs: dict[str, list[MethodScores]] = {}
-        for own in self.measured:
-            envs.setdefault(own.method.env, []).append(own)
+        for scores in self.measured:
+            envs.setdefault(scores.method.env, []).append(scores)
         return envs
 
     def mean(self, condition: Condition) -> float:
         """The mean score of the methods under a condition."""
-        return float(np.mean([own.mean(condition).value for own in self.measured]))
+        return float(
+            np.mean([scores.mean(condition).value for scores in self.measured])
+        )
 
     def of_kind(self, kind: ConditionKind) -> list[Condition]:
         """The conditions of one kind."""
-        return [one for one in self.conditions if one.kind == kind]
+        return [condition for condition in self.conditions if condition.kind == kind]
 
     def labels(self, kind: ConditionKind) -> list[str]:
         """The labels of the conditions of one kind."""
-        return list(dict.fromkeys(one.label for one in self.of_kind(kind)))
+        return list(dict.fromkeys(condition.label for condition in self.of_kind(kind)))
 
     def levels(self, label: str) -> list[Condition]:
         """The levels of a perturbation by severity, without severity 0."""
-        known = (one for one in self.of_kind("level") if one.label == label)
-        levels = [one for one in known if one.severity]
-        return sorted(levels, key=lambda one: one.severity)
+        conditions = (
+            condition for condition in self.of_kind("level") if condition.label == label
+        )
+        levels = [level for level in conditions if level.severity]
+        return sorted(levels, key=lambda level: level.severity)
 
     def row(self, condition: Condition) -> pd.Series:
         """A row of the table under a level or in an environment, for its options."""
-        own = (self.rows["policy"] == TRAINED) & (self.rows["condition"] == condition)
-        return self.rows[own].iloc[0]
+        mask = (self.rows["policy"] == TRAINED) & (self.rows["condition"] == condition)
+        return self.rows[mask].iloc[0]
 
     def common(
         self, measured: Sequence[MethodScores], kind: ConditionKind
@@ -212,32 +218,40 @@ class GroupScores:
         Of several areas of one label it is the one with the most severities, so that no
         perturbation counts twice.
         """
-        known = [own.conditions for own in measured]
-        found = [one for one in self.of_kind(kind) if all(one in own for own in known)]
+        condition_sets = [scores.conditions for scores in measured]
+        shared = [
+            condition
+            for condition in self.of_kind(kind)
+            if all(condition in conditions for conditions in condition_sets)
+        ]
         if kind != "area":
-            return found
+            return shared
         longest: dict[str, Condition] = {}
-        for one in found:
-            other = longest.get(one.label, one)
-            longest[one.label] = max(other, one, key=lambda area: len(area.levels))
+        for condition in shared:
+            previous = longest.get(condition.label, condition)
+            longest[condition.label] = max(
+                previous, condition, key=lambda area: len(area.levels)
+            )
         return list(longest.values())
 
     def _measure(self, method: Method) -> MethodScores:
-        runs = [one.name for one in method.evaluated if one.name in self._runs]
+        runs = [run.name for run in method.evaluated if run.name in self._runs]
         # A condition counts if all runs of the method were measured under it.
-        there, missing = {}, {}
-        for one in self.conditions:
-            samples = [self._sample(run, one) for run in runs]
+        condition_samples, missing = {}, {}
+        for condition in self.conditions:
+            samples = [self._sample(run, condition) for run in runs]
             reasons = [sample for sample in samples if isinstance(sample, str)]
             if reasons:
-                missing[one] = reasons[0]
+                missing[condition] = reasons[0]
             else:
-                there[one] = samples
+                condition_samples[condition] = samples
         # (runs, conditions, 3, episodes)
-        episodes = np.stack([np.stack(own) for own in there.values()], axis=1)
+        episodes = np.stack(
+            [np.stack(samples) for samples in condition_samples.values()], axis=1
+        )
         weights = episode_resamples(episodes.shape[-1])
         scores = scores_of(method.name, episodes, weights)
-        return MethodScores(method, tuple(there), scores, missing)
+        return MethodScores(method, tuple(condition_samples), scores, missing)
 
     def _sample(self, run: str, condition: Condition) -> np.ndarray | str:
         """Returns of a run under a condition, or the reason why there are none.
@@ -277,9 +291,9 @@ class GroupScores:
             if isinstance(sample, str):
                 return sample
             levels.append(sample)
-        # The baselines are those of the unperturbed environment at every level.
+        # The baselines always play in the unperturbed environment.
         return np.stack(
-            [mean_over([own[0] for own in levels], area.levels), *levels[0][1:]]
+            [mean_over([sample[0] for sample in levels], area.levels), *levels[0][1:]]
         )
 
     def _baselines(self, run: str, env: Condition = UNPERTURBED) -> list[np.ndarray]:
@@ -302,4 +316,4 @@ def group_scores(methods: Sequence[Method]) -> dict[str, GroupScores]:
 
 def joint_provenance(measured: Sequence[MethodScores]) -> str:
     """The provenance of numbers that several methods share."""
-    return "; ".join(own.method.provenance for own in measured)
+    return "; ".join(scores.method.provenance for scores in measured)

@@ -42,7 +42,7 @@ class Cell:
         if self.tone is None:
             return ""
         end = (230, 159, 0) if self.tone < 0 else (0, 114, 178)
-        mixed = [round(255 + (part - 255) * abs(self.tone)) for part in end]
+        mixed = [round(255 + (channel - 255) * abs(self.tone)) for channel in end]
         letters = "#fff" if self.tone > DARK else "#222"
         return f"background:rgb({mixed[0]},{mixed[1]},{mixed[2]});color:{letters}"
 
@@ -73,10 +73,12 @@ class PageSection:
 def by_group(sections: Mapping[str, Sequence[PageSection]]) -> list[PageSection]:
     """The sections of each group of agents, told apart if there are several groups."""
     if len(sections) > 1:
-        for place, (group, own) in enumerate(sections.items()):
-            for section in own:
+        for place, (group, group_sections) in enumerate(sections.items()):
+            for section in group_sections:
                 section.group, section.number = group, f"{section.number}-group{place}"
-    return [section for own in sections.values() for section in own]
+    return [
+        section for group_sections in sections.values() for section in group_sections
+    ]
 
 
 def missing(reason: str) -> Cell:

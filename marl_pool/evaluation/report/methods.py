@@ -35,8 +35,8 @@ class Method:
     """Runs that differ in their seed alone.
 
     Attributes:
-        kind: the options in which its training differs from that of other methods,
-            without those of the environment.
+        kind: the options in which its training differs from other methods, without
+            options of the environment.
         env: the options in which its training environment differs; empty where all
             methods of a report were trained in the same.
         runs: ordered by seed.
@@ -54,30 +54,30 @@ class Method:
     @property
     def evaluated(self) -> tuple[ReportedRun, ...]:
         """The runs with a comparable evaluation."""
-        return tuple(one for one in self.runs if one.evaluation)
+        return tuple(run for run in self.runs if run.evaluation)
 
     @property
     def provenance(self) -> str:
         """Seeds, episodes, commit and files of its numbers, for tooltips."""
-        abouts = [one.evaluation.about for one in self.evaluated if one.evaluation]
-        seeds = [str(one.seed) for one in self.evaluated]
+        records = [run.evaluation.record for run in self.evaluated if run.evaluation]
+        seeds = [str(run.seed) for run in self.evaluated]
         parts = [f"{self.name}: training seeds {', '.join(seeds)}"]
-        parts.append(f"{abouts[0]['episodes']} episodes each")
-        commits = dict.fromkeys(recorded(about, "commit") for about in abouts)
+        parts.append(f"{records[0]['episodes']} episodes each")
+        commits = dict.fromkeys(recorded(record, "commit") for record in records)
         parts.append(f"commit {', '.join(commits)}")
         return ", ".join([*parts, *map(files_of, self.evaluated)])
 
 
-def recorded(about: Mapping[str, Any], key: str) -> str:
+def recorded(record: Mapping[str, Any], key: str) -> str:
     """A value that an evaluation recorded, as text."""
-    value = about.get(key)
+    value = record.get(key)
     return "not recorded" if value in (None, "") else str(value)
 
 
-def files_of(one: ReportedRun) -> str:
+def files_of(run: ReportedRun) -> str:
     """The files of a run's evaluation, the newest first, without the folders above."""
-    paths = one.evaluation.rows["path"].unique() if one.evaluation else []
-    return ", ".join(map(one.relative, paths))
+    paths = run.evaluation.rows["path"].unique() if run.evaluation else []
+    return ", ".join(map(run.relative, paths))
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
@@ -89,15 +89,17 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
         InputError: two runs of one method with the same seed.
     """
     # Compare all options that matter for training, by dotted key.
-    short = short_folders([one.run.config for one in runs])
+    short = short_folders([run.run.config for run in runs])
     configs = []
-    for one in runs:
-        config = with_short_folders(one.run.config, short)
+    for run in runs:
+        config = with_short_folders(run.run.config, short)
         kept = {key: value for key, value in config.items() if key not in IRRELEVANT}
         configs.append({**kept, "env": expand_counts(kept["env"])})
     flat = list(map(_flat, configs))
     for key in configs[0]:
-        sections = [isinstance(own[key], Mapping) for own in configs if key in own]
+        sections = [
+            isinstance(config[key], Mapping) for config in configs if key in config
+        ]
         # An optional section, such as ``perturbation``, is compared by its name.
         if len(set(sections)) > 1:
             for options, config in zip(flat, configs, strict=True):
@@ -107,19 +109,19 @@ def methods_of(runs: Sequence[ReportedRun]) -> list[Method]:
 
     # Runs of equal names are one method, whose seeds must differ.
     groups: dict[tuple[str, str], list[ReportedRun]] = {}
-    for one, config in zip(runs, flat, strict=True):
-        own = groups.setdefault(_names(config, differing), [])
-        for other in own:
-            if other.seed == one.seed:
+    for run, config in zip(runs, flat, strict=True):
+        members = groups.setdefault(_names(config, differing), [])
+        for member in members:
+            if member.seed == run.seed:
                 raise InputError(
-                    f"{other.run.path} and {one.run.path} differ in nothing that was "
-                    f"configured, seed={one.seed} included: expected one run of each "
+                    f"{member.run.path} and {run.run.path} differ in nothing that was "
+                    f"configured, seed={run.seed} included: expected one run of each "
                     "seed"
                 )
-        own.append(one)
+        members.append(run)
     methods = [
-        Method(*names, tuple(sorted(own, key=lambda one: one.seed or 0)))
-        for names, own in groups.items()
+        Method(*names, tuple(sorted(members, key=lambda run: run.seed or 0)))
+        for names, members in groups.items()
     ]
     envs = list(dict.fromkeys(method.env for method in methods))
     return sorted(methods, key=lambda method: envs.index(method.env))
@@ -144,8 +146,8 @@ def _flat(config: Config, prefix: str = "") -> dict[str, Any]:
 def _differs(key: str, configs: Sequence[Config]) -> bool:
     """True if configurations differ in an option.
 
-    A section's options are compared only with those of a section of the same name. A
-    key that a run lacks, written by an earlier version, counts as equal.
+    Options are compared only between sections of the same name. A key that a run lacks,
+    written by an earlier version, counts as equal.
     """
     section, _, last = key.rpartition(".")
     by_name: dict[Any, set[str]] = {}
@@ -158,11 +160,11 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 
 def _names(config: Config, differing: Sequence[str]) -> tuple[str, str]:
     """The kind and the env of a `Method`."""
-    own = [key for key in differing if key in config]
-    env = [key for key in own if key.split(".")[0] == "env"]
+    present_keys = [key for key in differing if key in config]
+    env = [key for key in present_keys if key.split(".")[0] == "env"]
     kind, env_name = (
         " ".join(filter(None, (_word(key, config) for key in keys)))
-        for keys in ([key for key in own if key not in env], env)
+        for keys in ([key for key in present_keys if key not in env], env)
     )
     default = config.get("pooling.name") or config.get("policy.name") or "the method"
     return kind or str(default), env_name

@@ -113,7 +113,7 @@ def _content(
 ) -> dict[str, Any]:
     groups = group_scores(methods)
     styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
-    runs = [one for method in methods for one in method.runs]
+    runs = [run for method in methods for run in method.runs]
 
     # One section per group of agents that learned, or one of all methods.
     overviews = {name: [overview(methods, group)] for name, group in groups.items()}

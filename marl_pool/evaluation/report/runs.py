@@ -44,8 +44,8 @@ class Evaluation:
     """An intact evaluation of a run, or several joined ones.
 
     Attributes:
-        path: of its JSON file; of several, that of the newest.
-        about: values common to all rows.
+        path: its JSON file, or the newest of several.
+        record: values common to all rows.
         rows: the records of the file, and three more columns: ``returns`` (an array of
             one return per episode; episode j is played in the same env in every row),
             ``path`` (of the file) and ``key`` (identifies it).
@@ -54,7 +54,7 @@ class Evaluation:
     """
 
     path: Path
-    about: dict[str, Any]
+    record: dict[str, Any]
     rows: pd.DataFrame
     protocol: dict[str, Any]
 
@@ -64,7 +64,7 @@ class Evaluation:
         modified = datetime.fromtimestamp(self.path.stat().st_mtime, UTC)
         return f"{modified:%Y-%m-%d %H:%M}"
 
-    def join(self, other: "Evaluation") -> "Evaluation":
+    def join(self, earlier: "Evaluation") -> "Evaluation":
         """Add the rows of an earlier evaluation that this one lacks.
 
         Both must have measured the same policy by the same protocol: their episodes
@@ -72,10 +72,10 @@ class Evaluation:
         """
         # The digest tells policies of one iteration but other configurations apart.
         policy = ("iteration", "config_digest")
-        same = all(self.about.get(key) == other.about.get(key) for key in policy)
-        if not same or self.protocol != other.protocol:
+        same = all(self.record.get(key) == earlier.record.get(key) for key in policy)
+        if not same or self.protocol != earlier.protocol:
             return self
-        rows = pd.concat([self.rows, other.rows], ignore_index=True)
+        rows = pd.concat([self.rows, earlier.rows], ignore_index=True)
         return replace(self, rows=rows.drop_duplicates("key"))
 
 
@@ -107,7 +107,7 @@ class ReportedRun:
     @property
     def superseded(self) -> str:
         """The older policy that was evaluated, or "" if it is the present one."""
-        return self.run.superseded(self.evaluation.about) if self.evaluation else ""
+        return self.run.superseded(self.evaluation.record) if self.evaluation else ""
 
     def relative(self, path: Path) -> str:
         """A file of the run, without the folders above the run."""
@@ -137,29 +137,37 @@ def read_runs(runs: Sequence[Run]) -> list[ReportedRun]:
     validate_comparable(runs)
     # The most frequent protocol, or the first of several, decides which are compared.
     evaluations = [_evaluation_of(run) for run in runs]
-    protocols = [one.protocol for one in evaluations if isinstance(one, Evaluation)]
+    protocols = [
+        evaluation.protocol
+        for evaluation in evaluations
+        if isinstance(evaluation, Evaluation)
+    ]
     usual = max(protocols, key=protocols.count, default={})
-    found = []
+    reported_runs = []
     for run, name, evaluation in zip(runs, _names(runs), evaluations, strict=True):
         problem = _incomparable_reason(evaluation, usual)
-        own = evaluation if isinstance(evaluation, Evaluation) and not problem else None
-        found.append(ReportedRun(run, name, *_metrics(run), own, problem))
-    return found
+        comparable_evaluation = (
+            evaluation if isinstance(evaluation, Evaluation) and not problem else None
+        )
+        reported_runs.append(
+            ReportedRun(run, name, *_metrics(run), comparable_evaluation, problem)
+        )
+    return reported_runs
 
 
-def usual_settings(found: Sequence[ReportedRun]) -> dict[str, Any]:
+def usual_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """The keys of `evaluate` that measure what the evaluated runs were measured by.
 
     Returns:
         Empty if none was evaluated.
     """
-    evaluations = [one.evaluation for one in found if one.evaluation]
+    evaluations = [run.evaluation for run in runs if run.evaluation]
     if not evaluations:
         return {}
     protocol = dict(evaluations[0].protocol)
     env = protocol.pop("env")
     # Collect the severities of each perturbation, and the other environments.
-    rows = pd.concat([each.rows for each in evaluations])
+    rows = pd.concat([evaluation.rows for evaluation in evaluations])
     perturbations: dict[str, dict[str, Any]] = {}
     transfer: dict[str, dict[str, Any]] = {}
     for row in rows[rows["policy"] == TRAINED].to_dict("records"):
@@ -175,26 +183,28 @@ def usual_settings(found: Sequence[ReportedRun]) -> dict[str, Any]:
         **protocol,
         **({} if env == AS_TRAINED else {"env": env}),
         "stochastic": bool(rows["stochastic"].any()),
-        "worst_of": max(each.about.get("worst_of", 1) for each in evaluations),
+        "worst_of": max(
+            evaluation.record.get("worst_of", 1) for evaluation in evaluations
+        ),
         "perturbations": list(perturbations.values()),
         "transfer": list(transfer.values()),
     }
 
 
-def load(one: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
+def load(run: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
-    about = one.evaluation.about if one.evaluation else {}
+    record = run.evaluation.record if run.evaluation else {}
     try:
         return EvaluationTarget.from_run(
-            one.run,
+            run.run,
             TargetSettings.from_config(
-                {key: about[key] for key in ("checkpoint", "seed") if about}
+                {key: record[key] for key in ("checkpoint", "seed") if record}
             ),
-            env=about["env"] if about.get("changed") else None,
+            env=record["env"] if record.get("changed") else None,
             plugins=plugins,
         )
     except InputError as error:
-        return one.without_folders(error)
+        return run.without_folders(error)
 
 
 def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
@@ -210,9 +220,9 @@ def _metrics(run: Run) -> tuple[pd.DataFrame, str]:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """The shortest ends of the runs' paths that are all different."""
-    parts = [run.path.resolve().parts for run in runs]
-    names = (["/".join(own[-depth:]) for own in parts] for depth in count(1))
-    return next(own for own in names if len(set(own)) == len(runs))
+    paths = [run.path.resolve().parts for run in runs]
+    names = (["/".join(path[-depth:]) for path in paths] for depth in count(1))
+    return next(labels for labels in names if len(set(labels)) == len(runs))
 
 
 def _evaluation_of(run: Run) -> Evaluation | str:
@@ -220,12 +230,14 @@ def _evaluation_of(run: Run) -> Evaluation | str:
     stem = Path(DOCUMENT).stem
     # Read ``results.json``, ``results-2.json`` …, the newest first.
     numbered = {
-        int(found[1] or 1): path
+        int(match[1] or 1): path
         for path in run.evaluation_dir.glob(f"{stem}*.json")
-        if (found := re.fullmatch(rf"{stem}(?:-([0-9]+))?\.json", path.name))
+        if (match := re.fullmatch(rf"{stem}(?:-([0-9]+))?\.json", path.name))
     }
     read = [_read(numbered[number]) for number in sorted(numbered)[::-1]]
-    if intact := [one for one in read if isinstance(one, Evaluation)]:
+    if intact := [
+        evaluation for evaluation in read if isinstance(evaluation, Evaluation)
+    ]:
         return reduce(Evaluation.join, intact)
     if read:
         return f"no evaluation with each episode's return ({read[0]})"
@@ -270,13 +282,13 @@ def _parse(path: Path, content: dict[str, Any]) -> Evaluation:
     return Evaluation(path, content, rows, protocol)
 
 
-def _incomparable_reason(own: Evaluation | str, usual: Mapping[str, Any]) -> str:
+def _incomparable_reason(evaluation: Evaluation | str, usual: Mapping[str, Any]) -> str:
     """The reason to leave out an evaluation; empty if it is comparable."""
-    if isinstance(own, str):
-        return own
+    if isinstance(evaluation, str):
+        return evaluation
     differs = [
         f"{key} {value} where the others have {usual[key]}"
-        for key, value in own.protocol.items()
+        for key, value in evaluation.protocol.items()
         if value != usual[key]
     ]
     reason = "its evaluation cannot be compared with the others: "
@@ -305,9 +317,9 @@ def with_short_folders(value: Any, short: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return short.get(value, value)
     if isinstance(value, Mapping):
-        return {key: with_short_folders(part, short) for key, part in value.items()}
+        return {key: with_short_folders(item, short) for key, item in value.items()}
     if isinstance(value, list):
-        return [with_short_folders(part, short) for part in value]
+        return [with_short_folders(item, short) for item in value]
     return value
 
 
@@ -320,5 +332,5 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | Sequence):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

@@ -50,32 +50,36 @@ Styles = Mapping[str, LineStyle]
 def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSection:
     """Build the section of learning curves, a panel for each training environment."""
     # Choose a measure of progress that all runs have logged.
-    runs = [one for method in methods for one in method.runs]
-    logged = [one.metrics.columns for one in runs if len(one.metrics)]
+    runs = [run for method in methods for run in method.runs]
+    logged = [run.metrics.columns for run in runs if len(run.metrics)]
     counts = [key for key in COUNTS if all(key in columns for columns in logged)]
     count = counts[0] if counts else "iteration"
 
     # Progress and return of each run with two points or more.
     seeds: dict[str, np.ndarray] = {}
     reasons: dict[str, list[str]] = {}
-    for one in runs:
-        both = one.metrics.reindex(columns=[count, RETURN]).to_numpy().T
-        both = both[:, np.isfinite(both).all(0)]
-        if both.shape[1] > 1:
-            seeds[one.name] = both
+    for run in runs:
+        points = run.metrics.reindex(columns=[count, RETURN]).to_numpy().T
+        points = points[:, np.isfinite(points).all(0)]
+        if points.shape[1] > 1:
+            seeds[run.name] = points
         else:
-            reason = one.metrics_missing or f"no {RETURN} in metrics.csv"
-            reasons.setdefault(reason, []).append(one.name)
+            reason = run.metrics_missing or f"no {RETURN} in metrics.csv"
+            reasons.setdefault(reason, []).append(run.name)
 
     # Make a panel for each training environment, with the mean over seeds.
     panels = []
     for env in dict.fromkeys(method.env for method in methods):
-        own = {
-            method.kind: [seeds[one.name] for one in method.runs if one.name in seeds]
+        kind_curves = {
+            method.kind: [seeds[run.name] for run in method.runs if run.name in seeds]
             for method in methods
             if method.env == env
         }
-        curves = [_mean(kind, known) for kind, known in own.items() if known]
+        curves = [
+            _mean(kind, curves_of_seeds)
+            for kind, curves_of_seeds in kind_curves.items()
+            if curves_of_seeds
+        ]
         panels.append(Panel(f"trained in {env}" if env else "", curves))
     # Add the figure, and the reasons for missing curves.
     section = html.PageSection("learning")
@@ -83,7 +87,7 @@ def learning_curves(methods: Sequence[Method], styles: Styles) -> html.PageSecti
         draw = partial(draw_panels, panels, styles, columns=2, height=3.4, dots=False)
         draw = partial(draw, xlabel=COUNTS[count], ylabel="mean return")
         files = [
-            one.relative(one.run.metrics_path) for one in runs if one.name in seeds
+            run.relative(run.run.metrics_path) for run in runs if run.name in seeds
         ]
         caption = "Each point is the mean over a short interval of training."
         section.components.append(html.figure(draw, caption, "; ".join(files)))
@@ -114,21 +118,23 @@ def profiles(group: GroupScores, styles: Styles) -> html.PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
     labels = [label for label in group.labels("area") if group.levels(label)]
     # A single seed has no interval over seeds.
-    fewest = min(own.scores.seeds for own in group.measured)
+    fewest = min(method_scores.scores.seeds for method_scores in group.measured)
     section = html.PageSection("profiles", facts={"one_seed": fewest < INTERVAL_FROM})
     if not labels:
         section.components.append(html.missing_note("No perturbation was measured."))
         return section
-    for env, own in group.envs.items():
+    for env, measured in group.envs.items():
         section.components += trained_in(group, env)
-        panels = [_panel(group, own, label) for label in labels]
+        panels = [_panel(group, measured, label) for label in labels]
         # Rows as equal as possible, of four panels at most.
         columns = math.ceil(len(panels) / math.ceil(len(panels) / 4))
         lines = LEVELS if group.unit == "score" else {}
         draw = partial(draw_panels, panels, styles, columns=columns, lines=lines)
         draw = partial(draw, xlabel="severity", ylabel=group.unit)
         caption = f"{group.unit.capitalize()} against severity; 0 is unperturbed."
-        section.components.append(html.figure(draw, caption, joint_provenance(own)))
+        section.components.append(
+            html.figure(draw, caption, joint_provenance(measured))
+        )
     return section
 
 
@@ -141,17 +147,20 @@ def trained_in(group: GroupScores, env: str) -> list[Markup]:
 def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> Panel:
     levels = [UNPERTURBED, *group.levels(label)]
     curves, reasons = [], []
-    for own in measured:
+    for scores in measured:
         # A curve needs two severities or more.
-        known = [one for one in levels if one in own.conditions]
-        if len(known) > 1:
-            value, *band = np.array([own.mean(one) for one in known]).T
-            severities = np.array([one.severity for one in known])
-            points = own.under(known).points
+        measured_levels = [level for level in levels if level in scores.conditions]
+        if len(measured_levels) > 1:
+            value, *band = np.array([scores.mean(level) for level in measured_levels]).T
+            severities = np.array([level.severity for level in measured_levels])
+            points = scores.under(measured_levels).points
             shape = (severities, value, np.stack(band), points)
-            curves.append(Curve(own.method.kind, *shape))
-        lost = [own.missing[one] for one in levels if one in own.missing]
-        reasons += [f"{own.method.kind} not measured: {lost[0]}"] if lost else []
+            curves.append(Curve(scores.method.kind, *shape))
+        level_reasons = [
+            scores.missing[level] for level in levels if level in scores.missing
+        ]
+        if level_reasons:
+            reasons.append(f"{scores.method.kind} not measured: {level_reasons[0]}")
     return Panel(label, curves, "; ".join(reasons))
 
 
@@ -166,25 +175,29 @@ def areas(group: GroupScores) -> html.PageSection:
         )
         return html.PageSection("areas", [html.missing_note(reason)])
     rows = {"unperturbed": UNPERTURBED}
-    rows |= {group.named(one): one for one in group.of_kind("area")}
+    rows |= {group.named(area): area for area in group.of_kind("area")}
     columns = {
-        own.method.name: [score_cell(group, own, one) for one in rows.values()]
-        for own in group.measured
+        scores.method.name: [
+            score_cell(group, scores, condition) for condition in rows.values()
+        ]
+        for scores in group.measured
     }
     heads = {"perturbation": [html.Cell(name) for name in rows]}
     return html.PageSection("areas", [pd.DataFrame(heads | columns)])
 
 
-def score_cell(group: GroupScores, own: MethodScores, one: Condition) -> html.Cell:
+def score_cell(
+    group: GroupScores, scores: MethodScores, condition: Condition
+) -> html.Cell:
     """The score of a method under a condition, with its interval.
 
-    Returns have no shade: those of different environments have no common scale.
+    Returns have no shade: in different environments they have no common scale.
     """
-    if one not in own.conditions:
-        return html.missing(own.missing.get(one, NOT_ASKED))
-    interval, points = own.mean(one), own.points(one)
+    if condition not in scores.conditions:
+        return html.missing(scores.missing.get(condition, NOT_ASKED))
+    interval, points = scores.mean(condition), scores.points(condition)
     seeds = ", ".join(map(html.number, points))
-    title = f"{group.named(one)}; {own.method.provenance}; each seed: {seeds}"
+    title = f"{group.named(condition)}; {scores.method.provenance}; each seed: {seeds}"
     note = f" {ONLY}" if len(points) < INTERVAL_FROM else ""
     small = f"{html.span(interval)}{note}" if html.span(interval) else "no interval"
     tone = html.shade(interval.value) if group.unit == "score" else None
@@ -198,12 +211,12 @@ def transfer(group: GroupScores) -> list[html.PageSection]:
     """
     # Environments that differ in the same options, such as numbers of agents.
     families: dict[tuple[str, ...], list[Condition]] = {}
-    for one in group.of_kind("environment"):
-        families.setdefault(tuple(group.row(one)["transfer_env"]), []).append(one)
+    for test in group.of_kind("environment"):
+        families.setdefault(tuple(group.row(test)["transfer_env"]), []).append(test)
     sections = [
         html.PageSection(
             "transfer",
-            [_map(group, {group.named(one): one for one in conditions})],
+            [_map(group, {group.named(test): test for test in conditions})],
             {"options": ", ".join(keys), "unit": group.unit},
             str(place),
         )
@@ -214,7 +227,7 @@ def transfer(group: GroupScores) -> list[html.PageSection]:
     for label in group.labels("level"):
         levels = group.levels(label)
         if levels and group.row(levels[0])["perturbation"] == OCCLUDE:
-            columns = {f"{one.severity:.0%}": one for one in levels}
+            columns = {f"{level.severity:.0%}": level for level in levels}
             tokens += [html.heading(label), _map(group, columns)]
     if tokens:
         sections.append(html.PageSection("occlusion", tokens, {"unit": group.unit}))
@@ -223,9 +236,11 @@ def transfer(group: GroupScores) -> list[html.PageSection]:
 
 def _map(group: GroupScores, columns: Mapping[str, Condition]) -> pd.DataFrame:
     """A heat map of the methods under conditions, by heading."""
-    cells = {"method": [html.Cell(own.method.name) for own in group.measured]}
-    for name, one in {"unperturbed": UNPERTURBED, **columns}.items():
-        cells[name] = [score_cell(group, own, one) for own in group.measured]
+    cells = {"method": [html.Cell(scores.method.name) for scores in group.measured]}
+    for name, condition in {"unperturbed": UNPERTURBED, **columns}.items():
+        cells[name] = [
+            score_cell(group, scores, condition) for scores in group.measured
+        ]
     return pd.DataFrame(cells)
 
 
@@ -240,20 +255,20 @@ def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
         return [html.PageSection("ranking", [NO_SCORE], facts)]
     ranking: list[html.Component] = []
     matrices: list[html.Component] = []
-    for env, own in group.envs.items():
+    for env, measured in group.envs.items():
         # Methods of one environment are compared under the conditions that they share.
-        conditions = group.common(own, "area") or group.common(own, "clean")
+        conditions = group.common(measured, "area") or group.common(measured, "clean")
         ranking += trained_in(group, env)
         matrices += trained_in(group, env)
         if conditions:
-            ranking += _ranking(group, own, conditions, styles)
-            matrices.append(_improvements(own, conditions))
+            ranking += _ranking(group, measured, conditions, styles)
+            matrices.append(_improvements(measured, conditions))
         else:
             ranking.append(
                 html.missing_note("The methods have no condition in common.")
             )
     sections = [html.PageSection("ranking", ranking, facts)]
-    if any(len(own) > 1 for own in group.envs.values()):
+    if any(len(measured) > 1 for measured in group.envs.values()):
         sections.append(html.PageSection("improvement", matrices, facts))
     return sections
 
@@ -264,19 +279,21 @@ def _ranking(
     conditions: Sequence[Condition],
     styles: Styles,
 ) -> list[html.Component]:
-    methods = {own.method.kind: own for own in measured}
-    scores = {kind: own.under(conditions) for kind, own in methods.items()}
+    methods = {method_scores.method.kind: method_scores for method_scores in measured}
+    scores = {
+        kind: method_scores.under(conditions) for kind, method_scores in methods.items()
+    }
     ranking = rank(scores)
     notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
     # The figure shows each seed, the table the numbers of each method.
     rows, records = [], []
     for place, (name, value) in enumerate(ranking.places, start=1):
-        own, seeds = methods[name], scores[name].points
+        method_scores, seeds = methods[name], scores[name].points
         points = [float(interquartile_score(run[None])) for run in seeds]
         rows.append((name, points, *value))
-        cell = partial(html.Cell, title=own.method.provenance)
+        cell = partial(html.Cell, title=method_scores.method.provenance)
         span = html.span(value)
-        interval = cell(span) if span else html.missing(_why_unknown(own))
+        interval = cell(span) if span else html.missing(_why_unknown(method_scores))
         records.append(
             {
                 "method": html.Cell(name if notes else f"{place}. {name}"),
@@ -285,15 +302,15 @@ def _ranking(
                 "seeds": cell(str(len(seeds))),
             }
         )
-    names = html.listed([group.named(one) for one in conditions])
-    over = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
+    names = html.listed([group.named(condition) for condition in conditions])
+    scope = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
     draw = partial(draw_points, rows, styles, "interquartile mean of areas")
-    picture = html.figure(draw, f"Over {over}.", joint_provenance(measured))
+    picture = html.figure(draw, f"Over {scope}.", joint_provenance(measured))
     return [*notes, picture, pd.DataFrame(records)]
 
 
-def _why_unknown(*own: MethodScores) -> str:
-    if min(one.scores.seeds for one in own) < INTERVAL_FROM:
+def _why_unknown(*measured: MethodScores) -> str:
+    if min(method_scores.scores.seeds for method_scores in measured) < INTERVAL_FROM:
         return "fewer than two seeds of a method: there is no interval over seeds"
     return (
         "some bootstrap samples of the episodes have no score: there are too few, or "
@@ -305,19 +322,21 @@ def _improvements(
     measured: Sequence[MethodScores], conditions: Sequence[Condition]
 ) -> pd.DataFrame:
     # A shade suggests an order: none for methods that are not ranked.
-    ranked = min(one.scores.seeds for one in measured) >= RANKED_FROM
-    kinds = [own.method.kind for own in measured]
+    ranked = (
+        min(method_scores.scores.seeds for method_scores in measured) >= RANKED_FROM
+    )
+    kinds = [scores.method.kind for scores in measured]
     columns = {"P(row > column)": [html.Cell(kind) for kind in kinds]}
-    for kind, other in zip(kinds, measured, strict=True):
+    for kind, column in zip(kinds, measured, strict=True):
         columns[kind] = []
-        for one in measured:
-            if other is one:
+        for row in measured:
+            if column is row:
                 columns[kind].append(html.Cell(""))
                 continue
-            value = improvement(one.under(conditions), other.under(conditions))
+            value = improvement(row.under(conditions), column.under(conditions))
             span = html.span(value)
-            title = "" if span else f"{_why_unknown(one, other)}; "
-            title += joint_provenance([one, other])
+            title = "" if span else f"{_why_unknown(row, column)}; "
+            title += joint_provenance([row, column])
             # White is 0.5.
             tone = 2 * value.value - 1 if ranked else None
             small = span or "no interval"

@@ -48,11 +48,15 @@ def _findings(group: GroupScores) -> dict[str, Any]:
     evaluation = group.measured[0].method.evaluated[0].evaluation
     assert evaluation is not None
     # Only areas that all methods share enter the summary.
-    areas = {one.label: group.mean(one) for one in group.common(group.measured, "area")}
+    areas = {
+        area.label: group.mean(area) for area in group.common(group.measured, "area")
+    }
     return {
-        "seeds": sorted({own.scores.seeds for own in group.measured}),
+        "seeds": sorted(
+            {method_scores.scores.seeds for method_scores in group.measured}
+        ),
         "methods": len(group.measured),
-        "episodes": evaluation.about["episodes"],
+        "episodes": evaluation.record["episodes"],
         "perturbations": len(group.labels("area")),
         "environments": len(group.labels("environment")),
         "unit": group.unit,
@@ -64,12 +68,12 @@ def _findings(group: GroupScores) -> dict[str, Any]:
 
 def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
     """The best two methods of a training environment, if methods are ranked."""
-    own = group.envs[env]
-    areas = group.common(own, "area")
-    fewest = min(one.scores.seeds for one in group.measured)
-    if len(own) < 2 or not areas or fewest < RANKED_FROM:
+    measured = group.envs[env]
+    areas = group.common(measured, "area")
+    fewest = min(method_scores.scores.seeds for method_scores in group.measured)
+    if len(measured) < 2 or not areas or fewest < RANKED_FROM:
         return []
-    ranking = rank({one.method.kind: one.under(areas) for one in own})
+    ranking = rank({scores.method.kind: scores.under(areas) for scores in measured})
     first, second = ranking.places[:2]
     low, high = first[1].low, second[1].high
     relation = "apart" if low > high else "within each other's intervals"
@@ -81,11 +85,13 @@ def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
 def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageSection:
     """Build the table with a row for each method."""
     # Select the scores, and the areas that all methods share.
-    measured = {own.method.name: own for own in group.measured} if group else {}
+    measured = (
+        {scores.method.name: scores for scores in group.measured} if group else {}
+    )
     areas = group.common(group.measured, "area") if group else []
     records = []
     for method in methods:
-        seeds = [f"{one.seed} of {one.name}/config.yaml" for one in method.runs]
+        seeds = [f"{run.seed} of {run.name}/config.yaml" for run in method.runs]
         title = f"training seeds {', '.join(seeds)}"
         record = {
             "method": html.Cell(method.name),
@@ -98,9 +104,9 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
         if group and group.unit == "score":
             names += ["unperturbed score", "mean area"]
         record |= dict.fromkeys(names, html.missing(reason))
-        if group and (own := measured.get(method.name)):
-            cells = [_return(group, method), _score(own, [UNPERTURBED])]
-            record |= zip(names, [*cells, _score(own, areas)], strict=False)
+        if group and (scores := measured.get(method.name)):
+            cells = [_return(group, method), _score(scores, [UNPERTURBED])]
+            record |= zip(names, [*cells, _score(scores, areas)], strict=False)
         records.append(record)
     facts = {"ranked_from": RANKED_FROM}
     return html.PageSection("overview", [pd.DataFrame(records)], facts)
@@ -108,16 +114,16 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
 
 def _training(method: Method) -> html.Cell:
     ends = {}
-    for one in method.runs:
+    for run in method.runs:
         # Logged rows may lack the return, such as those before the first episode's end.
-        rows = one.metrics.tail(max(1, round(LAST * len(one.metrics))))
+        rows = run.metrics.tail(max(1, round(LAST * len(run.metrics))))
         last = rows.reindex(columns=[RETURN])[RETURN].dropna()
         if len(last):
-            file = one.relative(one.run.metrics_path)
+            file = run.relative(run.run.metrics_path)
             ends[f"{file}, mean of its last {len(last)} rows"] = float(last.mean())
     if ends:
         return _mean(ends)
-    reasons = [one.metrics_missing for one in method.runs if one.metrics_missing]
+    reasons = [run.metrics_missing for run in method.runs if run.metrics_missing]
     return html.missing([*reasons, f"no {RETURN} in metrics.csv"][0])
 
 
@@ -125,35 +131,38 @@ def _return(group: GroupScores, method: Method) -> html.Cell:
     clean = group.rows["condition"] == UNPERTURBED
     rows = group.rows[clean & (group.rows["policy"] == TRAINED)].set_index("run")
     means = {}
-    for one in method.evaluated:
-        path, returns = rows.loc[one.name, ["path", "returns"]]
-        commit = recorded(one.evaluation.about if one.evaluation else {}, "commit")
-        source = f"{one.relative(path)}, commit {commit}, {len(returns)} episodes"
+    for run in method.evaluated:
+        path, returns = rows.loc[run.name, ["path", "returns"]]
+        commit = recorded(run.evaluation.record if run.evaluation else {}, "commit")
+        source = f"{run.relative(path)}, commit {commit}, {len(returns)} episodes"
         means[source] = float(returns.mean())
     return _mean(means)
 
 
 def _mean(values: Mapping[str, float]) -> html.Cell:
     """The mean of one number per run, by provenance; each, where seeds are few."""
-    each = list(map(html.number, values.values()))
-    title = "; ".join(f"{name}: {one}" for name, one in zip(values, each, strict=True))
-    small = ", ".join(each) if 1 < len(each) < RANKED_FROM else ""
+    texts = list(map(html.number, values.values()))
+    title = "; ".join(
+        f"{name}: {text}" for name, text in zip(values, texts, strict=True)
+    )
+    small = ", ".join(texts) if 1 < len(texts) < RANKED_FROM else ""
     mean = float(np.mean([*values.values()]))
     return html.Cell(html.number(mean), title, small=small)
 
 
-def _score(own: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
+def _score(method_scores: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
     """The mean score over some conditions, with each seed or an interval."""
     if not conditions:
         return html.missing("no perturbation that all methods were measured under")
-    scores = own.under(conditions)
-    each = [html.number(run.mean()) for run in scores.points]
-    title = own.method.provenance
+    scores = method_scores.under(conditions)
+    texts = [html.number(run.mean()) for run in scores.points]
+    title = method_scores.method.provenance
     if UNPERTURBED not in conditions:
-        title = f"mean of {html.listed([one.label for one in conditions])}; {title}"
+        labels = html.listed([condition.label for condition in conditions])
+        title = f"mean of {labels}; {title}"
     small = html.span(over_seeds(scores, mean_score)) or "no interval"
-    if len(each) < RANKED_FROM:
-        small = ", ".join(each) if len(each) >= INTERVAL_FROM else "one seed"
+    if len(texts) < RANKED_FROM:
+        small = ", ".join(texts) if len(texts) >= INTERVAL_FROM else "one seed"
     return html.Cell(html.number(scores.points.mean()), title, small=small)
 
 
@@ -162,10 +171,10 @@ def missing_values(
 ) -> html.PageSection:
     """Build the list of missing values with their reasons."""
     reasons = [
-        f"{one.name}: {reason}"
+        f"{run.name}: {reason}"
         for method in methods
-        for one in method.runs
-        for reason in (one.evaluation_missing, one.metrics_missing)
+        for run in method.runs
+        for reason in (run.evaluation_missing, run.metrics_missing)
         if reason
     ]
     for group in groups:
@@ -175,10 +184,12 @@ def missing_values(
             if method.evaluated and group.missing(method)
         ]
         # Each reason is given once for each method, with all of its conditions.
-        for own in group.measured:
-            frame = pd.DataFrame(own.missing.items(), columns=["condition", "reason"])
-            for reason, part in frame.groupby("reason", sort=False):
-                names = dict.fromkeys(map(group.named, part["condition"]))
-                reasons.append(f"{own.method.name}, {', '.join(names)}: {reason}")
+        for scores in group.measured:
+            frame = pd.DataFrame(
+                scores.missing.items(), columns=["condition", "reason"]
+            )
+            for reason, rows in frame.groupby("reason", sort=False):
+                names = dict.fromkeys(map(group.named, rows["condition"]))
+                reasons.append(f"{scores.method.name}, {', '.join(names)}: {reason}")
     notes = [html.missing_note(reason) for reason in reasons]
     return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])

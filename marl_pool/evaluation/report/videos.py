@@ -42,7 +42,10 @@ def videos(
     The scores of a group choose the perturbation; without an evaluation, the groups are
     those that were trained. ``plugins`` are names that files of the runs may name.
     """
-    loaded = {one.name: (one.runs[0], load(one.runs[0], plugins)) for one in methods}
+    loaded = {
+        method.name: (method.runs[0], load(method.runs[0], plugins))
+        for method in methods
+    }
     names: Collection[str] = groups or dict.fromkeys(
         group
         for _, target in loaded.values()
@@ -61,28 +64,28 @@ def _section(
     group: str,
 ) -> html.PageSection:
     # The perturbation that costs most is shown beside the unperturbed episode.
-    perturbation, about, columns = None, "", [Markup("<b>unperturbed</b>")]
+    perturbation, label, columns = None, "", [Markup("<b>unperturbed</b>")]
     if scores and (condition := _most_harmful(scores)):
         row = scores.row(condition)
-        given = {"name": row["perturbation"], "severity": row["severity"]}
-        perturbation = {**row["options"], **given}
-        about = f"{condition.label} {condition.severity:g}"
-        columns.append(Markup("<b>{}</b>").format(about))
-    section = html.PageSection("videos", facts={"perturbation": about})
+        level = {"name": row["perturbation"], "severity": row["severity"]}
+        perturbation = {**row["options"], **level}
+        label = f"{condition.label} {condition.severity:g}"
+        columns.append(Markup("<b>{}</b>").format(label))
+    section = html.PageSection("videos", facts={"perturbation": label})
     # Render the first seed of each method, or say why that is impossible.
-    for method, (one, target) in loaded.items():
-        caption = f"{method}, training seed {one.seed}"
+    for method, (run, target) in loaded.items():
+        caption = f"{method}, training seed {run.seed}"
         try:
             if isinstance(target, str):
                 raise InputError(target)
             if group in target.fixed:
                 raise InputError(f"the group {group!r} did not learn in this run")
-            data = _side_by_side(target, perturbation, about, group)
+            data = _side_by_side(target, perturbation, label, group)
         except (InputError, ModuleNotFoundError) as error:
-            reason = f"{caption}: no video: {one.without_folders(error)}"
+            reason = f"{caption}: no video: {run.without_folders(error)}"
             section.components.append(html.missing_note(reason))
             continue
-        title = f"{one.name}, checkpoint {target.name}"
+        title = f"{run.name}, checkpoint {target.name}"
         video = VIDEO.format(title, caption, Markup().join(columns), data)
         section.components.append(video)
     return section
@@ -93,7 +96,9 @@ def _most_harmful(group: GroupScores) -> Condition | None:
 
     The first one, if none is lower than the unperturbed score.
     """
-    levels = [one for one in group.common(group.measured, "level") if one.severity]
+    levels = [
+        level for level in group.common(group.measured, "level") if level.severity
+    ]
     worst = min(levels, key=group.mean, default=UNPERTURBED)
     harmful = group.mean(worst) < group.mean(UNPERTURBED)
     return worst if harmful else next(iter(levels), None)
@@ -102,7 +107,7 @@ def _most_harmful(group: GroupScores) -> Condition | None:
 def _side_by_side(
     subject: EvaluationTarget,
     perturbation: Mapping[str, Any] | None,
-    about: str,
+    label: str,
     group: str,
 ) -> str:
     """Record the first evaluation environment, clean and perturbed, as WebM in base64.
@@ -114,15 +119,15 @@ def _side_by_side(
     frames = partial(
         episode_frames, size=SIZE, group=group, steps=False, legend_rows=rows
     )
-    columns = [(CLEAN, None), (about, perturbation)]
+    columns = [(CLEAN, None), (label, perturbation)]
     # All columns play the same environment, step by step.
     tiles = []
-    for words, given in columns if perturbation is not None else columns[:1]:
+    for words, options in columns if perturbation is not None else columns[:1]:
         env = subject.make_env(1)
         env.max_steps = min(env.max_steps, FPS * SECONDS * EVERY - EVERY)
-        change = None if given is None else perturb(given, env)
+        change = None if options is None else perturb(options, env)
         rollout = Rollout(env, subject.policies, perturbation=change)
-        tiles.append(frames(rollout, about=words))
+        tiles.append(frames(rollout, text=words))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.webm"
         images = with_steps(grid_frames([tiles]))

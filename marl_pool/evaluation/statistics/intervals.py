@@ -2,7 +2,7 @@
 
 Scores of several runs are ``(..., runs, conditions)``: a task of Agarwal et al. (2021,
 https://arxiv.org/abs/2108.13264) is a condition here, such as a perturbation. The
-definitions are those of their package rliable, in numpy to save a dependency; tests
+definitions follow their package rliable, in numpy to save a dependency; tests
 compare them with scipy.
 """
 
@@ -67,17 +67,17 @@ def probability_of_improvement(first: np.ndarray, second: np.ndarray) -> np.ndar
     Returns:
         ``(...)``; NaN if a score is NaN.
     """
-    one, other = first[..., :, None, :], second[..., None, :, :]
-    wins = (one > other) + 0.5 * (one == other)
+    scores, opponents = first[..., :, None, :], second[..., None, :, :]
+    wins = (scores > opponents) + 0.5 * (scores == opponents)
     # A comparison with NaN is False: it would count as a loss.
-    known = ~(np.isnan(one) | np.isnan(other))
-    return np.where(known, wins, np.nan).mean((-3, -2, -1))
+    comparable = ~(np.isnan(scores) | np.isnan(opponents))
+    return np.where(comparable, wins, np.nan).mean((-3, -2, -1))
 
 
 def around(value: float, resampled: np.ndarray) -> Interval:
     """95 % percentile interval of the estimates of resamples, ``(resamples,)``.
 
-    ``value`` is that of the sample. Bounds are NaN if a resample is undefined.
+    ``value`` is computed from the sample. Bounds are NaN if a resample is undefined.
     """
     if not np.isfinite(resampled).all():
         return Interval(value, np.nan, np.nan)
@@ -128,14 +128,14 @@ def bootstrap(
     if len(sample) < 2:
         return Interval(value, np.nan, np.nan)
     generator = np.random.default_rng(seed)
-    chosen = generator.integers(len(sample), size=(resamples, len(sample)))
-    return around(value, statistic(sample[chosen]))
+    indices = generator.integers(len(sample), size=(resamples, len(sample)))
+    return around(value, statistic(sample[indices]))
 
 
 def paired_drop(clean: ArrayLike, perturbed: ArrayLike, *, seed: int = 0) -> Interval:
     """Mean of ``clean - perturbed`` with its interval; positive for harm.
 
     Both are ``(n,)`` returns in the same environments, whose differences cancel: the
-    interval is narrower than that of a difference of two means.
+    interval is narrower than for a difference of two means.
     """
     return bootstrap(np.subtract(clean, perturbed), seed=seed)

@@ -88,10 +88,10 @@ def scored(
     """
     baselines = _baselines(results, returns)
     rows = []
-    for row, own in zip(results, returns, strict=True):
+    for row, row_returns in zip(results, returns, strict=True):
         pair = baselines.get(_env_key(row))
         if pair and not row.missing:
-            score, low, high = normalized(own, pair, seed=seed)
+            score, low, high = normalized(row_returns, pair, seed=seed)
             row = replace(row, score=score, score_low=low, score_high=high)
         rows.append(row)
     return rows
@@ -105,17 +105,19 @@ def severity_aucs(
     baselines = _baselines(results, returns)
     clean: dict[tuple[Any, ...], np.ndarray] = {}
     perturbed: dict[tuple[Any, ...], list[tuple[Result, np.ndarray]]] = {}
-    for row, own in zip(results, returns, strict=True):
+    for row, row_returns in zip(results, returns, strict=True):
         policy = (row.group, row.policy, row.stochastic)
         if row.perturbation == CLEAN:
-            clean[policy] = own
+            clean[policy] = row_returns
         elif row.perturbed:
-            perturbed.setdefault((*policy, row.label), []).append((row, own))
+            perturbed.setdefault((*policy, row.label), []).append((row, row_returns))
     aucs = []
     for key, rows in perturbed.items():
         first = rows[0][0]
         # Clean episodes are the level at severity 0.
-        levels = {0.0: clean[key[:-1]]} | {row.severity: own for row, own in rows}
+        levels = {0.0: clean[key[:-1]]} | {
+            row.severity: row_returns for row, row_returns in rows
+        }
         # An AUC needs baselines and a result at every severity.
         severities = sorted(levels)
         auc = Interval(np.nan, np.nan, np.nan)
@@ -124,9 +126,9 @@ def severity_aucs(
             mean = mean_over([levels[severity] for severity in severities], severities)
             auc = normalized(mean, pair, seed=seed)
         names = ("group", "policy", "stochastic", "perturbation", "label", "options")
-        about: dict[str, Any] = {name: getattr(first, name) for name in names}
-        about |= zip(("auc", "auc_low", "auc_high"), auc, strict=True)
-        aucs.append(SeverityAUC(**about, severities=severities))
+        attributes: dict[str, Any] = {name: getattr(first, name) for name in names}
+        attributes |= zip(("auc", "auc_low", "auc_high"), auc, strict=True)
+        aucs.append(SeverityAUC(**attributes, severities=severities))
     return aucs
 
 
@@ -149,15 +151,17 @@ def _baselines(
     """Collect the baselines of each environment that has both, by `_env_key`."""
     if len({row.group for row in results if not row.fixed}) != 1:
         return {}
-    known = {
-        (_env_key(row), row.policy): own
-        for row, own in zip(results, returns, strict=True)
+    baseline_returns = {
+        (_env_key(row), row.policy): row_returns
+        for row, row_returns in zip(results, returns, strict=True)
         if not row.missing and not row.fixed
     }
     return {
-        env: NormalizationBaselines(known[env, RANDOM], known[env, HEURISTIC])
-        for env, policy in known
-        if policy == RANDOM and (env, HEURISTIC) in known
+        env: NormalizationBaselines(
+            baseline_returns[env, RANDOM], baseline_returns[env, HEURISTIC]
+        )
+        for env, policy in baseline_returns
+        if policy == RANDOM and (env, HEURISTIC) in baseline_returns
     }
 
 
@@ -192,8 +196,8 @@ class Scores:
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = len(self.resamples)
         # Each resample of the episodes meets a resample of the runs.
-        chosen = generator.integers(self.seeds, size=(count, self.seeds))
-        return self.resamples[np.arange(count)[:, None], chosen]
+        indices = generator.integers(self.seeds, size=(count, self.seeds))
+        return self.resamples[np.arange(count)[:, None], indices]
 
 
 def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:

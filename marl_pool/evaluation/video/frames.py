@@ -38,7 +38,7 @@ class Caption(NamedTuple):
     """Lines reserved for the legend."""
     perception: Perception | None = None
     """Tokens to show as a row of cells; None for an empty row."""
-    seen: Glyphs | None = None
+    glyphs: Glyphs | None = None
     """Their appearance in the frame, if it shows them."""
 
 
@@ -58,7 +58,7 @@ def with_caption(image: np.ndarray, caption: Caption) -> np.ndarray:
     if caption.perception is not None:
         below = framed[:, :width]
         top = height + line // 2
-        draw_slots(below, top, line, caption.perception, caption.seen)
+        draw_slots(below, top, line, caption.perception, caption.glyphs)
     baseline = height + 2 * line + line // 2
     for text in caption.lines:
         baseline += line
@@ -87,21 +87,19 @@ def _write_legend(
     image: np.ndarray, baseline: int, line: int, caption: Caption
 ) -> None:
     """Write the word and each mark with its meaning, in as many lines as it takes."""
-    left = line // 2
-    left += (
-        _write_fitting(image, f"{caption.word}:", (left, baseline), line) + line // 2
-    )
+    x = line // 2
+    x += _write_fitting(image, f"{caption.word}:", (x, baseline), line) + line // 2
     for mark in Mark:
         if mark not in caption.legend:
             continue
         width = round(2.5 * line) + width_of(mark.value, line)
-        if left + width > image.shape[1] and left > line:
-            left, baseline = line // 2, baseline + line
-        at = np.array((left + 0.7 * line, baseline - 0.35 * line))
+        if x + width > image.shape[1] and x > line:
+            x, baseline = line // 2, baseline + line
+        at = np.array((x + 0.7 * line, baseline - 0.35 * line))
         DRAWERS[mark](image, at, line / 4, INK)
-        at_text = (left + round(1.6 * line), baseline)
+        at_text = (x + round(1.6 * line), baseline)
         _write_fitting(image, mark.value, at_text, line)
-        left += width
+        x += width
 
 
 def _write_fitting(image: np.ndarray, text: str, at: tuple[int, int], line: int) -> int:
@@ -136,8 +134,8 @@ def _concatenate(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
     shape = list(images[0].shape)
     shape[axis] = GAP
     white = np.full(shape, 255, np.uint8)
-    parts = [part for image in images for part in (white, image)]
-    return np.concatenate(parts[1:], axis)
+    tiles = [tile for image in images for tile in (white, image)]
+    return np.concatenate(tiles[1:], axis)
 
 
 def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
@@ -167,13 +165,13 @@ def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
         # Milliseconds of a frame, endless repetition, and the compression of WebP.
         options: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0}
         options |= {"quality": QUALITY, "method": 4}
-        others = list(map(Image.fromarray, remaining))
+        later_frames = list(map(Image.fromarray, remaining))
         picture = Image.fromarray(first)
-        picture.save(beside, save_all=True, append_images=others, **options)
+        picture.save(beside, save_all=True, append_images=later_frames, **options)
 
 
 def _write_video(
-    path: Path, first: np.ndarray, rest: Iterator[np.ndarray], fps: float
+    path: Path, first: np.ndarray, later_frames: Iterator[np.ndarray], fps: float
 ) -> None:
     cv2 = opencv()
     codec = cv2.VideoWriter_fourcc(*CODECS[path.suffix])
@@ -186,7 +184,7 @@ def _write_video(
             "install opencv-python-headless"
         )
     try:
-        for image in chain((first,), rest):
+        for image in chain((first,), later_frames):
             video.write(image[..., ::-1])  # OpenCV expects blue first
     finally:
         video.release()

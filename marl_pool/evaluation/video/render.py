@@ -56,19 +56,19 @@ def attention_of(
         heads = policy.attention_weights(tokens, memory)
     if heads is None:
         return None
-    own = heads[0, 0]
-    if isinstance(head, int) and 0 <= head < len(own):
-        return own[head]
+    weights = heads[0, 0]
+    if isinstance(head, int) and 0 <= head < len(weights):
+        return weights[head]
     if head == "mean":
-        return own.mean(0)
-    raise InputError(f"head: expected mean or 0 to {len(own) - 1}, got {head}")
+        return weights.mean(0)
+    raise InputError(f"head: expected mean or 0 to {len(weights) - 1}, got {head}")
 
 
 def episode_frames(
     rollout: Rollout,
     *,
     source: str = "",
-    about: str = "",
+    text: str = "",
     head: Head | None = "mean",
     size: int = 512,
     top: int = 0,
@@ -84,15 +84,15 @@ def episode_frames(
     Args:
         rollout: rollout of one environment.
         source: name of the policy.
-        about: text in all frames.
-        head: attention head to draw; None for none.
+        text: text in all frames.
+        head: attention head to draw, or None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.
-        group: group whose first agent's return and attention are shown; None for the
-            first.
+        group: group whose first agent's return and attention are shown, or None for
+            the first group.
         steps: write the number of the step.
-        legend_rows: lines reserved for the legend of marks; None: `LEGEND_ROWS` with a
-            perturbation, else none.
+        legend_rows: lines reserved for the legend of marks, or None for `LEGEND_ROWS`
+            with a perturbation and no line without one.
 
     Yields:
         ``(height, width, 3)`` uint8 RGB.
@@ -120,16 +120,16 @@ def episode_frames(
             image = outline_top(image, prev_env, patches, top)
         words = [f"step {step}"] if steps else []
         words.append(f"return {total:.3f}")
-        seen = None
+        glyphs = None
         if perceived is not None:
             legend.update(perceived.marks())
-            seen = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
+            glyphs = prev_env.glyphs(perceived.seen, 0, group=group, agent=0, size=size)
             if weights is not None and perceived.injected.any():
                 share = float(weights[perceived.injected].sum())
                 words.append(f"attention on injected {share:.0%}")
-        lines = (title, about, "   ".join(filter(None, (*words, acted))))
+        lines = (title, text, "   ".join(filter(None, (*words, acted))))
         word = CLEAN if rollout.perturbation is None else rollout.perturbation.word
-        caption = Caption(lines, word, legend, legend_rows, perceived, seen)
+        caption = Caption(lines, word, legend, legend_rows, perceived, glyphs)
         return with_caption(image, caption)
 
     # Draw each step's observation with the attention that it received.
@@ -158,7 +158,7 @@ def head_of(policy: Policy) -> str:
 def _perceive(
     rollout: Rollout, env: BatchedEnv, tokens: Tokens, group: str
 ) -> Perception:
-    """Relate the first agent's tokens to those of the environment that it observed."""
+    """Relate the first agent's tokens to the environment that it observed."""
     true = env.observe()[group]
     state = rollout.perturbation_states.get(group)
     if rollout.perturbation is None or state is None:
@@ -173,13 +173,13 @@ def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     state = rollout.perturbation_states.get(group, {})
     if "executed" not in state:
         return ""
-    chosen = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
+    action = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
     executed = state["executed"][0, 0]
-    if executed.equal(chosen):
+    if executed.equal(action):
         return ""
     if not executed.is_floating_point():
-        return f"action {executed.tolist()} for {chosen.tolist()}"
-    return f"action off by {float((executed - chosen).norm()):.2f}"
+        return f"action {executed.tolist()} for {action.tolist()}"
+    return f"action off by {float((executed - action).norm()):.2f}"
 
 
 def outline_top(
@@ -206,7 +206,7 @@ def render_run(
 
     Its episodes are the first ones of `evaluate_run` at the same seed. A perturbation
     is ``{"name": …, **options}``; None or the name "none" for none. Other arguments are
-    those of `EvaluationTarget.from_run`.
+    as in `EvaluationTarget.from_run`.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
@@ -272,7 +272,7 @@ def write_video(
     """
     options, rows = _without_none(perturbation), settings.rows
     total = settings.episodes * rows
-    shown: dict[str, Any] = {
+    frame_options: dict[str, Any] = {
         "head": settings.head if settings.attention else None,
         "size": settings.size,
         "top": settings.top_patches,
@@ -290,9 +290,9 @@ def write_video(
         change = None if condition is None else perturb(condition, env)
         explore = settings.stochastic
         rollout = Rollout(env, policies, perturbation=change, explore=explore)
-        about = f"episode {number + 1} of {total}   " if total > 1 else ""
-        about += _condition(condition)
-        return episode_frames(rollout, source=name, about=about, **shown)
+        text = f"episode {number + 1} of {total}   " if total > 1 else ""
+        text += _condition(condition)
+        return episode_frames(rollout, source=name, text=text, **frame_options)
 
     def frames(progress: Progress) -> Iterator[np.ndarray]:
         done = 0
@@ -322,10 +322,10 @@ def _without_none(options: Mapping[str, Any] | None) -> Options | None:
 def _condition(options: Options | None) -> str:
     if options is None:
         return CLEAN
-    rest = options.arguments
-    severity = rest.pop("severity", None)
+    arguments = options.arguments
+    severity = arguments.pop("severity", None)
     at = "" if severity is None else f"   severity {severity:g}"
-    return label(options.name, rest) + at
+    return label(options.name, arguments) + at
 
 
 def first_env(env: BatchedEnv) -> BatchedEnv:

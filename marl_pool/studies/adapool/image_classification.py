@@ -59,11 +59,12 @@ class VisionOptions:
     """Dropout probability of attention weights and outputs, in encoder=transformer and
     pooling=ada; see `MultiHeadAttention`."""
     position_std: PositiveFloat | None = None
-    """Standard deviation of the initial position embeddings; None: ``fit.init_std``."""
+    """Standard deviation of the initial position embeddings, or None for
+    ``fit.init_std``."""
     scale_residual_init: bool = False
     """Divide the initial weights of the last linear map of each residual branch of a
-    transformer encoder with L layers, and those of the head ``ada``, by √(2 L), as
-    GPT-2 does."""
+    transformer encoder with L layers, and the weights of the head ``ada``, by √(2 L),
+    as GPT-2 does."""
     class_token_init: Literal["normal", "uniform"] = "normal"
     """Distribution of the initial class token, for pooling=cls only: N(0,
     ``init_std``) or uniform in [0, 1)."""
@@ -221,6 +222,6 @@ class ImageClassification(VisionOptions, ImageTask):
         if network.training and self.flip_probability:
             images = random_flips(images, self.flip_probability, generator)
         scores = network(patches(images, self.patch)).float()
-        each = cross_entropy(scores, labels, reduction="none")
-        metrics = {"cross_entropy": each.detach(), "error": error_of(scores, labels)}
-        return LossAndMetrics(each.mean(), metrics)
+        losses = cross_entropy(scores, labels, reduction="none")
+        metrics = {"cross_entropy": losses.detach(), "error": error_of(scores, labels)}
+        return LossAndMetrics(losses.mean(), metrics)

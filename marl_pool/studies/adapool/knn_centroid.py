@@ -141,20 +141,22 @@ class KnnCentroid(Task):
             dim=self.dim,
             seed=self.data_seed,
         )
-        self.chosen = sample_choices(self.data_seed, num_samples, self.num_vectors)
+        self.target_indices = sample_choices(
+            self.data_seed, num_samples, self.num_vectors
+        )
 
     def batch(self, split: Split, rows: Tensor) -> Batch:
         """Return ``features (B, N, d)``, ``types (B, N)`` and ``target (B, d)``."""
         numbers = rows.numpy() + (self.num_test if split == "train" else 0)
         # After `preview` there are fewer sets than rows: reuse them.
-        if len(self.chosen) < self.num_samples:
-            numbers %= len(self.chosen)
-        sets, chosen = self.sets[numbers], self.chosen[numbers]
+        if len(self.target_indices) < self.num_samples:
+            numbers %= len(self.target_indices)
+        sets, target_indices = self.sets[numbers], self.target_indices[numbers]
         # Compute the targets of these sets only: they are cheaper than to store.
-        target = torch.from_numpy(targets(sets, chosen, self.target, self.k))
+        target = torch.from_numpy(targets(sets, target_indices, self.target, self.k))
         types = torch.full(sets.shape[:2], TYPES.index("other"))
         if self.target == "nearest":
-            types.scatter_(1, torch.from_numpy(chosen)[:, None], SELF_TYPE)
+            types.scatter_(1, torch.from_numpy(target_indices)[:, None], SELF_TYPE)
         return {"features": torch.from_numpy(sets), "types": types, "target": target}
 
     @override

@@ -42,7 +42,7 @@ def sample_sets(
     """Sample the sets ``(CHUNK, N, d)`` of one chunk, into ``out`` if it is given.
 
     They depend only on the first four arguments. Each feature of a set has a
-    distribution of its own, shared by the set's vectors:
+    separate distribution, shared by the set's vectors:
 
     - normal with mean U(-3, 3) and standard deviation U(1, 3);
     - exponential with scale U(0.1, 2) and a random sign, shifted by U(0, 3) in the
@@ -115,7 +115,7 @@ def sample_choices(seed: int, num_samples: int, num_vectors: int) -> Integers:
     return _generator(seed, CHOICES).integers(num_vectors, size=num_samples)
 
 
-def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
+def nearest_means(sets: Floats, target_indices: Integers, k: int) -> Floats:
     """Compute the mean of the k vectors nearest to the target point, ``(B, d)``.
 
     Distances are Euclidean. The target point is not a neighbour of itself, so a set has
@@ -125,15 +125,15 @@ def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
 
     Args:
         sets: ``(B, N, d)`` with N at least 2.
-        chosen: ``(B,)``, index of each set's target point.
+        target_indices: ``(B,)``, index of each set's target point.
         k: number of neighbours, in [1, N].
     """
     batch, count, _ = sets.shape
-    own = np.arange(batch), chosen
+    at_target = np.arange(batch), target_indices
     # The target point itself is infinitely far.
-    apart = sets - sets[own][:, None]
-    distances = np.einsum("bnd,bnd->bn", apart, apart)
-    distances[own] = np.inf
+    differences = sets - sets[at_target][:, None]
+    distances = np.einsum("bnd,bnd->bn", differences, differences)
+    distances[at_target] = np.inf
     k = min(k, count - 1)
     nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
     # Sum the neighbours by a product with weights 1/k.
@@ -142,16 +142,16 @@ def nearest_means(sets: Floats, chosen: Integers, k: int) -> Floats:
     return (weights[:, None] @ sets)[:, 0]
 
 
-def targets(sets: Floats, chosen: Integers, target: Target, k: int) -> Floats:
+def targets(sets: Floats, target_indices: Integers, target: Target, k: int) -> Floats:
     """Compute the target of each set, ``(B, d)``.
 
     Source: AdaPool (https://arxiv.org/abs/2506.09215), section 4.2, and B.3 for each
     feature's minimum, maximum and mean over all N vectors.
 
-    ``chosen`` and ``k`` are for "nearest" only; see `nearest_means`.
+    ``target_indices`` and ``k`` are for "nearest" only; see `nearest_means`.
     """
     if target == "nearest":
-        return nearest_means(sets, chosen, k)
+        return nearest_means(sets, target_indices, k)
     aggregated: Floats = getattr(sets, target)(axis=1)
     return aggregated
 
@@ -215,12 +215,12 @@ class Sets:
                 discard_leftovers(file.parent, of=file.name)
                 if file.exists():
                     return
-                needed = 4 * np.prod(self._shape)
-                free = shutil.disk_usage(file.parent).free
-                if needed > free:
+                num_bytes = 4 * np.prod(self._shape)
+                num_free = shutil.disk_usage(file.parent).free
+                if num_bytes > num_free:
                     raise InputError(
-                        f"{file.parent}: expected {needed / 1e9:.1f} GB of space for "
-                        f"the sets, got {free / 1e9:.1f} GB"
+                        f"{file.parent}: expected {num_bytes / 1e9:.1f} GB of space "
+                        f"for the sets, got {num_free / 1e9:.1f} GB"
                     )
                 header = {"descr": "<f4", "fortran_order": False, "shape": self._shape}
                 with new_binary_file(file) as out:

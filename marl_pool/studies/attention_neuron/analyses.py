@@ -80,9 +80,9 @@ def analyse(
     """Make analyses, and return the files written.
 
     The reason for one that does not fit the policy is printed. ``transfers`` and
-    ``episodes`` are those of the evaluation.
+    ``episodes`` are the evaluation's.
     """
-    known: dict[Analysis, tuple[str, Callable[[Path], None]]] = {
+    makers: dict[Analysis, tuple[str, Callable[[Path], None]]] = {
         "regression": (results.REGRESSION, partial(report_fits, target, episodes)),
         "latents": (results.LATENTS, partial(draw_latents, target)),
         "codes": (results.CODES, partial(draw_code_map, target)),
@@ -90,7 +90,7 @@ def analyse(
     }
     paths = []
     for name in dict.fromkeys(analyses):
-        file, make = known[name]
+        file, make = makers[name]
         path = files.path(file)
         try:
             make(path)
@@ -124,15 +124,15 @@ def r_squared(explaining: Tensor, explained: Tensor) -> Tensor:
     Each column of ``explained (n, k)`` is fitted by itself on ``explaining (n, p)``,
     both float64; R² is NaN for a constant column.
     """
-    ones = torch.ones_like(explaining[:, :1])
+    intercept = torch.ones_like(explaining[:, :1])
     # A rank below p is common: channels that never change, codes that are alike.
     scale = explaining.abs().amax(0).clamp(min=torch.finfo(explaining.dtype).tiny)
-    design = torch.cat([explaining / scale, ones], 1)
+    design = torch.cat([explaining / scale, intercept], 1)
     solution = torch.linalg.lstsq(design, explained, driver="gelsd").solution
-    left = (explained - design @ solution).square().sum(0)
+    residual = (explained - design @ solution).square().sum(0)
     total = (explained - explained.mean(0)).square().sum(0)
     constant = explained.amax(0) == explained.amin(0)
-    return (1 - left / total).masked_fill(constant, torch.nan)
+    return (1 - residual / total).masked_fill(constant, torch.nan)
 
 
 def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
@@ -151,11 +151,14 @@ def regress(target: EvaluationTarget, episodes: int) -> list[Fit]:
     # Shuffle the tokens: codes of an invariant layer do not depend on it.
     recording = record(target, range(min(episodes, EPISODES)), shuffled=True)
     codes, inputs = recording.codes.double(), recording.inputs.double()
-    known = REGRESSION if target.env["name"] == "cartpole" else {}
+    published = REGRESSION if target.env["name"] == "cartpole" else {}
     of_inputs = zip(_names(target), r_squared(codes, inputs).tolist(), strict=True)
     of_codes = enumerate(r_squared(inputs, codes).tolist())
     return [
-        *(Fit("input", name, r2, known.get(name, math.nan)) for name, r2 in of_inputs),
+        *(
+            Fit("input", name, r2, published.get(name, math.nan))
+            for name, r2 in of_inputs
+        ),
         *(Fit("code", str(number), r2) for number, r2 in of_codes),
     ]
 

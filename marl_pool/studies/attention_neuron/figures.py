@@ -74,8 +74,8 @@ def draw_latents(target: EvaluationTarget, path: Path) -> None:
         )
         axes.set_title(f"observation {title}", color=INK)
         axes.set_xlabel("step", color=INK)
-    some = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
-    panels[0].set_ylabel(f"code{some}", color=INK)
+    suffix = "" if len(rows) == codes else f" ({len(rows)} of {codes})"
+    panels[0].set_ylabel(f"code{suffix}", color=INK)
     figure.colorbar(image, ax=panels, shrink=0.9)
     if plain.codes.shape == shuffled.codes.shape:
         largest = float((plain.codes - shuffled.codes).abs().max())
@@ -134,11 +134,13 @@ def _draw_map(
     recording: Recording,
     places: np.ndarray,
     labels: np.ndarray,
-    chosen: np.ndarray,
+    sample_steps: np.ndarray,
     path: Path,
 ) -> None:
     # Draw the frames first, because their number sets the figure's width.
-    pictures = [[_frames(recording.envs[step]) for step in group] for group in chosen]
+    pictures = [
+        [_frames(recording.envs[step]) for step in group] for group in sample_steps
+    ]
     frames = len(pictures[0][0])
     widths = [6.5, 2 * 0.75 * frames + 0.6]
     figure = new_figure(sum(widths), 6.5)
@@ -146,7 +148,7 @@ def _draw_map(
     grid = figure.add_gridspec(1, 2, width_ratios=widths)
     axes = figure.add_subplot(grid[0])
     # Draw each group in its color, with the chosen samples on top.
-    for group, (color, steps) in enumerate(zip(COLORS, chosen, strict=True)):
+    for group, (color, steps) in enumerate(zip(COLORS, sample_steps, strict=True)):
         x, y = places[labels == group].T
         axes.scatter(x, y, s=8, color=color, alpha=0.35)
         x, y = places[steps].T
@@ -205,9 +207,9 @@ def draw_attended(
         _row(target.make_env(1), target.policies, "clean"),
         _row(target.make_env(1), target.policies, "shuffled", shuffled=True),
         *(
-            _row(target.make_env(1, **each.env), each.policies, each.label)
-            for each in transfers
-            if not each.missing
+            _row(target.make_env(1, **transfer.env), transfer.policies, transfer.label)
+            for transfer in transfers
+            if not transfer.missing
         ),
     ]
     sheet = _joined([_joined(row, axis=1) for row in rows], axis=0)
@@ -218,16 +220,16 @@ def _joined(images: Sequence[np.ndarray], *, axis: int) -> np.ndarray:
     """Join images of one size along an axis, with margins between them."""
     margins = [(0, 0)] * 3
     margins[axis] = (0, MARGIN)
-    apart = [np.pad(image, margins, constant_values=255) for image in images]
-    return np.concatenate(apart, axis)
+    tiles = [np.pad(image, margins, constant_values=255) for image in images]
+    return np.concatenate(tiles, axis)
 
 
 def _row(
-    env: BatchedEnv, policies: Mapping[str, Policy], about: str, shuffled: bool = False
+    env: BatchedEnv, policies: Mapping[str, Policy], text: str, shuffled: bool = False
 ) -> list[np.ndarray]:
     """Return captioned frames at evenly spread steps."""
     rollout = make_rollout(env, policies, shuffled, SHEET_STEPS)
-    frames = list(episode_frames(rollout, about=about, size=SIZE, top=TOP))
+    frames = list(episode_frames(rollout, text=text, size=SIZE, top=TOP))
     # The last frame shows the end of the episode, without attention.
     steps = np.linspace(0, len(frames) - 2, SHEET_FRAMES).round().astype(int)
     return [frames[step] for step in steps]

@@ -163,9 +163,9 @@ def published_for(policy: Policy, env: Mapping[str, Any]) -> Mapping[str, MeanSt
     for table in TABLES:
         if (table.env, table.agent) != (env["name"], kind):
             continue
-        # Compare options, but those of `FREE`, after filling in the defaults.
-        known = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
-        defaults = {key: option.default for key, option in known.items()}
+        # Compare options, except `FREE` ones, after filling in the defaults.
+        parameters = options_of(resolve(table.env, ENVS, "env", BatchedEnv))
+        defaults = {key: option.default for key, option in parameters.items()}
         evaluated, published = {**defaults, **env}, {**defaults, **table.options}
         if all(evaluated[key] == published[key] for key in defaults.keys() - FREE):
             return table.rows

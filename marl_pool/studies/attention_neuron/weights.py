@@ -49,12 +49,12 @@ class PublishedModel(NamedTuple):
     @property
     def size(self) -> int:
         """Numbers in the file."""
-        return sum(part.numel() for part in self.build().parameters())
+        return sum(parameter.numel() for parameter in self.build().parameters())
 
     def build(self) -> SpecifiedPolicy:
         """Return the policy with random weights."""
         bound = (1.0,) * self.num_actions
-        actions = ActionSpec(low=tuple(-one for one in bound), high=bound)
+        actions = ActionSpec(low=tuple(-limit for limit in bound), high=bound)
         context = {"spec": self.spec, "action_space": actions, "seed": 0}
         options = dict(self.policy)
         policy: SpecifiedPolicy = build(
@@ -132,8 +132,15 @@ PUBLISHED: dict[str, PublishedModel] = {
             "mixing": True,
         },
         layers=(
-            *("sensor.query", "sensor.key", "sensor.value"),
-            *("query", "key", "cell", "output", "gate.0", "gate.2"),
+            "sensor.query",
+            "sensor.key",
+            "sensor.value",
+            "query",
+            "key",
+            "cell",
+            "output",
+            "gate.0",
+            "gate.2",
         ),
         # The values' columns are frame by frame in the file, too. The keys' last three
         # are of the previous action.
@@ -177,7 +184,11 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     policy = published.build()
     array, size = _read(Path(file)), published.size
     if array.ndim != 1 or array.dtype.kind != "f" or len(array) != size:
-        fits = [name for name, each in PUBLISHED.items() if each.size == array.size]
+        fits = [
+            name
+            for name, candidate in PUBLISHED.items()
+            if candidate.size == array.size
+        ]
         hint = f"; that is the size of {fits[0]}" if fits else ""
         raise InputError(
             f"{file}: expected {size} numbers for {agent}, got an array of shape "
@@ -186,21 +197,21 @@ def load_published(file: str | Path, agent: str) -> SpecifiedPolicy:
     with np.errstate(over="ignore"):
         # Published arrays may have another precision.
         numbers = torch.from_numpy(array.astype(np.float32))
-    if bad := int((~numbers.isfinite()).sum()):
-        raise InputError(f"{file}: expected finite numbers, but {bad} are not")
+    if num_invalid := int((~numbers.isfinite()).sum()):
+        raise InputError(f"{file}: expected finite numbers, but {num_invalid} are not")
     # The file holds one tensor after the other, each row by row.
     for layer in published.layers:
-        for name, part in policy.get_submodule(layer).named_parameters(layer):
-            chunk, numbers = numbers.tensor_split([part.numel()])
-            weights = chunk.view_as(part)
+        for name, parameter in policy.get_submodule(layer).named_parameters(layer):
+            chunk, numbers = numbers.tensor_split([parameter.numel()])
+            weights = chunk.view_as(parameter)
             # Order the first columns frame by frame.
             if name in published.by_pixel:
                 pixels, frames = published.by_pixel[name]
-                moved, others = weights.tensor_split([pixels * frames], dim=1)
+                moved, remainder = weights.tensor_split([pixels * frames], dim=1)
                 moved = moved.unflatten(1, (pixels, frames)).transpose(1, 2).flatten(1)
-                weights = torch.cat([moved, others], dim=1)
+                weights = torch.cat([moved, remainder], dim=1)
             with torch.no_grad():
-                part.copy_(weights)
+                parameter.copy_(weights)
     return policy.eval()
 
 
@@ -218,7 +229,7 @@ def _read(file: Path) -> np.ndarray:
             f"kind ({type(error).__name__})"
         ) from None
     if [*arrays] != [ARRAY]:
-        found = ", ".join(map(repr, [*arrays][:3])) or "none"
-        more = ", …" if len(arrays) > 3 else ""
-        raise InputError(f"{file}: expected one array {ARRAY!r}, got {found}{more}")
+        names = ", ".join(map(repr, [*arrays][:3])) or "none"
+        suffix = ", …" if len(arrays) > 3 else ""
+        raise InputError(f"{file}: expected one array {ARRAY!r}, got {names}{suffix}")
     return arrays[ARRAY]

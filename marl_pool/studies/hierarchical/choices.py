@@ -18,8 +18,8 @@ def merging_schedule(num_tokens: int, proportion: float, num_layers: int) -> lis
 
     256 tokens become 91, 27 and 1 over 8 layers with p = 0.25, 0.5 and 1.
 
-    ``num_tokens`` are those of the first layer; ``proportion`` is p, the fraction of
-    tokens that merge, in [0, 1].
+    ``num_tokens`` is the number before the first layer; ``proportion`` is p, the
+    fraction of tokens that merge, in [0, 1].
 
     Source: Nair and Lieck, Table 1.
     """
@@ -74,7 +74,7 @@ def sample_depth(probabilities: Tensor, generator: torch.Generator) -> int:
 def surrogate(
     losses: Tensor, log_prob: Tensor, *, credit: Credit = "own", baseline: bool = False
 ) -> Tensor:
-    r"""Compute a scalar whose gradient estimates that of the expected loss.
+    r"""Compute a scalar whose gradient estimates the gradient of the expected loss.
 
     .. math:: \frac{1}{B} \sum_b \mathrm{sg}(g_b) \log p(Y_b) + g_b
 

@@ -106,7 +106,7 @@ class LayerOutput(NamedTuple):
     tokens: Tensor
     """``(B, S, D)``; the R new ones are last (2 R after unmerging: the first halves,
     then the second ones)."""
-    rest: Tensor
+    unchanged: Tensor
     """``(B, T')`` int64, indices of the unchanged input tokens, which are first."""
     log_prob: Tensor
     """``(B,)``, log-probability of the choices; without a gradient with
@@ -157,7 +157,7 @@ class LayerStack(nn.Module):
     def step(self, x: Tensor, depth: int, count: int, chance: Chance) -> LayerOutput:
         """Apply one layer to tokens ``x (B, T, D)`` without padding.
 
-        ``depth`` is that of the encoder's layer, from 1, also in the decoder; ``count``
+        ``depth`` counts the encoder's layers, from 1, also in the decoder; ``count``
         is R, the pairs to merge or tokens to unmerge.
         """
 
@@ -218,11 +218,11 @@ class HierarchicalEncoder(LayerStack):
         )
         merged, log_probs = self.scaled(self.layer.merged(x, pairs), log_probs)
         # Append the merged tokens to the unchanged ones, then refine all.
-        rest = others(torch.cat(pairs[:2], 1), x.shape[1])
-        new = torch.cat([gather_tokens(x, rest), merged], 1)
+        unchanged = others(torch.cat(pairs[:2], 1), x.shape[1])
+        new = torch.cat([gather_tokens(x, unchanged), merged], 1)
         if self.layer.refine is not None:
             new = self.layer.refine(new, x)
-        return LayerOutput(new, rest, log_probs.sum(1), norm, pairs)
+        return LayerOutput(new, unchanged, log_probs.sum(1), norm, pairs)
 
 
 class HierarchicalDecoder(LayerStack):
@@ -264,7 +264,7 @@ class HierarchicalDecoder(LayerStack):
         """Apply the layer that reverses layer ``depth``.
 
         With ``forced (B, R)``, the indices of the tokens to unmerge, for teacher
-        forcing, ``log_prob`` is the mean of those of choosing each.
+        forcing, ``log_prob`` is the mean log-probability of choosing each.
         """
         # Choose the tokens to unmerge.
         x, norm = self.entrance(x, depth, chance.generator)
@@ -273,17 +273,17 @@ class HierarchicalDecoder(LayerStack):
             scores = logits.detach()
             if chance.explore:
                 scores = scores + gumbel(scores, chance.generator)
-            chosen = choose_tokens(scores, count)
+            indices = choose_tokens(scores, count)
         else:
-            chosen = forced
+            indices = forced
         log_probs = token_log_prob(
-            logits, chosen, masked=self.settings.log_prob == "masked"
+            logits, indices, masked=self.settings.log_prob == "masked"
         )
         # If all tokens are chosen, there is no choice to credit.
         if count == x.shape[1]:
             log_probs = torch.zeros_like(log_probs)
         # Split each chosen token in two.
-        halves = self.unmerge(gather_tokens(x, chosen))
+        halves = self.unmerge(gather_tokens(x, indices))
         halves, log_probs = self.scaled(halves, log_probs)
         log_prob = log_probs.sum(1)
         # Teacher forcing trains the choice itself, by its mean log-likelihood.
@@ -291,11 +291,11 @@ class HierarchicalDecoder(LayerStack):
             log_prob = token_log_prob(logits, forced, masked=False).sum(1)
             log_prob = log_prob / max(count, 1)
         # Append the new tokens to the unchanged ones, then refine all.
-        rest = others(chosen, x.shape[1])
-        new = torch.cat([gather_tokens(x, rest), *halves.chunk(2, -1)], 1)
+        unchanged = others(indices, x.shape[1])
+        new = torch.cat([gather_tokens(x, unchanged), *halves.chunk(2, -1)], 1)
         if self.refine is not None and self.block is not None:
             new = self.block(self.refine(new, x))
-        return LayerOutput(new, rest, log_prob, norm)
+        return LayerOutput(new, unchanged, log_prob, norm)
 
     def _logits(self, x: Tensor) -> Tensor:
         if not (self.settings.through_tokens or self.settings.is_scaled):

@@ -44,7 +44,9 @@ def fourier_positions(height: int, width: int, bands: int) -> Tensor:
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     low, high = 1 / max(height, width), min(height, width) / 2
     frequencies = torch.linspace(low, high, bands)
-    angles = [2 * math.pi * each[..., None] * frequencies for each in (y, x)]
+    angles = [
+        2 * math.pi * coordinate[..., None] * frequencies for coordinate in (y, x)
+    ]
     waves = [wave for angle in angles for wave in (angle.sin(), angle.cos())]
     return torch.cat([*waves, x[..., None], y[..., None]], -1)
 
@@ -70,8 +72,8 @@ class Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed ``(B, H, W, C)``, in [0, 1], as ``(B, N, D)``, patches row by row."""
         places = self.positions.to(images.dtype).expand(len(images), -1, -1, -1)
-        both = torch.cat([4 * (images - 0.5), places], -1)
-        return self.project(patches(both, self.patch))
+        inputs = torch.cat([4 * (images - 0.5), places], -1)
+        return self.project(patches(inputs, self.patch))
 
 
 class PixelQueries(nn.Module):
@@ -121,8 +123,8 @@ class MergingNetwork(nn.Module):
         # Apply the first layer up to its choice of pairs.
         x, _ = self.encoder.entrance(self.patches(images), 1, chance.generator)
         _, logits = self.encoder.layer.transform(x)
-        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-        logits = logits.masked_fill(itself, -torch.inf)
+        diagonal = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        logits = logits.masked_fill(diagonal, -torch.inf)
         return logits.flatten(1).softmax(1).view_as(logits)
 
     def initialize(self, last: nn.Linear, seed: int) -> None:
@@ -135,12 +137,12 @@ class MergingNetwork(nn.Module):
         loss is small, and so is the variance of the REINFORCE gradient, which it
         scales.
         """
-        for name, part in self.named_modules():
-            if isinstance(part, nn.Linear):
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
                 with seeded(seed, name):
-                    nn.init.xavier_uniform_(part.weight)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+                    nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         nn.init.zeros_(last.weight)
 
 
@@ -198,8 +200,8 @@ class Forced(NamedTuple):
     """Losses of teacher forcing."""
 
     losses: Tensor
-    """``(B,)``, squared error of tokens, the mean over layers, plus that of the pixels
-    read from unmerged tokens."""
+    """``(B,)``, squared error of tokens, the mean over layers, plus the error of the
+    pixels read from unmerged tokens."""
     score: Tensor
     """``(B,)``, sum over layers of log-probability times the layer's error, for
     REINFORCE on the merging policy."""
@@ -230,17 +232,17 @@ def teacher_forced(
         step = network.encoder.step(x, depth, count, chance)
         size = step.tokens.shape[1]
         last = torch.arange(size - count, size, device=x.device).expand(len(x), -1)
-        undone = network.decoder.step(step.tokens, depth, count, chance, last)
+        unmerged = network.decoder.step(step.tokens, depth, count, chance, last)
         # Compare with the input tokens, in the decoder's order.
         assert step.pairs is not None
-        order = torch.cat([step.rest, step.pairs.gone, step.pairs.kept], 1)
+        order = torch.cat([step.unchanged, step.pairs.gone, step.pairs.kept], 1)
         target = gather_tokens(x, order).detach()
-        error = (undone.tokens - target).square().mean((1, 2))
+        error = (unmerged.tokens - target).square().mean((1, 2))
         # The layer's own error is the loss of its choices.
         losses = losses + error / len(schedule)
         score = score + error.detach() * step.log_prob
-        unmerging = unmerging - undone.log_prob
-        norm = norm + step.norm + undone.norm
+        unmerging = unmerging - unmerged.log_prob
+        norm = norm + step.norm + unmerged.norm
         # Layers are trained one by one, without a gradient between them.
         x = step.tokens.detach()
     return Forced(losses, score, unmerging, norm)

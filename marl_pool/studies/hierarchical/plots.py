@@ -36,7 +36,7 @@ def draw_reconstructions(rows: Mapping[str, Tensor], path: Path) -> None:
 
 @figure_style()
 def draw_policies(
-    images: Tensor, policies: Tensor, found: Dependence, side: int, path: Path
+    images: Tensor, policies: Tensor, dependence: Dependence, side: int, path: Path
 ) -> None:
     """Plot the merging policies of some tokens, for a few images.
 
@@ -45,7 +45,7 @@ def draw_policies(
 
     Source: Nair and Lieck, Figure 4, right.
 
-    ``images (n, H, W, C)`` are in [0, 1], ``policies (n, T, T)`` are those of the first
+    ``images (n, H, W, C)`` are in [0, 1], ``policies (n, T, T)`` belong to the first
     merge, and ``side`` is √T, the patches in each direction.
     """
     # Choose tokens that are spread evenly over the image.
@@ -56,18 +56,18 @@ def draw_policies(
     figure = new_figure(width, 1.15 * len(places) + 0.5)
     figure.suptitle(
         "First merge: a token's partners. Information about the image "
-        f"{found.information:.3f} nats, entropy {found.entropy:.2f} of "
-        f"{found.uniform:.2f}",
+        f"{dependence.information:.3f} nats, entropy {dependence.entropy:.2f} of "
+        f"{dependence.uniform:.2f}",
         fontsize=9,
     )
     # Each image is followed by a square of small panels, one for each token.
     grid = figure.add_gridspec(len(places), columns * len(images))
     for number, (image, policy) in enumerate(zip(images, policies, strict=True)):
-        left = number * columns
-        _show_image(figure.add_subplot(grid[0, left]), image)
+        first_column = number * columns
+        _show_image(figure.add_subplot(grid[0, first_column]), image)
         for index, token in enumerate(tokens):
             row, column = divmod(index, len(places))
-            axes = figure.add_subplot(grid[row, left + 1 + column])
+            axes = figure.add_subplot(grid[row, first_column + 1 + column])
             # Mark the token on the map of its partners.
             partners = policy[token].view(side, side).cpu().numpy()
             axes.imshow(partners, cmap="viridis")

@@ -91,7 +91,7 @@ class MergedImages(Hierarchy, ImageTask):
     levels: tuple[UnitInterval, ...] = (0.25, 0.5, 1.0)
     """Fractions for each of which the trained network is measured."""
     schedule: tuple[NonNegativeInt, ...] | None = None
-    """Merges of each layer, in place of both; None: use the fractions."""
+    """Merges of each layer, in place of both, or None to use the fractions."""
     rho: UnitInterval = 0.05
     """ρ, probability of continuing to the next layer, in the first epoch."""
     rho_step: NonNegativeFloat = 0.01
@@ -111,7 +111,7 @@ class MergedImages(Hierarchy, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The task has an architecture of its own.
+        # The architecture is part of the task.
         validate_no_part("encoder", self.encoder, self.name)
         validate_no_part("pooling", self.pooling, self.name)
         # A baseline subtracts the mean loss, which would leave nothing here.
@@ -138,10 +138,15 @@ class MergedImages(Hierarchy, ImageTask):
             schedules = [list(self.schedule)]
         elif proportions:
             count, layers = self.num_tokens, self.num_layers
-            schedules = [merging_schedule(count, each, layers) for each in proportions]
+            schedules = [
+                merging_schedule(count, proportion, layers)
+                for proportion in proportions
+            ]
         else:
             raise InputError(f"{where}: expected at least one number, got []")
-        return [Level(each, self.num_tokens - sum(each)) for each in schedules]
+        return [
+            Level(schedule, self.num_tokens - sum(schedule)) for schedule in schedules
+        ]
 
     @property
     def layout(self) -> ImageLayout:
@@ -150,9 +155,9 @@ class MergedImages(Hierarchy, ImageTask):
 
     @property
     def hierarchy(self) -> Hierarchy:
-        """Settings of the network, without those of the task."""
-        own = {each.name: getattr(self, each.name) for each in fields(Hierarchy)}
-        return Hierarchy(**own)
+        """Settings of the network, without the task's."""
+        options = {item.name: getattr(self, item.name) for item in fields(Hierarchy)}
+        return Hierarchy(**options)
 
     @abstractmethod
     def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -196,7 +201,7 @@ class MergedImages(Hierarchy, ImageTask):
         )
         return LossAndMetrics(
             loss + self.token_penalty * answer.norm.mean(),
-            {name: each.detach() for name, each in numbers.items()},
+            {name: values.detach() for name, values in numbers.items()},
         )
 
     def _measure(
@@ -205,9 +210,9 @@ class MergedImages(Hierarchy, ImageTask):
         metrics: dict[str, Tensor] = {}
         for level in self.measured:
             answer: NetworkOutput = network(images, level.schedule, chance)
-            for name, each in self.losses(answer.output.float(), batch).items():
-                metrics[f"{name}_{level.tokens}"] = each
-                metrics[name] = metrics.get(name, 0) + each / len(self.measured)
+            for name, values in self.losses(answer.output.float(), batch).items():
+                metrics[f"{name}_{level.tokens}"] = values
+                metrics[name] = metrics.get(name, 0) + values / len(self.measured)
         if self.num_tokens > 1 and self.policy != "random":
             # Information about the image, within this batch.
             policies = cast(MergingNetwork, network).first_policy(images, chance)
@@ -225,9 +230,11 @@ class MergedImages(Hierarchy, ImageTask):
         images = scaled(self.images["test"][:POLICY_IMAGES])
         chance = Chance(generator, explore=False)
         policies = cast(MergingNetwork, network).first_policy(images, chance)
-        found = dependence(policies)
+        policy_dependence = dependence(policies)
         path = folder / "policies.png"
-        draw_policies(images[:2], policies[:2], found, self.size // self.patch, path)
+        draw_policies(
+            images[:2], policies[:2], policy_dependence, self.size // self.patch, path
+        )
         return [path]
 
 
@@ -235,7 +242,7 @@ class Reconstruction(MergedImages):
     """Reconstruct images after merging their patches: Nair and Lieck, section 4.2.
 
     The loss is the squared error, the mean over pixels and channels in [0, 1];
-    ``mse_27`` is that of reconstructions from 27 tokens, ``mse`` the mean over
+    ``mse_27`` is the error of reconstructions from 27 tokens, ``mse`` the mean over
     ``levels``. ``policy_information`` is the mutual information of image and first
     merge within a batch, in nats; see `divergences`.
     """

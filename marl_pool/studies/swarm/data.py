@@ -79,19 +79,19 @@ def wishart_mixtures(
     sampled = _uniform(rows, seed, MIXTURE, 2 + 7 * most)
     # Sample the number of clusters, and mark those that exist.
     count = _integer(sampled[:, 1], clusters)
-    there = torch.arange(most, device=rows.device) < count[:, None]
-    each = sampled[:, 2:].unflatten(1, (most, 7)).unbind(-1)
+    present = torch.arange(most, device=rows.device) < count[:, None]
+    columns = sampled[:, 2:].unflatten(1, (most, 7)).unbind(-1)
     # Invert Bartlett's factor A; a chi-square variable is a sum of squared normal and
     # exponential ones.
-    means = torch.stack(_normal(each[0], each[1]), -1)
-    below, normal = _normal(each[2], each[3])
-    first = (-2 * (each[4].log() + each[5].log())).sqrt()
-    second = (normal.square() - 2 * each[6].log()).sqrt()
+    means = torch.stack(_normal(columns[0], columns[1]), -1)
+    below, normal = _normal(columns[2], columns[3])
+    first = (-2 * (columns[4].log() + columns[5].log())).sqrt()
+    second = (normal.square() - 2 * columns[6].log()).sqrt()
     upper = torch.stack([1 / first, -below / (first * second)], -1)
     lower = torch.stack([torch.zeros_like(second), 1 / second], -1)
     factors = math.sqrt(SPREAD) * torch.stack([upper, lower], -2)
     # All clusters of a set have the same weight.
-    weights = there / count[:, None].double()
+    weights = present / count[:, None].double()
     return _sample(
         rows, seed, _integer(sampled[:, 0], entities), weights, means, factors
     )
@@ -112,10 +112,10 @@ def four_gaussians(
     other arguments.
     """
     sampled = _uniform(rows, seed, MIXTURE, 1 + 3 * clusters)
-    each = sampled[:, 1:].unflatten(1, (clusters, 3))
-    means = SIDE * (2 * each[..., :2] - 1)
+    numbers = sampled[:, 1:].unflatten(1, (clusters, 3))
+    means = SIDE * (2 * numbers[..., :2] - 1)
     # Normalised exponential variables have a flat Dirichlet distribution.
-    exponential = -each[..., 2].log()
+    exponential = -numbers[..., 2].log()
     weights = exponential / exponential.sum(1, keepdim=True)
     eye = torch.eye(2, dtype=torch.float64, device=rows.device)
     factors = (DEVIATION * eye).expand(*weights.shape, 2, 2)
@@ -131,8 +131,8 @@ def log_densities(mixtures: Mixtures) -> Tensor:
     """
     # Whiten each point by each component, then add the log-determinant.
     inverse = torch.linalg.inv(mixtures.factors)
-    apart = mixtures.points[:, :, None] - mixtures.means[:, None]
-    white = torch.einsum("bcde,bnce->bncd", inverse, apart)
+    differences = mixtures.points[:, :, None] - mixtures.means[:, None]
+    white = torch.einsum("bcde,bnce->bncd", inverse, differences)
     volume = mixtures.factors.det().abs().log() + math.log(2 * math.pi)
     return (
         mixtures.weights.log()[:, None] - volume[:, None] - white.square().sum(-1) / 2
@@ -163,7 +163,7 @@ def by_length(sets: Mixtures) -> tuple[list[Mixtures], Tensor]:
     order = lengths.argsort(stable=True)
     chunks = []
     for rows in order.split(CHUNK if order.device.type == "cpu" else len(order)):
-        chunk = Mixtures(*(part[rows] for part in sets))
+        chunk = Mixtures(*(tensor[rows] for tensor in sets))
         longest = int(lengths[rows[-1]])
         chunks.append(_index_points(chunk, (slice(None), slice(longest))))
     return chunks, order.argsort()
@@ -197,8 +197,10 @@ def _sample(
     normal = torch.stack(_normal(sampled[..., 1], sampled[..., 2]), -1)
     # Transform standard normal numbers by the factor of each point's component.
     pick = labels[..., None].expand(-1, -1, 4)
-    own = factors.flatten(2).gather(1, pick).unflatten(-1, (2, 2))
-    points = means.gather(1, pick[..., :2]) + (own @ normal[..., None])[..., 0]
+    point_factors = factors.flatten(2).gather(1, pick).unflatten(-1, (2, 2))
+    points = (
+        means.gather(1, pick[..., :2]) + (point_factors @ normal[..., None])[..., 0]
+    )
     # Pad the smaller sets.
     padding = torch.arange(most, device=rows.device) >= sizes[:, None]
     return Mixtures(

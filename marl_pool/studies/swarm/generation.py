@@ -31,8 +31,8 @@ CHUNK = 1000
 PER_CLASS = 8
 """Samples of each class in the picture."""
 EMBEDDING = 0.1
-"""Initial embeddings are uniform in (-0.1, 0.1), as in the published code; there those
-of channels begin at zero."""
+"""Initial embeddings are uniform in (-0.1, 0.1), as in the published code, where
+embeddings of channels begin at zero."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -98,9 +98,9 @@ class ImageGeneration(ImageTask):
     ) -> LossAndMetrics:
         pixels = batch["pixels"].long()
         logits = network(pixels, batch["labels"])
-        each = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
-        bits = each.detach() / math.log(2)
-        return LossAndMetrics(each.mean(), {self.metric: bits})
+        losses = cross_entropy(logits.float().mT, pixels, reduction="none").mean(1)
+        bits = losses.detach() / math.log(2)
+        return LossAndMetrics(losses.mean(), {self.metric: bits})
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Score independent pixels by their frequencies, and equal probabilities.
@@ -108,9 +108,12 @@ class ImageGeneration(ImageTask):
         Frequencies are of the training images, with Laplace smoothing (one more each).
         """
         pixels = batch["pixels"].long()
-        found = self.frequencies.to(pixels.device).gather(1, pixels.T).T
-        even = torch.full_like(found[:, 0], self.num_levels).log2()
-        return {"pixels alone": -found.log2().mean(1), "equal probabilities": even}
+        frequencies = self.frequencies.to(pixels.device).gather(1, pixels.T).T
+        even = torch.full_like(frequencies[:, 0], self.num_levels).log2()
+        return {
+            "pixels alone": -frequencies.log2().mean(1),
+            "equal probabilities": even,
+        }
 
     @cached_property
     def frequencies(self) -> Tensor:
@@ -122,8 +125,8 @@ class ImageGeneration(ImageTask):
         for rows in torch.arange(self.num_train).split(CHUNK):
             pixels = self.batch("train", rows)["pixels"]
             counts += (pixels + first).flatten().bincount(minlength=len(counts))
-        found = counts.view(-1, levels).double()
-        return found / found.sum(1, keepdim=True)
+        totals = counts.view(-1, levels).double()
+        return totals / totals.sum(1, keepdim=True)
 
     @override
     def finish(
@@ -149,10 +152,10 @@ class SwarmTransformer(nn.Module):
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.3.
     Positions are fixed sinusoids of row and column, as wide as the trainable embeddings
-    and added to them; their frequencies are those of the published code (`sinusoids`).
+    and added to them; their frequencies are as in the published code (`sinusoids`).
 
-    ``shape`` is height, width and channels of the images; the other options are those
-    of `ImageGeneration`.
+    ``shape`` is height, width and channels of the images; the other options are as in
+    `ImageGeneration`.
     """
 
     def __init__(
@@ -198,24 +201,24 @@ class SwarmTransformer(nn.Module):
         sums of hidden states (`SwarmLayer.step`). ``labels`` are ``(B,)`` int64; the
         generator is on the network's device.
         """
-        known, memory = self.known(labels), self.empty_memory(len(labels))
+        embeddings, memory = self.known(labels), self.empty_memory(len(labels))
         pixels: list[Tensor] = []
-        for place in range(known.shape[1]):
+        for place in range(embeddings.shape[1]):
             last = pixels[-1] if pixels else None
-            shares = self.step(last, known[:, place], memory, place).softmax(-1)
+            shares = self.step(last, embeddings[:, place], memory, place).softmax(-1)
             pixels.append(torch.multinomial(shares, 1, generator=generator)[:, 0])
         return torch.stack(pixels, 1).unflatten(1, self.shape)
 
     def step(
-        self, last: Tensor | None, known: Tensor, memory: Tensor, place: int
+        self, last: Tensor | None, embedding: Tensor, memory: Tensor, place: int
     ) -> Tensor:
         """Compute the logits ``(B, num_levels)`` of the pixel at index ``place``.
 
-        ``last (B,)`` is the previous pixel, None at the first one; ``known (B, width)``
-        the embedding of position, channel and class; ``memory``, from `empty_memory`,
-        is updated in place.
+        ``last (B,)`` is the previous pixel, None at the first one; ``embedding``,
+        ``(B, width)``, represents position, channel and class; ``memory``, from
+        `empty_memory`, is updated in place.
         """
-        x = known if last is None else known + self.intensities(last)
+        x = embedding if last is None else embedding + self.intensities(last)
         return self.layer.step(x, memory, place)
 
     def empty_memory(self, count: int) -> Tensor:

@@ -41,8 +41,8 @@ def draw_clustering(
     (Figure 5): the probability of each output at each position, with the true ellipses.
 
     ``mixtures`` is a single row without padding, ``log_probs (N, K)`` are the network's
-    log-probabilities of its points, and ``outputs (C,)`` those of its clusters, -1 for
-    absent ones. Maps have ``cells`` in each direction.
+    log-probabilities of its points, and ``outputs (C,)`` the outputs of its clusters,
+    -1 for absent ones. Maps have ``cells`` in each direction.
     """
     colors = output_colors(outputs, log_probs.shape[-1])
     # Compute the probabilities of one more point on a square grid around the points.
@@ -69,17 +69,17 @@ def extra_entity(
     centre. ``extent`` is left, right, bottom and top of the grid. The result is
     ``(cells, cells, K)``; rows go up.
     """
-    left, right, bottom, top = extent
+    x_min, x_max, y_min, y_max = extent
     steps = (torch.arange(cells) + 0.5) / cells
     y, x = torch.meshgrid(
-        bottom + (top - bottom) * steps, left + (right - left) * steps, indexing="ij"
+        y_min + (y_max - y_min) * steps, x_min + (x_max - x_min) * steps, indexing="ij"
     )
     # Evaluate as many cells at once as memory permits.
     places = torch.stack([x, y], -1).flatten(0, 1)
     results = []
-    for some in places.split(max(1, AT_ONCE // (len(points) + 1))):
-        others = points.expand(len(some), -1, -1)
-        logits = network(torch.cat([others, some[:, None]], 1), None)[:, -1]
+    for centres in places.split(max(1, AT_ONCE // (len(points) + 1))):
+        context = points.expand(len(centres), -1, -1)
+        logits = network(torch.cat([context, centres[:, None]], 1), None)[:, -1]
         results.append(logits.softmax(-1))
     return torch.cat(results).unflatten(0, (cells, cells))
 
@@ -87,11 +87,11 @@ def extra_entity(
 def output_colors(outputs: Tensor, count: int) -> Tensor:
     """Number the colors of K outputs; a matched one has its cluster's number.
 
-    ``outputs (C,)`` are those of one set's clusters, -1 for absent clusters.
+    ``outputs (C,)`` belong to one set's clusters, -1 for absent clusters.
     """
-    own = outputs[outputs >= 0].tolist()
-    spare = [output for output in range(count) if output not in own]
-    return torch.tensor([*own, *spare]).argsort()
+    matched = outputs[outputs >= 0].tolist()
+    spare = [output for output in range(count) if output not in matched]
+    return torch.tensor([*matched, *spare]).argsort()
 
 
 @figure_style()
@@ -103,7 +103,9 @@ def draw_spread(spreads: dict[str, Tensor], path: Path) -> None:
     """
     figure = new_figure(1.2 + 0.9 * len(spreads), 3.2)
     axes = figure.subplots()
-    axes.violinplot([100 * each.numpy() for each in spreads.values()], showmedians=True)
+    axes.violinplot(
+        [100 * spread.numpy() for spread in spreads.values()], showmedians=True
+    )
     axes.set_xticks(range(1, len(spreads) + 1), list(spreads))
     axes.set(xlabel="entities", ylabel="loss: sd over orders / mean, %")
     axes.set_ylim(bottom=0)
@@ -115,12 +117,12 @@ def _side_by_side(
     mixtures: Mixtures, assigned: Tensor, probabilities: Tensor, extent: list[float]
 ) -> "Figure":
     figure = new_figure(9.5, 4.9)
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    left.set_title("true clusters", fontsize=10)
-    right.set_title("assigned; gray: entropy of one more point", fontsize=10)
+    true_panel, assigned_panel = figure.subplots(1, 2, sharex=True, sharey=True)
+    true_panel.set_title("true clusters", fontsize=10)
+    assigned_panel.set_title("assigned; gray: entropy of one more point", fontsize=10)
     # Shade the right panel by the entropy, from certain (white) to uniform.
     entropy = torch.special.entr(probabilities).sum(-1)
-    shown = right.imshow(
+    shading = assigned_panel.imshow(
         entropy.numpy(),
         extent=extent,
         origin="lower",
@@ -130,10 +132,10 @@ def _side_by_side(
         interpolation="bilinear",
         alpha=0.8,
     )
-    figure.colorbar(shown, ax=right, label="nats", shrink=0.8)
+    figure.colorbar(shading, ax=assigned_panel, label="nats", shrink=0.8)
     # Draw the points and the true ellipses in both panels.
     clusters = torch.arange(int(mixtures.num_clusters[0]))
-    for axes, colors in ((left, mixtures.labels[0]), (right, assigned)):
+    for axes, colors in ((true_panel, mixtures.labels[0]), (assigned_panel, assigned)):
         points = mixtures.points[0].T.numpy()
         axes.scatter(*points, c=_palette(colors), s=7, linewidths=0)
         axes.set_aspect("equal")
@@ -153,7 +155,7 @@ def _probability_maps(
     rows = math.ceil(count / columns)
     figure = new_figure(2.1 * columns, 2.2 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    # Hide all axes, those of unused panels included.
+    # Hide all axes, in unused panels too.
     for axes in panels:
         axes.set_axis_off()
     clusters = int(mixtures.num_clusters[0])
@@ -173,8 +175,8 @@ def _probability_maps(
         spare = "" if place < clusters else ", spare"
         axes.set_title(f"output {output}{spare}", fontsize=8)
         for cluster in range(clusters):
-            own = cluster == place
-            _ellipse(axes, mixtures, cluster, "white", width=1.4 if own else 0.5)
+            is_match = cluster == place
+            _ellipse(axes, mixtures, cluster, "white", width=1.4 if is_match else 0.5)
     figure.suptitle("probability of one more point (black 0, full color 1)")
     return figure
 

@@ -32,8 +32,8 @@ class PointNetwork(nn.Module):
     """Linear layer, encoder, optional pooling head, linear layer.
 
     With a pooling head there is one output for each set, otherwise for each point.
-    Initial weights are those of the layers themselves, as in SWARM's published code
-    (except its zero biases for mixtures).
+    Layers keep their default initial weights, as in SWARM's published code (except its
+    zero biases for mixtures).
 
     Differences from the SWARM paper (https://arxiv.org/abs/1906.09400): its first and
     last SWARM layers map points and outputs themselves. Here linear layers do, because
@@ -43,7 +43,7 @@ class PointNetwork(nn.Module):
     coordinate; the distribution of mixtures is isotropic.
 
     ``num_outputs`` is K, the width of the output, and ``num_points`` the largest N, for
-    heads that depend on it; the other options are those of `PointTask`.
+    heads that depend on it; the other options are as in `PointTask`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PointTask(Task):
     encoder: Part | None
     """Encoder of the points."""
     pooling: Part | None = None
-    """Pooling head of the set; None: one output for each point."""
+    """Pooling head of the set, or None for one output for each point."""
     dropout: Probability = 0.0
     """Dropout probability of the encoder."""
     num_samples: PositiveInt
@@ -171,8 +171,11 @@ class PointTask(Task):
         if network.training and not is_equivariant(network):
             sets = data.in_new_order(sets, generator)
         # Score chunks of similar length, then restore the order of the batch.
-        chunks, back = data.by_length(sets)
+        chunks, restored_order = data.by_length(sets)
         scores = [self.score(network, chunk) for chunk in chunks]
-        each = {name: torch.cat([s[name] for s in scores])[back] for name in scores[0]}
-        metrics = {name: part.detach() for name, part in each.items()}
-        return LossAndMetrics(each[self.metric].mean(), metrics)
+        numbers = {
+            name: torch.cat([s[name] for s in scores])[restored_order]
+            for name in scores[0]
+        }
+        metrics = {name: values.detach() for name, values in numbers.items()}
+        return LossAndMetrics(numbers[self.metric].mean(), metrics)

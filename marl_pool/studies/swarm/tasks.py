@@ -90,10 +90,10 @@ class Clustering(PointTask):
         """
         mixtures = data.Mixtures(**batch)
         posterior = data.log_densities(mixtures).log_softmax(-1)
-        own = posterior.gather(2, mixtures.labels[..., None])[..., 0]
-        known = -mixtures.mean_over_points(own)
-        equal = torch.full_like(known, self.num_results).log()
-        return {"true mixture": known, "equal probabilities": equal}
+        label_log_probs = posterior.gather(2, mixtures.labels[..., None])[..., 0]
+        true_mixture = -mixtures.mean_over_points(label_log_probs)
+        equal = torch.full_like(true_mixture, self.num_results).log()
+        return {"true mixture": true_mixture, "equal probabilities": equal}
 
     @override
     @torch.no_grad()
@@ -131,8 +131,8 @@ class Clustering(PointTask):
         for _ in range(SPREAD_ORDERS):
             batch = data.in_new_order(sets, generator)._asdict()
             losses.append(self.evaluate(network, batch, generator).metrics["loss"])
-        every = torch.stack(losses)
-        return every.std(0) / every.mean(0)
+        stacked_losses = torch.stack(losses)
+        return stacked_losses.std(0) / stacked_losses.mean(0)
 
     def _test_sets(self, count: int, size: int) -> data.Mixtures:
         """Sample the first test sets, with ``size`` points each."""
@@ -191,17 +191,17 @@ class MixtureLikelihood(PointTask):
         of one point has a Gaussian with the standard deviation `LEAST`.
         """
         mixtures = data.Mixtures(**batch)
-        there = ~mixtures.padding
+        present = ~mixtures.padding
         # Fit one Gaussian by its moments.
-        each = there[..., None] / there.sum(1)[:, None, None]
-        mean = (mixtures.points * each).sum(1, keepdim=True)
-        variance = ((mixtures.points - mean).square() * each).sum(1, keepdim=True)
+        weights = present[..., None] / present.sum(1)[:, None, None]
+        mean = (mixtures.points * weights).sum(1, keepdim=True)
+        variance = ((mixtures.points - mean).square() * weights).sum(1, keepdim=True)
         deviations = variance.sqrt().clamp(min=LEAST)
-        one = Parameters(torch.zeros_like(mean[..., 0]), mean, deviations)
+        single_gaussian = Parameters(torch.zeros_like(mean[..., 0]), mean, deviations)
         true = data.log_densities(mixtures).logsumexp(-1)
         return {
             "true mixture": -mixtures.mean_over_points(true),
-            "one Gaussian": -mean_log_likelihood(one, mixtures),
+            "one Gaussian": -mean_log_likelihood(single_gaussian, mixtures),
         }
 
 
@@ -224,8 +224,8 @@ def match_clusters(
 
     over injective maps :math:`\pi` of the C clusters to the K outputs, with the label
     :math:`c_i` of entity i. It is a rectangular assignment problem with the costs
-    :math:`-\sum_{i: c_i = c} \log p_i(k)`. The gradient is that of the matched terms;
-    the loss has a kink where the best assignment changes.
+    :math:`-\sum_{i: c_i = c} \log p_i(k)`. The gradient flows through the matched
+    terms; the loss has a kink where the best assignment changes.
 
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 4.1, by
     the Hungarian algorithm (Kuhn, 1955), here scipy's `linear_sum_assignment`.
@@ -248,8 +248,8 @@ def match_clusters(
         _, best = linear_sum_assignment(-table[row, :count])
         assigned[row, :count] = torch.from_numpy(best)
     outputs = assigned.to(scores.device)
-    taken = scores.gather(2, outputs.clamp(min=0)[..., None])[..., 0]
-    total = taken.masked_fill(outputs < 0, 0.0).sum(1)
+    matched_scores = scores.gather(2, outputs.clamp(min=0)[..., None])[..., 0]
+    total = matched_scores.masked_fill(outputs < 0, 0.0).sum(1)
     return Matched(outputs, -total / (~padding).sum(1).clamp(min=1))
 
 
@@ -259,9 +259,11 @@ def cluster_scores(log_probs: Tensor, labels: Tensor, padding: Tensor) -> Tensor
     The number of rows is K, too; rows beyond the clusters are zero.
     """
     outputs = log_probs.shape[-1]
-    own = log_probs.masked_fill(padding[..., None], 0.0)
-    scores = own.new_zeros(len(own), outputs, outputs)
-    return scores.scatter_add(1, labels[..., None].expand_as(own), own)
+    masked_log_probs = log_probs.masked_fill(padding[..., None], 0.0)
+    scores = masked_log_probs.new_zeros(len(masked_log_probs), outputs, outputs)
+    return scores.scatter_add(
+        1, labels[..., None].expand_as(masked_log_probs), masked_log_probs
+    )
 
 
 def accuracy(
@@ -269,7 +271,7 @@ def accuracy(
 ) -> Tensor:
     """Compute the fraction of entities whose likeliest output is their cluster's.
 
-    ``outputs`` are those of `match_clusters`, as are the other arguments. The result is
+    ``outputs`` and the other arguments are as in `match_clusters`. The result is
     ``(B,)``, in [0, 1].
     """
     right = (log_probs.argmax(-1) == outputs.gather(1, labels)) & ~padding
@@ -289,11 +291,11 @@ class Parameters(NamedTuple):
 
 def to_parameters(results: Tensor) -> Parameters:
     """Convert a network's output ``(B, 5 C)`` to parameters."""
-    each = results.unflatten(-1, (-1, 5))
+    components = results.unflatten(-1, (-1, 5))
     return Parameters(
-        each[..., 0].log_softmax(-1),
-        each[..., 1:3],
-        nn.functional.softplus(each[..., 3:]),
+        components[..., 0].log_softmax(-1),
+        components[..., 1:3],
+        nn.functional.softplus(components[..., 3:]),
     )
 
 
@@ -305,6 +307,6 @@ def mean_log_likelihood(parameters: Parameters, sets: data.Mixtures) -> Tensor:
     """
     deviations = parameters.deviations[:, None]
     white = (sets.points[:, :, None] - parameters.means[:, None]) / deviations
-    each = -white.square() / 2 - deviations.log() - math.log(2 * math.pi) / 2
-    likelihood = (each.sum(-1) + parameters.log_weights[:, None]).logsumexp(-1)
+    log_densities = -white.square() / 2 - deviations.log() - math.log(2 * math.pi) / 2
+    likelihood = (log_densities.sum(-1) + parameters.log_weights[:, None]).logsumexp(-1)
     return sets.mean_over_points(likelihood)

@@ -174,7 +174,7 @@ def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
 
 
 def test_text_is_written_below() -> None:
-    plain, told = frames(), frames(about="rewire")
+    plain, told = frames(), frames(text="rewire")
     assert all((a != b).any() for a, b in zip(plain, told, strict=True))
     for a, b in zip(pictures(plain), pictures(told), strict=True):
         np.testing.assert_array_equal(a, b)
