@@ -52,10 +52,12 @@ def validate_finite(
     if counts:
         kind = next(iter(counts))
         step, row, agent = masks[kind].nonzero()[0].tolist()
-        seen = ", ".join(f"{kind} of {count} steps" for kind, count in counts.items())
+        summary = ", ".join(
+            f"{kind} of {count} steps" for kind, count in counts.items()
+        )
         step += 0 if first_steps is None else int(first_steps[row])
         raise NonFiniteError(
-            f"NaN or infinite: {seen}; first of agent {agent} of group {group!r} in "
+            f"NaN or infinite: {summary}; first of agent {agent} of group {group!r} in "
             f"environment {place_in_batch(int(env_ids[row]))} at step {step}"
         )
 
