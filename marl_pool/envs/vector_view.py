@@ -150,10 +150,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             shaped = array.shape == space.shape and array.dtype.kind in "biuf"
             fits = shaped and bool(np.isfinite(array).all())
         if not fits:
-            got = f"the shape {array.shape} and {array.dtype}"
+            actual = f"the shape {array.shape} and {array.dtype}"
             if array.shape == space.shape and array.dtype.kind in "biuf":
-                got = "numbers outside of it, NaN or infinity"
-            raise InputError(f"actions: expected {space}, got {got}")
+                actual = "numbers outside of it, NaN or infinity"
+            raise InputError(f"actions: expected {space}, got {actual}")
         typed = array.astype(self.single_action_space.dtype)
         return torch.from_numpy(typed).to(self.env.device)[:, None]
 
@@ -161,10 +161,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         """Convert actions of a space that is neither Discrete nor a Box."""
         space, single = self.action_space, ActionRows(self.single_action_space)
         try:
-            found = [single.flatten(action) for action in iterate(space, actions)]
+            flattened = [single.flatten(action) for action in iterate(space, actions)]
         except (InputError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"actions: expected {space}: {error}") from error
-        if len(found) != self.num_envs:
-            raise InputError(f"actions: expected {space}, got {len(found)} of them")
-        rows = torch.from_numpy(np.stack(found)).to(self.env.device)
+        if len(flattened) != self.num_envs:
+            raise InputError(f"actions: expected {space}, got {len(flattened)} of them")
+        rows = torch.from_numpy(np.stack(flattened)).to(self.env.device)
         return (rows.float() if rows.is_floating_point() else rows)[:, None]
