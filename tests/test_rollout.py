@@ -56,7 +56,7 @@ class Pond(BatchedEnv):
         relative = self.places[:, None] - self.places[:, :, None]
         features = torch.stack([relative, self.places[:, None].expand(-1, 3, -1)], -1)
         types = torch.tensor([1, 2, 2]).repeat(3, 1).fill_diagonal_(0)
-        living = torch.cat([self.active["heron"], self.active["frog"]], dim=1)
+        living = torch.cat([self.active["heron"][:, :1], self.active["frog"]], dim=1)
         tokens = Tokens(
             features,
             types.expand(self.num_envs, 3, 3),
