@@ -195,6 +195,7 @@ class SetNetwork(nn.Module):
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
+        tokens.validate_shapes()
         # Without padding drop the mask: attention is faster without one. A function
         # transform does not allow the test, and on a GPU it costs more than the mask.
         padding: Tensor | None = tokens.padding

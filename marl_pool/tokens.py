@@ -78,8 +78,23 @@ class Tokens(NamedTuple):
         """Apply ``[index]`` to the batch dimensions of all tensors."""
         return self.map(lambda tensor: tensor[index])
 
+    def validate_shapes(self) -> None:
+        """Raise InputError unless each token has features, a type and a padding."""
+        shape = self.features.shape[:-1]
+        for name, part in (("types", self.types), ("padding", self.padding)):
+            if part.shape != shape:
+                raise InputError(
+                    f"tokens: expected {name} of shape {tuple(shape)}, got "
+                    f"{tuple(part.shape)}"
+                )
+        if self.padding.dtype != torch.bool:
+            raise InputError(
+                f"tokens: expected padding of dtype bool, got {self.padding.dtype}"
+            )
+
     def flatten_batch(self) -> "Tokens":
-        """Merge all batch dimensions into one."""
+        """Merge all batch dimensions into one; the shapes are validated."""
+        self.validate_shapes()
         dims = len(self.batch_shape)
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 

@@ -25,6 +25,8 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
+from marl_pool.utils.signatures import check_argument
+from marl_pool.utils.types import Seed
 
 Observation = dict[str, np.ndarray]
 """Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""
@@ -164,6 +166,7 @@ class Perturber:
         actions: Callable[[Any], spaces.Space[Any]],
         seed: int,
     ) -> None:
+        check_argument("seed", seed, Seed)
         # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
         view = getattr(env.unwrapped, "view", env.unwrapped)
@@ -261,8 +264,10 @@ class Perturber:
 
         A ``seed`` that was passed to ``reset`` starts the count of episodes again.
         """
-        self.episode = 0 if seed is not None else self.episode + 1
-        self.seed = self.seed if seed is None else seed
+        self.episode += 1
+        if seed is not None:
+            check_argument("seed", seed, Seed)
+            self.episode, self.seed = 0, int(seed)
         self.played += 1
         env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for part, name in enumerate(self.groups):

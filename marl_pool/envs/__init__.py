@@ -114,11 +114,17 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
         **options: options of the environment's constructor.
 
     Raises:
-        InputError: an unknown name, a wrong option or a number out of range.
+        InputError: an unknown name, a wrong option or a number out of range, or an
+            environment that declares no groups of agents.
     """
-    from marl_pool.envs.base import BatchedEnv
+    from marl_pool.envs.base import AgentGroup, BatchedEnv
+    from marl_pool.envs.contract import validate_groups
 
-    return build(name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options})
+    env: BatchedEnv = build(
+        name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options}
+    )
+    validate_groups(env, AgentGroup)
+    return env
 
 
 def make_env(

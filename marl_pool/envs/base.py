@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.envs.contract import validate_results
 from marl_pool.envs.drawing.frames import fit_square, to_rgb
 from marl_pool.envs.drawing.marks import (
     Glyphs,
@@ -293,10 +294,11 @@ class BatchedEnv(ABC):
                 them, in the units of the action space and clipped to it.
 
         Raises:
-            InputError: wrong groups, shapes or dtypes.
+            InputError: wrong groups, shapes or dtypes of the actions, or of what
+                `advance` returns.
         """
         self._validate_actions(actions)
-        rewards, terminated = self.advance(actions)
+        rewards, terminated = validate_results(self, self.advance(actions))
         self.steps += 1
         return Step(rewards, terminated, self.steps >= self.max_steps)
 
