@@ -9,7 +9,7 @@ from torch import Tensor
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, described
 
