@@ -15,8 +15,8 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.observations.make import split_action_mask
+from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
 from marl_pool.observations.token_dict import TOKEN_PARTS, token_spec
-from marl_pool.observations.view import MASK, join_masks
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -204,12 +204,13 @@ class Perturber:
                 if self.perturbation.covers(name)
             }
         for name, rows in self.rows.items():
-            agent, options = self.groups[name][0], sum(rows.sizes)
+            agent = self.groups[name][0]
             mask = self.masks[agent]
-            if mask is not None and mask.shape != (options,):
+            if mask is not None and not fits(mask_sizes(mask), rows.sizes):
                 raise InputError(
-                    f"env: agent {agent!r}: expected an {MASK} of shape ({options},), "
-                    f"got {mask.shape}"
+                    f"env: agent {agent!r}: expected an {MASK} of shape "
+                    f"({sum(rows.sizes)},), or a Tuple of the sizes {rows.sizes}, got "
+                    f"{mask_sizes(mask)}"
                 )
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
@@ -331,16 +332,17 @@ class Perturber:
         """Stack the action masks of a group whose actions are perturbed."""
         if name not in self.rows:
             return None
-        masks = []
+        sizes, masks = self.rows[name].sizes, {}
         for agent in self.groups[name]:
             parts = observations.get(agent, {}), infos.get(agent, {})
             mask = next((part[MASK] for part in parts if MASK in part), None)
-            masks.append(join_masks(mask))
-        if all(mask is None for mask in masks):
+            if mask is not None:
+                masks[agent] = read_mask(mask, sizes, f"env: agent {agent!r}: {MASK}")
+        if not masks:
             return None
-        allowed = np.ones(sum(self.rows[name].sizes), np.bool_)
-        stacked = [allowed if mask is None else np.asarray(mask) != 0 for mask in masks]
-        return torch.from_numpy(np.stack(stacked)[None])
+        allowed = np.ones(sum(sizes), np.bool_)
+        rows = [masks.get(agent, allowed) for agent in self.groups[name]]
+        return torch.from_numpy(np.stack(rows)[None])
 
     def _space(self, name: str, agent: Any) -> spaces.Dict:
         """Return the space of an agent's observations after the perturbation."""

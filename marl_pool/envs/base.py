@@ -20,7 +20,7 @@ from marl_pool.envs.drawing.marks import (
     draw_perceived_patches,
 )
 from marl_pool.envs.patches import PatchGrid
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec

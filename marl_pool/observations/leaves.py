@@ -273,8 +273,10 @@ def make_leaf(
 
 
 def is_image(space: spaces.Space[Any], options: TokenOptions) -> bool:
-    """Return whether a Box of two or three dimensions is cut into patches."""
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+    """Return whether numbers of two or three dimensions are cut into patches."""
+    kinds = spaces.Box | spaces.MultiBinary
+    if not isinstance(space, kinds) or len(space.shape or ()) not in (2, 3):
         return False
-    matrix = len(space.shape) == 2 and options.patch is None
-    return not matrix or (space.dtype == np.uint8 and bool((space.high == 255).all()))
+    if len(space.shape) == 3 or options.patch is not None:
+        return True
+    return space.dtype == np.uint8 and bool((space.high == 255).all())  # type: ignore[union-attr]

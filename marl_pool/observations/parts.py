@@ -23,6 +23,17 @@ def label(name: str) -> str:
     return f"part {name!r}: " if name else ""
 
 
+def as_array(value: Any) -> np.ndarray | None:
+    """Return an array; None for what is ragged, or a tensor that requires grad."""
+    # Without gradients, torch would convert such a tensor.
+    if getattr(value, "requires_grad", False):
+        return None
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Storage of the elements of one space inside an observation."""
@@ -143,13 +154,13 @@ class Part:
         return limits[0], limits[1]
 
     def _array(self, value: Any) -> np.ndarray:
-        try:
-            return np.asarray(value)
-        except (ValueError, TypeError, RuntimeError) as error:
+        array = as_array(value)
+        if array is None:
             raise InputError(
                 f"{self.label}expected an array of shape {self.shape}, as in its "
                 f"space, got {type(value).__name__}"
-            ) from error
+            )
+        return array
 
     def _validate_dtype(self, array: np.ndarray) -> None:
         kinds = "biuf" if self.dtype.kind == "f" else "biu"

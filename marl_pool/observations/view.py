@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.observations.masks import MASK, MaskPart, join_masks
 from marl_pool.observations.parts import Part, label
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 SELF_NAME = "self"
 """Name of the type of the observer's own tokens, which is type 0."""
-MASK = "action_mask"
-"""Key of an entry, of an observation or of infos, that says which actions are valid."""
 Arrays = Mapping[str, np.ndarray]
 """Arrays ``(*B, …)`` by the names of parts."""
 
@@ -195,21 +194,22 @@ class EntryView(TokenView):
         mask: storage of the mask; None without one.
     """
 
-    def __init__(self, entry: TokenView, key: Any, mask: Part | None) -> None:
-        masks = {} if mask is None else {MASK: mask}
+    def __init__(self, entry: TokenView, key: Any, mask: MaskPart | None) -> None:
+        masks = {} if mask is None else {MASK: mask.part}
         super().__init__(entry.spec, {**entry.parts, **masks})
-        self.entry, self.key, self.has_mask = entry, key, mask is not None
+        self.entry, self.key, self.mask = entry, key, mask
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
-        if not self.has_mask:
+        if self.mask is None:
             return self.entry.read(read_entries(observation, [self.key])[self.key])
         if not isinstance(observation, Mapping) or MASK not in observation:
             raise _missing(MASK, "")
         rest = {key: part for key, part in observation.items() if key != MASK}
         if self.key is not None:
             rest = read_entries(rest, [self.key])[self.key]
-        return {**self.entry.read(rest), MASK: join_masks(observation[MASK])}
+        mask = join_masks(observation[MASK], self.mask.sizes)
+        return {**self.entry.read(rest), MASK: mask}
 
     @override
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
@@ -218,7 +218,7 @@ class EntryView(TokenView):
     @override
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
         tokens = self.entry.tokens(parts)
-        return with_action_mask(tokens, parts[MASK]) if self.has_mask else tokens
+        return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
 
 
 def read_entries(
@@ -259,21 +259,6 @@ def read_entries(
 def _missing(name: str, listed_keys: str) -> InputError:
     among = f" of {listed_keys}" if listed_keys else ""
     return InputError(f"{label(name)}expected one{among}, as in its space, got none")
-
-
-def join_masks(mask: Any) -> Any:
-    """Concatenate the masks of several choices; another mask is returned as it is."""
-    if isinstance(mask, tuple | list) and any(
-        isinstance(part, np.ndarray | list | tuple) for part in mask
-    ):
-        try:
-            return np.concatenate(mask)
-        except ValueError as error:
-            raise InputError(
-                f"{MASK}: expected one row of numbers, or one for each choice, got "
-                f"{mask!r:.80}"
-            ) from error
-    return mask
 
 
 def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:

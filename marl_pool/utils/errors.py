@@ -5,6 +5,7 @@ It imports no torch, so that the command line can catch them at once.
 
 import errno
 import importlib.util
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -95,10 +96,19 @@ def place(error: BaseException) -> str:
             if is_called and is_foreign:
                 places[True] = f" ({installed}:{line})"
         elif is_called and file.is_file() and not file.is_relative_to(STDLIB):
-            is_near = file.is_relative_to(Path.cwd())
-            name = file.relative_to(Path.cwd()) if is_near else file
-            places[False] = f" ({name}:{line})"
+            places[False] = _line_of(file, line)
     return places.get(False) or places.get(True, "")
+
+
+def source(function: Any) -> str:
+    """Return the line where a function begins, such as `` (file.py:12)``, if known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else _line_of(Path(code.co_filename), code.co_firstlineno)
+
+
+def _line_of(file: Path, line: int) -> str:
+    is_near = file.is_relative_to(Path.cwd())
+    return f" ({file.relative_to(Path.cwd()) if is_near else file}:{line})"
 
 
 def foreign(error: BaseException) -> str:

@@ -11,11 +11,19 @@ import numpy as np
 import pettingzoo
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 from typing_extensions import override
 
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
-from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
+from marl_pool.envs.pettingzoo.life import (
+    RESET_PARTS,
+    STEP_PARTS,
+    Lives,
+    agent_names,
+    split,
+)
+from marl_pool.envs.pettingzoo.methods import validate_methods
 from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents, parallel_of
 from marl_pool.envs.simulation import (
     ActionLog,
@@ -23,7 +31,7 @@ from marl_pool.envs.simulation import (
     ReplayCursor,
     Simulator,
 )
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
@@ -86,7 +94,8 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     """Build one environment.
 
     Raises:
-        InputError: no such environment, rejected options, or another kind of object.
+        InputError: no such environment, rejected options, another kind of object, or
+            methods that cannot be called as in the API.
     """
     factory = find_factory(module)
     # Report any error of the factory as one of the options.
@@ -100,6 +109,10 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise InputError(
             f"env.options: {module} rejects {dict(options)}: {described(error)}"
         ) from error
+    if isinstance(env, aec_to_parallel_wrapper):
+        env = env.aec_env  # of which more can be checked
+    if isinstance(env, gymnasium.Env | AECEnv | ParallelEnv):
+        validate_methods(env)
     if isinstance(env, gymnasium.Env):
         return GymnasiumAgents(env)
     if isinstance(env, AECEnv):
@@ -149,7 +162,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
-        self.lives = Lives(env.possible_agents)
+        self.lives = Lives(agent_names(env))
 
     @override
     def reset(self, seed: int) -> ParallelStep:
@@ -183,6 +196,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
     ) -> ParallelStep:
         """Return a step with what is seen after it."""
         lives, turn_based = self.lives, isinstance(self.env, TurnBasedAgents)
+        lives.require_infos(infos)
         seen = lives.seen(observations, self.env.in_turn if turn_based else None)
         alive = (lives.alive or lives.timed_out) if turn_based else ()
         return ParallelStep(seen, alive=alive, masks=_masks(infos, seen), **results)
@@ -193,12 +207,8 @@ class ParallelSimulator(Simulator[ParallelStep]):
 
 def _masks(infos: Mapping[Any, Any], agents: Iterable[Any]) -> dict[Any, Any]:
     """Return the action masks in the infos of some agents."""
-    masks = {}
-    for agent in agents:
-        info = infos.get(agent)
-        if isinstance(info, Mapping) and info.get(MASK) is not None:
-            masks[agent] = info[MASK]
-    return masks
+    masks = {agent: infos.get(agent, {}).get(MASK) for agent in agents}
+    return {agent: mask for agent, mask in masks.items() if mask is not None}
 
 
 class FrameRenderer:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.life import as_array
+from marl_pool.observations.parts import as_array
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[str, Any]
@@ -36,7 +36,6 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env
-        self.metadata = {**env.metadata, "name": type(env.unwrapped).__name__}
         self.render_mode = env.render_mode
         observed, acted = env.observation_space, env.action_space
         self.single = not (
@@ -64,7 +63,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(seed=seed)
         observation, info = self._unpack("reset", result, RESET_PARTS)
         self.agents = [*self.possible_agents]
         observations = self._by_agent("reset", observation)
