@@ -74,9 +74,9 @@ def make_view(
     """
     validate_space(space, where)
     # An action mask, and a Dict or Tuple around one entry, are no tokens.
-    rest, mask = split_action_mask(space)
-    key = _only_key(rest)
-    entry = rest if key is None else dict(_entries(rest))[key]  # type: ignore[arg-type]
+    observed, mask = split_action_mask(space)
+    key = _only_key(observed)
+    entry = observed if key is None else dict(_entries(observed))[key]  # type: ignore[arg-type]
     if entry is not space:
         stored = None if mask is None else MaskPart.of(mask, number)
         inner = make_view(
@@ -110,11 +110,11 @@ class LeavesView(TokenView):
         self, space: spaces.Space[Any], options: TokenOptions, number: Any, prefix: str
     ) -> None:
         self.space = space
-        found = dict(_leaves(space))
-        alone = len(found) == 1
+        leaf_spaces = dict(_leaves(space))
+        alone = len(leaf_spaces) == 1
         by_name = {
             name: make_leaf(leaf, name, options, number, alone=alone, prefix=prefix)
-            for name, leaf in found.items()
+            for name, leaf in leaf_spaces.items()
         }
         self.leaves = [*by_name.values()]
         self.names = [name or WHOLE for name in by_name]
@@ -164,8 +164,8 @@ def split_action_mask(
     """Split the space of the entry ``action_mask`` off a Dict; None without one."""
     if not isinstance(space, spaces.Dict) or MASK not in space.keys() - {*TOKEN_PARTS}:
         return space, None
-    rest = {key: part for key, part in space.items() if key != MASK}
-    return spaces.Dict(rest), space[MASK]
+    entries = {key: part for key, part in space.items() if key != MASK}
+    return spaces.Dict(entries), space[MASK]
 
 
 def is_vector(
@@ -192,14 +192,14 @@ def validate_space(space: spaces.Space[Any], where: str) -> None:
 
 def _refusal(space: spaces.Space[Any]) -> str:
     """Return the nearest descriptions to a space that cannot become tokens."""
-    rest, mask = split_action_mask(space)
+    observed, mask = split_action_mask(space)
     if mask is not None:
         if not mask_sizes(mask):
             return (
                 "a Dict whose action_mask is a MultiBinary(n), a Box of (n,) or a "
                 "Tuple of them"
             )
-        return _refusal(rest) if len(rest) else "a Dict with an observation"  # type: ignore[arg-type]
+        return _refusal(observed) if len(observed) else "a Dict with an observation"  # type: ignore[arg-type]
     match space:
         case spaces.Dict() | spaces.Tuple():
             return _refusal_of_entries(space)

@@ -66,11 +66,11 @@ def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
         return mask
     lengths = tuple(row.size for row in rows if row is not None and row.ndim == 1)
     if len(lengths) < len(rows) or lengths != sizes:
-        wanted = f"masks of the sizes {sizes}, one for each choice"
+        expected = f"masks of the sizes {sizes}, one for each choice"
         if len(sizes) == 1:
-            wanted = f"one row of {sizes[0]} numbers"
-        got = lengths if len(lengths) == len(rows) else f"{mask!r:.80}"
-        raise InputError(f"{name}: expected {wanted}, got {got}")
+            expected = f"one row of {sizes[0]} numbers"
+        actual = lengths if len(lengths) == len(rows) else f"{mask!r:.80}"
+        raise InputError(f"{name}: expected {expected}, got {actual}")
     return np.concatenate(mask)
 
 

@@ -101,7 +101,7 @@ class Part:
         """Return one element as an array that can be stored without a loss.
 
         Raises:
-            InputError: another shape or kind of numbers than that of the space.
+            InputError: another shape or kind of numbers than the space has.
         """
         array = value if type(value) is np.ndarray else self._array(value)
         if array.shape != self.shape:
@@ -165,9 +165,9 @@ class Part:
     def _validate_dtype(self, array: np.ndarray) -> None:
         kinds = "biuf" if self.dtype.kind == "f" else "biu"
         if array.dtype.kind not in kinds:
-            wanted = "numbers" if self.dtype.kind == "f" else "integers"
+            expected = "numbers" if self.dtype.kind == "f" else "integers"
             raise InputError(
-                f"{self.label}expected {wanted} ({self.declared}), as in its space, "
+                f"{self.label}expected {expected} ({self.declared}), as in its space, "
                 f"got {array.dtype}"
             )
         if self.dtype.kind == "f" or np.can_cast(array.dtype, self.dtype):

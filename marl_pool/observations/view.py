@@ -98,7 +98,7 @@ class TokenView(ABC):
         """Store an observation at ``index`` of the batch, if its shape and dtype fit.
 
         Raises:
-            InputError: another shape or dtype than that of the space, or no such part.
+            InputError: another shape or dtype than the space has, or no such part.
         """
         values = self.read(observation)
         for name, part in self.parts.items():
@@ -151,22 +151,25 @@ class TokenView(ABC):
         """
         spec = self.spec
         if options.token_types is not None:
-            given = list(options.token_types)
-            if len(given) != spec.num_types or not all(given):
+            type_names = list(options.token_types)
+            if len(type_names) != spec.num_types or not all(type_names):
                 raise InputError(
                     f"{prefix}token_types: expected {_count(spec.num_types, 'name')}, "
-                    f"for {listed(spec.type_names)}, got {listed(given) or 'none'}"
+                    f"for {listed(spec.type_names)}, got {listed(type_names) or 'none'}"
                 )
             # The observer's own type is number 0; the others keep their order.
-            names = sorted(dict.fromkeys(given), key=lambda name: name != SELF_NAME)
-            self._renumbered = tuple(names.index(name) for name in given)
+            names = sorted(
+                dict.fromkeys(type_names), key=lambda name: name != SELF_NAME
+            )
+            self._renumbered = tuple(names.index(name) for name in type_names)
             spec = replace(
                 spec,
                 type_names=tuple(names),
                 has_self=SELF_NAME in names,
                 signal_types=tuple(
                     dict.fromkeys(
-                        given[spec.type_names.index(name)] for name in spec.signal_types
+                        type_names[spec.type_names.index(name)]
+                        for name in spec.signal_types
                     )
                 ),
             )
@@ -205,11 +208,11 @@ class EntryView(TokenView):
             return self.entry.read(read_entries(observation, [self.key])[self.key])
         if not isinstance(observation, Mapping) or MASK not in observation:
             raise _missing(MASK, "")
-        rest = {key: part for key, part in observation.items() if key != MASK}
+        observed = {key: part for key, part in observation.items() if key != MASK}
         if self.key is not None:
-            rest = read_entries(rest, [self.key])[self.key]
+            observed = read_entries(observed, [self.key])[self.key]
         mask = join_masks(observation[MASK], self.mask.sizes)
-        return {**self.entry.read(rest), MASK: mask}
+        return {**self.entry.read(observed), MASK: mask}
 
     @override
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
@@ -239,9 +242,9 @@ def read_entries(
     entries = observation
     if type(entries) is not dict and not isinstance(entries, Mapping):
         if not isinstance(entries, tuple | list) or not isinstance(keys[0], int):
-            wanted = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
+            expected = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
             raise InputError(
-                f"{label(name)}expected {wanted}, as in its space, got "
+                f"{label(name)}expected {expected}, as in its space, got "
                 f"{type(observation).__name__}"
             )
         if len(entries) > len(keys):
@@ -270,7 +273,7 @@ def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
 
 
 def validate_indices(key: str, indices: Sequence[int], size: int) -> None:
-    """Raise InputError unless the indices differ and are those of features."""
+    """Raise InputError unless the indices differ and exist among the features."""
     if len(set(indices)) < len(indices) or not set(indices) <= set(range(size)):
         raise InputError(
             f"{key}: expected different indices of features below {size}, "
@@ -279,7 +282,7 @@ def validate_indices(key: str, indices: Sequence[int], size: int) -> None:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[Any]) -> str:
