@@ -367,8 +367,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         """Convert the rows of all teams, one after the other, to agents' actions."""
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
-            own, row = row[: team.width], row[team.width :]
-            by_agent |= team.decode(own)
+            team_row, row = row[: team.width], row[team.width :]
+            by_agent |= team.decode(team_row)
         return by_agent
 
     def _step_arrays(self, num_envs: int) -> StepArrays:

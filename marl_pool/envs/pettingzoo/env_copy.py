@@ -57,7 +57,7 @@ def find_factory(module: str) -> Factory:
     path, _, attribute = module.partition(":")
     names = [attribute] if attribute else ["parallel_env", "env"]
     try:
-        found = importlib.import_module(path)
+        imported = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         extra = EXTRA_OF.get((missing or "").partition(".")[0])
@@ -65,13 +65,13 @@ def find_factory(module: str) -> Factory:
         raise InputError(
             f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
-    attribute = next((name for name in names if hasattr(found, name)), names[0])
-    factory: Factory | None = getattr(found, attribute, None)
+    attribute = next((name for name in names if hasattr(imported, name)), names[0])
+    factory: Factory | None = getattr(imported, attribute, None)
     # Importing a package may have registered environments with Gymnasium.
     if factory is None and attribute in gymnasium.registry:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
-        names = [*vars(found), *gymnasium.registry] if ":" in module else []
+        names = [*vars(imported), *gymnasium.registry] if ":" in module else []
         near = difflib.get_close_matches(attribute, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
@@ -197,9 +197,11 @@ class ParallelSimulator(Simulator[ParallelStep]):
         """Return a step with what is seen after it."""
         lives, turn_based = self.lives, isinstance(self.env, TurnBasedAgents)
         lives.require_infos(infos)
-        seen = lives.seen(observations, self.env.in_turn if turn_based else None)
+        observed = lives.seen(observations, self.env.in_turn if turn_based else None)
         alive = (lives.alive or lives.timed_out) if turn_based else ()
-        return ParallelStep(seen, alive=alive, masks=_masks(infos, seen), **results)
+        return ParallelStep(
+            observed, alive=alive, masks=_masks(infos, observed), **results
+        )
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)
@@ -232,11 +234,11 @@ class FrameRenderer:
                 simulator = self.build()
                 self._copy, self._env = LoggedSimulator(simulator), simulator.env
             copy = self._copy
-            own = copy.log.actions if copy.log else []
-            if cursor.log is not self._source or cursor.length < len(own):
+            replayed = copy.log.actions if copy.log else []
+            if cursor.log is not self._source or cursor.length < len(replayed):
                 copy.replay(ActionLog(cursor.log.seed))
-                self._source, own = cursor.log, []
-            for actions in cursor.log.actions[len(own) : cursor.length]:
+                self._source, replayed = cursor.log, []
+            for actions in cursor.log.actions[len(replayed) : cursor.length]:
                 copy.step(actions)
             image: Any = self._env.render()
             return to_rgb(image)

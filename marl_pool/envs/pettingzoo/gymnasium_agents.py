@@ -24,7 +24,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     Where observations and actions are Tuples of one length, as in level-based foraging
     and the robotic warehouse, each entry is an agent. Otherwise there is one agent.
     Agents are named ``agent_0``, ``agent_1`` and so on. They all end together. A single
-    reward is that of every agent.
+    reward is every agent's.
 
     Args:
         env: the environment.
@@ -97,27 +97,27 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         self.env.close()
 
     def _unpack(self, call: str, result: Any, parts: tuple[str, ...]) -> Any:
-        got = type(result).__name__
+        actual = type(result).__name__
         if isinstance(result, tuple):
-            got = f"a tuple of {len(result)}"
+            actual = f"a tuple of {len(result)}"
             if len(result) == len(parts):
                 if isinstance(result[-1], Mapping):
                     return result
-                got = f"{type(result[-1]).__name__} as info"
-        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {got}")
+                actual = f"{type(result[-1]).__name__} as info"
+        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {actual}")
 
     def _by_agent(self, call: str, observation: Any) -> ByAgent:
         agents = self.possible_agents
         observations = (observation,) if self.single else observation
         counted = isinstance(observations, tuple | list | np.ndarray)
         if not counted or len(observations) != len(agents):
-            got = len(observations) if counted else type(observations).__name__
+            actual = len(observations) if counted else type(observations).__name__
             expected = f"expected observations of {len(agents)} agents"
-            raise self._error(call, f"{expected}, got {got}")
+            raise self._error(call, f"{expected}, got {actual}")
         return dict(zip(agents, observations, strict=True))
 
     def _infos(self, info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return each agent's info; that of a single agent is the environment's."""
+        """Return each agent's info; a single agent's is the environment's."""
         if self.single:
             return {self.possible_agents[0]: dict(info)}
         return {agent: {} for agent in self.possible_agents}

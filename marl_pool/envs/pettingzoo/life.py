@@ -1,6 +1,6 @@
 """The lives of agents in an episode of PettingZoo's API, and the rules of that API.
 
-The rules are those of PettingZoo's documentation and of its ``parallel_api_test``.
+The rules follow PettingZoo's documentation and its ``parallel_api_test``.
 Where environments are laxer and the meaning is clear, `Lives` documents it; where it is
 not, they are refused.
 """
@@ -287,9 +287,9 @@ def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
     """
     is_sequence = isinstance(result, Sequence) and not isinstance(result, str)
     if not is_sequence or len(result) != len(names):
-        got = f"{len(result)} values" if is_sequence else _kind(result)
+        actual = f"{len(result)} values" if is_sequence else _kind(result)
         raise InputError(
-            f"{where}: expected {len(names)} dicts, {', '.join(names)}, got {got}"
+            f"{where}: expected {len(names)} dicts, {', '.join(names)}, got {actual}"
         )
     for name, part in zip(names, result, strict=True):
         if type(part) is not dict and not isinstance(part, Mapping):

@@ -21,14 +21,14 @@ def validate_methods(env: Any) -> None:
         _validate_method(inner, "reset", **seed, options=None)
 
 
-def _validate_method(env: Any, name: str, *arguments: Any, **named: Any) -> None:
+def _validate_method(env: Any, name: str, *arguments: Any, **keywords: Any) -> None:
     method = getattr(env, name, None)
     try:
         signature = inspect.signature(method)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return  # of what has no signature, nothing is known
     try:
-        signature.bind(*arguments, **named)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise InputError(
             f"env.module: {type(env).__name__}: expected {EXPECTED[name]}, got "

@@ -115,39 +115,41 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
                 break
         else:
             groups.append([agent])
-    named: dict[str, list[Any]] = {}
+    by_group: dict[str, list[Any]] = {}
     for prefix, groups in by_prefix.items():
         shared = re.sub(r"^\W+|\W+$", "", prefix)
         name = re.sub(r"[^\w.-]+", "_", shared) or "agent"
-        is_free = name == prefix or name not in {*by_prefix, *named}
+        is_free = name == prefix or name not in {*by_prefix, *by_group}
         if len(groups) == 1 and is_free:
-            named[name] = groups[0]
+            by_group[name] = groups[0]
             continue
         for members in groups:
-            named[next(_suffixed(name, {*by_prefix, *named}))] = members
-    return named
+            by_group[next(_suffixed(name, {*by_prefix, *by_group}))] = members
+    return by_group
 
 
-def _suffixed(name: str, taken: Collection[str]) -> Iterator[str]:
+def _suffixed(name: str, used_names: Collection[str]) -> Iterator[str]:
     """Yield NAME_a, …, NAME_z, NAME_aa, … without the names that are taken."""
     for length in itertools.count(1):
         for letters in itertools.product(string.ascii_lowercase, repeat=length):
             suffixed = f"{name}_{''.join(letters)}"
-            if suffixed not in taken:
+            if suffixed not in used_names:
                 yield suffixed
 
 
 def _listed(
     agents: list[Any], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Any]]:
-    known = {str(agent): agent for agent in agents}
+    by_label = {str(agent): agent for agent in agents}
     listed = [agent for members in groups.values() for agent in members]
-    if sorted(listed) != sorted(known) or not all(groups.values()):
+    if sorted(listed) != sorted(by_label) or not all(groups.values()):
         raise InputError(
-            f"env.groups: expected each agent of {', '.join(known)} in one group, and "
-            f"no empty group, got {dict(groups)}"
+            f"env.groups: expected each agent of {', '.join(by_label)} in one group, "
+            f"and no empty group, got {dict(groups)}"
         )
-    return {name: [known[agent] for agent in group] for name, group in groups.items()}
+    return {
+        name: [by_label[agent] for agent in group] for name, group in groups.items()
+    }
 
 
 def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
@@ -193,10 +195,10 @@ def _make_team(
         if len(spec.sizes) > 1:
             expected += f", or a Tuple of the sizes {spec.sizes}"
         sizes = mask_sizes(mask)
-        got = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
+        actual = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
         raise InputError(
             f"{where} expected an {MASK} {expected}, as for {_one_line(action)}, "
-            f"got {got}"
+            f"got {actual}"
         )
     return team
 
@@ -376,8 +378,8 @@ class StepArrays:
                 row, column = np.argwhere(stuck)[0]
                 agent = self.teams[name].agents[column]
                 number = int(allowed[row, column].argmin())
-                which = "" if spec.discrete else f" of choice {number}"
+                choice = "" if spec.discrete else f" of choice {number}"
                 raise InputError(
                     f"{self._where[row]}: agent {agent!r} of group {name!r}: "
-                    f"{MASK}: expected at least one allowed action{which}, got none"
+                    f"{MASK}: expected at least one allowed action{choice}, got none"
                 )

@@ -137,7 +137,7 @@ class CycledAgents(AECAgents):
     at the end of a cycle, and earn the sum of their rewards in it.
 
     Raises:
-        InputError: also in `step`, agents take turns in another order than that of
+        InputError: also in `step`, agents take turns in another order than in
             ``env.agents``, or one ends in the middle of a cycle.
     """
 
