@@ -161,10 +161,10 @@ class Rollout:
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
-        draw: number of the perturbation's sample: each has random numbers of its own,
-            in the same episodes.
-        sync_free: step without reading values, to the same trajectories; None: only
-            where the environments are on a GPU.
+        draw: number of the perturbation's sample: each has separate random
+            numbers, in the same episodes.
+        sync_free: step without reading values, to the same trajectories, or None to do
+            so only where the environments are on a GPU.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
@@ -209,7 +209,7 @@ class Rollout:
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
-        # Give each group a random stream of its own.
+        # Give each group a separate random stream.
         self.noise = {
             name: Stream(
                 env.seed,
@@ -335,9 +335,9 @@ class Rollout:
                 # The state is no longer one that the graph can continue from.
                 self._give_up_graphs(error)
                 self.load_state_dict(before)
-                rest, last = self._play_eagerly(count - start)
+                eager_steps, last = self._play_eagerly(count - start)
                 last = [end._replace(time=start + end.time) for end in last]
-                return steps + rest, endings + last
+                return steps + eager_steps, endings + last
             self.load_state_dict(state)
             steps += played
             endings += [end._replace(time=start + end.time) for end in ends]
@@ -348,7 +348,7 @@ class Rollout:
         self.uses_graph, self._graphs = False, {}
 
     def _capture(self, length: int) -> StepGraph | None:
-        """Capture steps; None, and no more tries, if they cannot be captured."""
+        """Capture steps; return None, and try no more, if they cannot be captured."""
 
         def play() -> tuple[Any, Any]:
             return self._play_eagerly(length), self.state_dict()
@@ -541,7 +541,7 @@ class Rollout:
             )
             for name, policy in self.policies.items()
         }
-        # Step: actions are scaled from the policy's units to those of the space.
+        # Step: actions are scaled from the policy's units to the space's.
         has_memory = any(self.states.values())
         alive = self.env.alive if has_memory else {}
         acting = self.env.active if has_memory and self.env.turn_based else {}
@@ -634,7 +634,7 @@ class Rollout:
         for part, name in enumerate(env.groups):
             self.noise[name].restart(env.episodes, where)
             if name in self._perturbations:
-                # Samples beyond the first have parts beyond those of any groups.
+                # Samples beyond the first have parts beyond the parts of any group.
                 number = part + (self.draw << DRAW_SHIFT)
                 keys = stream_keys(
                     env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
@@ -721,9 +721,9 @@ class Rollout:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
         stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
-        # Within an episode the next observation's value is that of the next step.
+        # Within an episode the next observation's value is the next step's.
         next_values = stacked.values.roll(-1, 0)
-        # At its end, and at the fragment's, it is that of the final observation. One
+        # At its end, and at the fragment's, it is the final observation's. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
         ends = [*finals, last]
@@ -761,11 +761,11 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
     counts = ended.sum(1).tolist()
     finals, episodes = [], []
-    for ending, own in zip(endings, rows.split(counts), strict=True):
-        if len(own):
-            tokens, states, *rest = _index(ending[2:], own)
-            finals.append(_FinalObservation(ending.time, own, tokens, states))
-            episodes.append(Episodes(*rest))
+    for ending, step_rows in zip(endings, rows.split(counts), strict=True):
+        if len(step_rows):
+            tokens, states, *totals = _index(ending[2:], step_rows)
+            finals.append(_FinalObservation(ending.time, step_rows, tokens, states))
+            episodes.append(Episodes(*totals))
     return finals, episodes
 
 

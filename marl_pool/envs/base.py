@@ -128,7 +128,7 @@ class BatchedEnv(ABC):
                 self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
                 return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
 
-    ``env=my_module:Line`` trains on it. Options of its own are keyword arguments of
+    ``env=my_module:Line`` trains on it. Its options are keyword arguments of
     the constructor with an annotation and a line under ``Args``.
 
     Two rules keep experiments comparable. `step` never resets: the caller decides when
@@ -164,7 +164,7 @@ class BatchedEnv(ABC):
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
     simulated: ClassVar[bool] = False
-    """True if each environment is a simulator of its own; a machine holds few."""
+    """True if each environment is a separate simulator; a machine holds few."""
     turn_based: bool = False
     """True if not every living agent acts in every step; see `alive`."""
     patch_grid: PatchGrid | None = None
@@ -335,7 +335,7 @@ class BatchedEnv(ABC):
     def place(self, rows: Tensor, keys: Tensor) -> None:
         """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
-        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`. On a
+        ``keys`` ``(k,)`` identify their reset streams, for `sample_uniform`. On a
         GPU the rows are all environments, unless they are `simulated`, and `reset`
         restores the state of those whose episode continues.
         """
@@ -395,8 +395,8 @@ class BatchedEnv(ABC):
         self.episodes = state["episodes"].clone().to(self.device)
         self.steps = state["steps"].clone().to(self.device)
         self.dynamics.load_state_dict(state["dynamics"])
-        own = state["tensors"]
-        self._set_tensors({k: v.clone().to(self.device) for k, v in own.items()})
+        tensors = state["tensors"]
+        self._set_tensors({k: v.clone().to(self.device) for k, v in tensors.items()})
 
     def frame(
         self,
@@ -439,7 +439,7 @@ class BatchedEnv(ABC):
         weights = by_origin = None
         if attention is not None:
             numbers = attention.double().cpu()
-            # Weights of perceived tokens become those of the true tokens behind them.
+            # Weights of perceived tokens become weights of the true tokens behind them.
             true_numbers = perceived.by_origin(numbers) if perceived else numbers
             weights, by_origin = numbers.numpy(), true_numbers.numpy()
         if perceived is None or perceived.marks().keys() <= {Mark.REORDERED}:
@@ -448,15 +448,15 @@ class BatchedEnv(ABC):
             image = self._picture(index, size, by_origin, group, agent)
             draw_perceived_patches(image, perceived, self.patch_grid, spec.num_frames)
             return image
-        true, seen = (
+        true_glyphs, perceived_glyphs = (
             self.glyphs(tokens, index, group=group, agent=agent, size=size)
             for tokens in (perceived.true, perceived.seen)
         )
         # Lines to where tokens are perceived replace those to the true places.
-        lines = seen is not None and seen.observer is not None
+        lines = perceived_glyphs is not None and perceived_glyphs.observer is not None
         image = self._picture(index, size, None if lines else by_origin, group, agent)
-        if true is not None and seen is not None:
-            draw_perceived(image, perceived, true, seen, weights)
+        if true_glyphs is not None and perceived_glyphs is not None:
+            draw_perceived(image, perceived, true_glyphs, perceived_glyphs, weights)
         return image
 
     def _picture(self, index: int, size: int, *details: Any) -> np.ndarray:

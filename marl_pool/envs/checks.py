@@ -45,8 +45,8 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         InputError: an unknown name or option.
     """
 
-    def build(num_envs: int = NUM_ENVS, **more: Any) -> BatchedEnv:
-        return make_batched_env(name, num_envs, seed=SEED, **options, **more)
+    def build(num_envs: int = NUM_ENVS, **extra: Any) -> BatchedEnv:
+        return make_batched_env(name, num_envs, seed=SEED, **options, **extra)
 
     env = build()  # an error here is of the name or the options
     findings: dict[str, str] = {}
@@ -57,7 +57,7 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
             findings[rule] = ""
         except EnvTimeoutError as late:
             return findings | {
-                left: str(late) for left in RULES if left not in findings
+                unchecked: str(late) for unchecked in RULES if unchecked not in findings
             }
         except BrokenContractError as broken:
             findings[rule] = str(broken)
@@ -71,13 +71,13 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
 Build = Callable[..., BatchedEnv]
 
 
-def _expect(holds: bool, what: str, expected: object, got: object) -> None:
+def _expect(holds: bool, subject: str, expected: object, actual: object) -> None:
     if not holds:
-        raise BrokenContractError(f"{what}: expected {expected}, got {got}")
+        raise BrokenContractError(f"{subject}: expected {expected}, got {actual}")
 
 
 def _check_groups(build: Build) -> None:
-    """Check that the groups, those of `make_batched_env`, stay."""
+    """Check that the groups of `make_batched_env` stay."""
     env = build()
     before = dict(env.groups)
     env.reset()
@@ -155,30 +155,30 @@ def _check_seeds(build: Build) -> None:
 def _check_batch(build: Build) -> None:
     many = _play(build())
     alone = _play(build(1, first_env=1))
-    ones = [[part[1:2] for part in row] for row in many]
-    _same(ones, alone, "environment 1, in a batch and alone")
+    from_batch = [[part[1:2] for part in row] for row in many]
+    _same(from_batch, alone, "environment 1, in a batch and alone")
 
 
 def _check_saved_state(build: Build) -> None:
-    env, other = build(), build()
+    env, restored = build(), build()
     env.reset()
-    other.reset()
+    restored.reset()
     _play(env, 5, reset=False)
-    other.load_state_dict(env.state_dict())
+    restored.load_state_dict(env.state_dict())
     expected = _play(env, STEPS, reset=False)
-    got = _play(other, STEPS, reset=False)
-    _same(expected, got, "continuations of a saved state")
+    continued = _play(restored, STEPS, reset=False)
+    _same(expected, continued, "continuations of a saved state")
 
 
 def _check_kept(build: Build) -> None:
     env = build()
     env.reset()
-    seen = [
+    parts = [
         part for tokens in checked_observation(env).values() for part in tokens.parts
     ]
-    copies = [part.clone() for part in seen]
+    copies = [part.clone() for part in parts]
     _play(env, 3, reset=False)
-    _same([seen], [copies], "an observation before and after later steps")
+    _same([parts], [copies], "an observation before and after later steps")
 
 
 def _check_order(build: Build) -> None:
@@ -257,10 +257,12 @@ def _play(
     return rows
 
 
-def _same(left: Any, right: Any, what: str) -> None:
-    for number, (one, other) in enumerate(zip(left, right, strict=True)):
-        for a, b in zip(one, other, strict=True):
+def _same(first: Any, second: Any, subject: str) -> None:
+    for number, (first_parts, second_parts) in enumerate(
+        zip(first, second, strict=True)
+    ):
+        for a, b in zip(first_parts, second_parts, strict=True):
             equal = a.shape == b.shape and bool(
                 ((a == b) | (a.isnan() & b.isnan())).all()
             )
-            _expect(equal, what, "equal tensors", f"others after step {number + 1}")
+            _expect(equal, subject, "equal tensors", f"others after step {number + 1}")

@@ -21,8 +21,8 @@ def validate_groups(env: "BatchedEnv", kind: type) -> None:
     """Raise InputError unless ``env.groups`` are instances of ``kind`` by name."""
     groups = getattr(env, "groups", None)
     if not isinstance(groups, Mapping) or not groups:
-        got = "an empty one" if isinstance(groups, Mapping) else kind_of(groups)
-        raise misfit(env, "groups", f"a dict of {kind.__name__} by name", got)
+        actual = "an empty one" if isinstance(groups, Mapping) else kind_of(groups)
+        raise misfit(env, "groups", f"a dict of {kind.__name__} by name", actual)
     for name, group in groups.items():
         if not isinstance(name, str):
             raise misfit(env, "groups", "names", repr(name))
@@ -38,10 +38,10 @@ def validate_results(env: "BatchedEnv", results: Any) -> tuple[dict[str, Tensor]
             tensor of the right shape and dtype.
     """
     if not (isinstance(results, tuple) and len(results) == 2):
-        got = kind_of(results)
+        actual = kind_of(results)
         if isinstance(results, tuple):
-            got = f"{len(results)} of them"
-        raise misfit(env, "advance", "a tuple of rewards and terminated", got)
+            actual = f"{len(results)} of them"
+        raise misfit(env, "advance", "a tuple of rewards and terminated", actual)
     rewards, terminated = results
     validate_by_group(env, "rewards", rewards)
     _validate_tensor(env, "terminated", terminated, (env.num_envs,), torch.bool)
@@ -124,9 +124,11 @@ def _validate_tensor(
     raise misfit(env, part, f"a tensor of {expected}", kind_of(value))
 
 
-def misfit(env: object, part: str, expected: object, got: object) -> InputError:
+def misfit(env: object, part: str, expected: object, actual: object) -> InputError:
     """Build the error for a part of what an environment of some class returned."""
-    return InputError(f"{type(env).__name__}: {part}: expected {expected}, got {got}")
+    return InputError(
+        f"{type(env).__name__}: {part}: expected {expected}, got {actual}"
+    )
 
 
 def kind_of(value: object) -> str:

@@ -82,7 +82,7 @@ def validate_lives(
     Args:
         env: the environment.
         lives: before each of T steps, ``(T, num_envs, agents)`` or without T.
-        rewards: of the steps, likewise; None: not known yet.
+        rewards: of the steps, likewise, or None if not known yet.
         first_steps: ``(num_envs,)`` number of the first of the steps, for the message;
             None for 0.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
@@ -102,14 +102,14 @@ def validate_lives(
     }
     rule = min(firsts, key=lambda rule: firsts[rule][0])
     step, row, agent = firsts[rule]
-    got = f"agent {agent} of group {rule.group!r}" if rule.group else "none"
+    actual = f"agent {agent} of group {rule.group!r}" if rule.group else "none"
     if rule.part == "rewards" and rewards is not None:
         part = rewards[rule.group]
         earned = part.view(-1, *part.shape[-2:])[step, row, agent]
-        got = f"{float(earned):g} of {got}"
+        actual = f"{float(earned):g} of {actual}"
     step += 0 if first_steps is None else int(first_steps[row])
-    got += f" in environment {place_in_batch(int(env.env_ids[row]))} at step {step}"
-    raise misfit(env, rule.part, rule.expected, got)
+    actual += f" in environment {place_in_batch(int(env.env_ids[row]))} at step {step}"
+    raise misfit(env, rule.part, rule.expected, actual)
 
 
 class _Rule(NamedTuple):

@@ -75,8 +75,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         # The group and index of each agent.
         self._places = {
             f"{group}_{number}": (group, number)
-            for group, about in self.env.groups.items()
-            for number in range(about.num_agents)
+            for group, members in self.env.groups.items()
+            for number in range(members.num_agents)
         }
         self.possible_agents = list(self._places)
         self._rows = {
