@@ -55,7 +55,7 @@ test-all: test slow  ## The slow tests too, and each property with many examples
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"
 
-lint: $(BIN)/.dev  ## ruff: format and rules; names and docstrings; files of deploy/
+lint: $(BIN)/.dev  ## ruff: format and rules; names and prose; files of deploy/
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/words.py

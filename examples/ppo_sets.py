@@ -35,7 +35,7 @@ Observation = dict[str, Tensor]
 
 @dataclass
 class Settings:
-    """Options of the command line; those of PPO are ``ppo=fast_centroid``'s."""
+    """Options of the command line; PPO's defaults are ``ppo=fast_centroid``'s."""
 
     pooling: str = "ada"
     counts: str = "1-3-28"  # agents, signal entities, distractors
@@ -111,7 +111,7 @@ class Agent(nn.Module):
         self.types = nn.Embedding(num_types, type_width)
         self.project = nn.Linear(features.shape[-1] + type_width, dim)
         self.encoder = nn.ModuleList(Block(dim) for _ in range(num_layers))
-        # Any of `marl_pool.pooling_names()`, or a class of your own.
+        # Any of `marl_pool.pooling_names()`, or a custom class.
         self.pooling = marl_pool.make_pooling(pooling, dim=dim)
         self.action_head = perceptron(dim, hidden, 2 * actions.shape[0])
         self.value_head = perceptron(dim, hidden, 1)
@@ -201,10 +201,10 @@ def learn(
     scale = 1 / (target.var(correction=0) + errors + 1e-8)
     for _ in range(settings.num_epochs):
         for rows in torch.randperm(len(target)).chunk(settings.num_minibatches):
-            seen = {
+            observations = {
                 name: batch[name][rows] for name in ("features", "types", "padding")
             }
-            distribution, value = agent(seen)
+            distribution, value = agent(observations)
             log_prob = distribution.log_prob(batch["action"][rows]).sum(-1)
             ratio = (log_prob - batch["log_prob"][rows]).exp()
             clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)

@@ -42,7 +42,7 @@ class Callback:
 class WandB(Callback):
     """Log to Weights & Biases (https://docs.wandb.ai); a resumed run continues its log.
 
-    The project is ``marl_pool``, or that of the environment variable ``WANDB_PROJECT``;
+    The project is ``marl_pool``, or the environment variable ``WANDB_PROJECT``;
     ``WANDB_MODE=offline`` logs to files in the run's folder.
     """
 

@@ -17,9 +17,9 @@ class NonFiniteError(InputError):
 
 def validate_finite(
     group: str,
-    tokens: Tokens,
-    logits: Tensor,
-    rewards: Tensor,
+    tokens: Tokens | None = None,
+    logits: Tensor | None = None,
+    rewards: Tensor | None = None,
     *,
     env_ids: Tensor,
     first_steps: Tensor | None = None,
@@ -31,31 +31,33 @@ def validate_finite(
         group: the agents' group, for the message.
         tokens: observations ``(T, num_envs, agents)``, perturbed.
         logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
-        rewards: ``(T, num_envs, agents)``.
+        rewards: ``(T, num_envs, agents)``. Parts that are None are not looked at.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
         first_steps: ``(num_envs,)`` number of the first of the T steps, for the
             message; None for 0.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
-    features = tokens.features
-    if not _may_be_bad((features, logits, rewards)):
+    features = None if tokens is None else tokens.features
+    parts = {"observations": features, "action logits": logits, "rewards": rewards}
+    numbers = {kind: part for kind, part in parts.items() if part is not None}
+    if not _may_be_bad(numbers.values()):
         return
-    clean = features.masked_fill(tokens.padding[..., None], 0)
-    masks = {
-        "observations": _bad(clean),
-        "action logits": _bad(logits),
-        "rewards": _bad(rewards),
-    }
+    if tokens is not None:
+        clean = tokens.features.masked_fill(tokens.padding[..., None], 0)
+        numbers["observations"] = clean
+    masks = {kind: _bad(part) for kind, part in numbers.items()}
     if playing is not None:
         masks = {kind: mask & playing[:, None] for kind, mask in masks.items()}
     counts = {kind: int(mask.sum()) for kind, mask in masks.items() if mask.any()}
     if counts:
         kind = next(iter(counts))
         step, row, agent = masks[kind].nonzero()[0].tolist()
-        seen = ", ".join(f"{kind} of {count} steps" for kind, count in counts.items())
+        summary = ", ".join(
+            f"{kind} of {count} steps" for kind, count in counts.items()
+        )
         step += 0 if first_steps is None else int(first_steps[row])
         raise NonFiniteError(
-            f"NaN or infinite: {seen}; first of agent {agent} of group {group!r} in "
+            f"NaN or infinite: {summary}; first of agent {agent} of group {group!r} in "
             f"environment {place_in_batch(int(env_ids[row]))} at step {step}"
         )
 

@@ -67,8 +67,8 @@ class NativeNetwork(NativePlan):
         self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
         self.embeds = _is_projection(embedding)
         embedded = embedding if self.embeds else None
-        chosen = [part for part in (embedded, encoder, pooling) if part is not None]
-        modules = [module for part in chosen for module in part.modules()]
+        parts = [part for part in (embedded, encoder, pooling) if part is not None]
+        modules = [module for part in parts for module in part.modules()]
         weights = list(_weights(embedded, encoder, pooling))
         super().__init__(modules, _OPTIONS, weights)
         self.dropouts = [
@@ -141,10 +141,10 @@ class NativeNetwork(NativePlan):
 
         Without the pooling head these are the encoder's, ``(B, N, D)``.
         """
-        given = self.inputs(tokens)
-        call = _NetworkCall(self, given.dropout, given.seed)
-        tensors = (given.values, tokens.types, tokens.padding)
-        return compute(call, *tensors, *given.parameters)
+        inputs = self.inputs(tokens)
+        call = _NetworkCall(self, inputs.dropout, inputs.seed)
+        tensors = (inputs.values, tokens.types, tokens.padding)
+        return compute(call, *tensors, *inputs.parameters)
 
     def inputs(self, tokens: Tokens) -> NetworkInputs:
         """Return the arguments of the kernel for tokens that `fits` accepts."""
@@ -186,16 +186,24 @@ class _NetworkCall:
     seed: int
 
     def run(self, *inputs: Tensor) -> Tensor:
-        given = self._given(inputs)
-        return kernel.run(given) if given.values.is_cpu else cuda.run(given)
+        network_inputs = self._given(inputs)
+        return (
+            kernel.run(network_inputs)
+            if network_inputs.values.is_cpu
+            else cuda.run(network_inputs)
+        )
 
     def gradients(
         self, inputs: Sequence[Tensor], gradient: Tensor, for_first: bool
     ) -> list[Tensor | None]:
-        given = self._given(inputs)
-        differentiate = kernel.gradients if given.values.is_cpu else cuda.gradients
-        found, each = differentiate(given, gradient, for_values=for_first)
-        return [found, None, None, *each]
+        network_inputs = self._given(inputs)
+        differentiate = (
+            kernel.gradients if network_inputs.values.is_cpu else cuda.gradients
+        )
+        value_gradient, parameter_gradients = differentiate(
+            network_inputs, gradient, for_values=for_first
+        )
+        return [value_gradient, None, None, *parameter_gradients]
 
     def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
         values, types, padding, *parameters = inputs

@@ -31,7 +31,7 @@ Part = Mapping[str, Any]
 def seeded(seed: int | None, part: str) -> Iterator[None]:
     """Seed torch's generator by (seed, part) within the context; None leaves it.
 
-    Each part of a network has random numbers of its own. So at one seed the weights
+    Each part of a network has separate random numbers. So at one seed the weights
     below the head are the same for every pooling head, as the AdaPool paper requires
     (https://arxiv.org/abs/2506.09215, section 4.3).
     """
@@ -122,7 +122,7 @@ class SetNetwork(nn.Module):
         seed: seed of the initial weights; None uses torch's global generator.
 
     Attributes:
-        dim_out: width of the result, that of the pooling head.
+        dim_out: width of the result, the pooling head's ``dim_out``.
 
     Raises:
         InputError: an unknown name or option, or a head that does not fit the tokens.
@@ -195,6 +195,7 @@ class SetNetwork(nn.Module):
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
+        tokens.validate_shapes()
         # Without padding drop the mask: attention is faster without one. A function
         # transform does not allow the test, and on a GPU it costs more than the mask.
         padding: Tensor | None = tokens.padding

@@ -45,9 +45,9 @@ class Perception:
         cls, true: Tokens, seen: Tokens, origin: Tensor, word: str
     ) -> "Perception":
         """Find the tokens that no perceived one shows; arguments as the attributes."""
-        shown = ~seen.padding & (origin >= 0)
+        visible = ~seen.padding & (origin >= 0)
         count = torch.zeros_like(true.types)
-        count.scatter_add_(-1, origin.clamp(min=0), shown.long())
+        count.scatter_add_(-1, origin.clamp(min=0), visible.long())
         return cls(true, seen, origin, ~true.padding & (count == 0), word)
 
     def at(self, index: Any) -> "Perception":
@@ -59,9 +59,9 @@ class Perception:
         return self._map(Tensor.cpu)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Perception":
-        true, seen = self.true.map(function), self.seen.map(function)
+        true, perceived = self.true.map(function), self.seen.map(function)
         origin, removed = function(self.origin), function(self.removed)
-        return Perception(true, seen, origin, removed, self.word)
+        return Perception(true, perceived, origin, removed, self.word)
 
     @property
     def known(self) -> Tensor:
@@ -78,7 +78,7 @@ class Perception:
 
         Masks are ``(*B, N)`` bool for `Mark.HIDDEN` and ``(*B, M)`` for the others.
         """
-        known, source = self.known, self.origin.clamp(min=0)
+        genuine, source = self.known, self.origin.clamp(min=0)
         # Compare with the true token behind each one: features, type and slot.
         features = take_features(self.true.features, source)
         altered = (features != self.seen.features).any(-1)
@@ -87,19 +87,19 @@ class Perception:
         moved = (self.origin != slots) & (slots < self.true.num_tokens)
         # Find tokens whose true one an earlier token shows, too.
         same = self.origin[..., :, None] == self.origin[..., None, :]
-        both = same & known[..., :, None] & known[..., None, :]
+        repeated = same & genuine[..., :, None] & genuine[..., None, :]
         masks = {
             Mark.HIDDEN: self.removed,
             Mark.INJECTED: self.injected,
-            Mark.ALTERED: known & altered,
-            Mark.RETYPED: known & retyped,
-            Mark.REPEATED: both.tril(-1).any(-1),
-            Mark.REORDERED: known & moved,
+            Mark.ALTERED: genuine & altered,
+            Mark.RETYPED: genuine & retyped,
+            Mark.REPEATED: repeated.tril(-1).any(-1),
+            Mark.REORDERED: genuine & moved,
         }
         return {mark: mask for mark, mask in masks.items() if mask.any()}
 
     def by_origin(self, weights: Tensor) -> Tensor:
         """Sum weights ``(*B, M)`` of perceived tokens by true token, ``(*B, N)``."""
         total = weights.new_zeros(self.true.types.shape)
-        known = weights.masked_fill(~self.known, 0)
-        return total.scatter_add(-1, self.origin.clamp(min=0), known)
+        true_weights = weights.masked_fill(~self.known, 0)
+        return total.scatter_add(-1, self.origin.clamp(min=0), true_weights)

@@ -11,6 +11,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
+from marl_pool.envs.rules import (
+    Lives,
+    checked_observation,
+    checked_step,
+    lives_of,
+    validate_lives,
+)
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -63,6 +70,7 @@ class Trajectory(NamedTuple):
         states: states of the policy when it acted, a pytree; () without a memory.
         next_alive: bool, the agent was alive after the step; None where all living
             agents act in all steps.
+        alive: bool, the same before the step.
     """
 
     tokens: Tokens
@@ -78,6 +86,7 @@ class Trajectory(NamedTuple):
     next_active: Tensor
     states: State = ()
     next_alive: Tensor | None = None
+    alive: Tensor | None = None
 
 
 class Episodes(NamedTuple):
@@ -152,10 +161,10 @@ class Rollout:
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
             a ramp continues from there.
-        draw: number of the perturbation's sample: each has random numbers of its own,
-            in the same episodes.
-        sync_free: step without reading values, to the same trajectories; None: only
-            where the environments are on a GPU.
+        draw: number of the perturbation's sample: each has separate random
+            numbers, in the same episodes.
+        sync_free: step without reading values, to the same trajectories, or None to do
+            so only where the environments are on a GPU.
 
     Attributes:
         tokens: for each group, the current observation, perturbed.
@@ -200,7 +209,7 @@ class Rollout:
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
-        # Give each group a random stream of its own.
+        # Give each group a separate random stream.
         self.noise = {
             name: Stream(
                 env.seed,
@@ -245,7 +254,8 @@ class Rollout:
             For each group, its steps.
 
         Raises:
-            InputError: ``count`` is below 1, or an action mask allows nothing.
+            InputError: ``count`` is below 1, an action mask allows nothing, or the
+                environment breaks its contract.
             NonFiniteError: an observation, logit or reward is NaN or infinite; its step
                 is counted from the start of the fragment.
         """
@@ -262,6 +272,13 @@ class Rollout:
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
+        by_name = trajectories.items()
+        active = {name: fragment.active for name, fragment in by_name}
+        alive = active
+        if self.env.turn_based:
+            alive = {name: fragment.alive for name, fragment in by_name}
+        rewards = {name: fragment.rewards for name, fragment in by_name}
+        validate_lives(self.env, Lives(alive, active), rewards)
         for name, trajectory in trajectories.items():
             if self.sync_free and trajectory.tokens.action_mask is not None:
                 # Steps are counted from the start of the fragment.
@@ -318,9 +335,9 @@ class Rollout:
                 # The state is no longer one that the graph can continue from.
                 self._give_up_graphs(error)
                 self.load_state_dict(before)
-                rest, last = self._play_eagerly(count - start)
+                eager_steps, last = self._play_eagerly(count - start)
                 last = [end._replace(time=start + end.time) for end in last]
-                return steps + rest, endings + last
+                return steps + eager_steps, endings + last
             self.load_state_dict(state)
             steps += played
             endings += [end._replace(time=start + end.time) for end in ends]
@@ -331,7 +348,7 @@ class Rollout:
         self.uses_graph, self._graphs = False, {}
 
     def _capture(self, length: int) -> StepGraph | None:
-        """Capture steps; None, and no more tries, if they cannot be captured."""
+        """Capture steps; return None, and try no more, if they cannot be captured."""
 
         def play() -> tuple[Any, Any]:
             return self._play_eagerly(length), self.state_dict()
@@ -350,9 +367,9 @@ class Rollout:
         endings: list[_Ending] = []
         for t in range(count):
             # Act on the current observations, and step all environments.
-            active = self.env.active
+            lives = lives_of(self.env)
             transition = self._step(reads=not self.sync_free)
-            fragment.append(self._record(transition, active))
+            fragment.append(self._record(transition, lives))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
@@ -375,7 +392,10 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
+                lives, lengths = lives_of(self.env), self._lengths
                 step = self._step(reads=not self.sync_free).step
+                if not self.sync_free:
+                    validate_lives(self.env, lives, step.rewards, first_steps=lengths)
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
@@ -432,8 +452,15 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            lengths = self._lengths
+            lives, lengths = lives_of(self.env), self._lengths
             transition = self._step(reads=True, playing=~over)
+            validate_lives(
+                self.env,
+                lives,
+                transition.step.rewards,
+                first_steps=lengths,
+                playing=~over,
+            )
             for name, decision in transition.decisions.items():
                 validate_finite(
                     name,
@@ -514,7 +541,7 @@ class Rollout:
             )
             for name, policy in self.policies.items()
         }
-        # Step: actions are scaled from the policy's units to those of the space.
+        # Step: actions are scaled from the policy's units to the space's.
         has_memory = any(self.states.values())
         alive = self.env.alive if has_memory else {}
         acting = self.env.active if has_memory and self.env.turn_based else {}
@@ -531,7 +558,7 @@ class Rollout:
                 actions[name], states[name], space
             )
         with env_call(self.env, "a step"):
-            step = self.env.step(actions)
+            step = checked_step(self.env, actions)
         transition = Transition(self.env, self.tokens, self.states, decisions, step)
         # Carry the policies' states over, except to agents that were just born; those
         # of agents that are not in turn stay.
@@ -543,12 +570,6 @@ class Rollout:
             self._reset_states_of_newborn(alive, reads=reads)
         # Sum up rewards and steps of the running episodes.
         for name, rewards in step.rewards.items():
-            # Another shape would broadcast.
-            if rewards.shape != (shape := self._returns[name].shape):
-                raise InputError(
-                    f"{type(self.env).__name__}: rewards of {name!r}: expected the "
-                    f"shape {tuple(shape)}, got {tuple(rewards.shape)}"
-                )
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
@@ -570,12 +591,16 @@ class Rollout:
 
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""
-        with env_call(self.env, "an observation"):
-            tokens = self.env.observe()
+        tokens = self._observed()
         states = self.perturbation_states
         for name, perturbation in self._perturbations.items():
             tokens[name], states[name] = perturbation(tokens[name], states[name])
         self.tokens = tokens
+
+    def _observed(self) -> dict[str, Tokens]:
+        """Return what the environments show, unperturbed."""
+        with env_call(self.env, "an observation"):
+            return checked_observation(self.env)
 
     @contextmanager
     def _many_steps(self, *, reads: bool) -> Iterator[None]:
@@ -604,12 +629,12 @@ class Rollout:
 
         None stands for all. The other environments are left untouched.
         """
-        env, observed = self.env, self.env.observe()
+        env, observed = self.env, self._observed()
         # Restart the random streams, and sample the perturbation of the new episodes.
         for part, name in enumerate(env.groups):
             self.noise[name].restart(env.episodes, where)
             if name in self._perturbations:
-                # Samples beyond the first have parts beyond those of any groups.
+                # Samples beyond the first have parts beyond the parts of any group.
                 number = part + (self.draw << DRAW_SHIFT)
                 keys = stream_keys(
                     env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
@@ -662,12 +687,10 @@ class Rollout:
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _record(
-        self, transition: Transition, active: Mapping[str, Tensor]
-    ) -> dict[str, Trajectory]:
+    def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
-        step, next_active = transition.step, self.env.active
-        alive = self.env.alive if self.env.turn_based else {}
+        step, next_lives = transition.step, lives_of(self.env)
+        by_turns = self.env.turn_based
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -679,10 +702,11 @@ class Rollout:
                 rewards=step.rewards[name],
                 terminated=step.terminated,
                 truncated=step.truncated,
-                active=active[name],
-                next_active=next_active[name],
+                active=lives.active[name],
+                next_active=next_lives.active[name],
                 states=transition.states[name],
-                next_alive=alive.get(name),
+                next_alive=next_lives.alive[name] if by_turns else None,
+                alive=lives.alive[name] if by_turns else None,
             )
             for name, decision in transition.decisions.items()
         }
@@ -697,9 +721,9 @@ class Rollout:
         """Stack a group's steps, and add the values of the observations after them."""
         # Not a pytree of the whole step: a walk over it costs as much as the stacking.
         stacked = Trajectory(*map(_stack, zip(*steps, strict=True)))
-        # Within an episode the next observation's value is that of the next step.
+        # Within an episode the next observation's value is the next step's.
         next_values = stacked.values.roll(-1, 0)
-        # At its end, and at the fragment's, it is that of the final observation. One
+        # At its end, and at the fragment's, it is the final observation's. One
         # pass for all final observations: environments that end at different times
         # would otherwise cost a second pass at almost every step.
         ends = [*finals, last]
@@ -737,11 +761,11 @@ def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Epis
     rows = ended.nonzero()[:, 1].to(endings[0].ended.device)
     counts = ended.sum(1).tolist()
     finals, episodes = [], []
-    for ending, own in zip(endings, rows.split(counts), strict=True):
-        if len(own):
-            tokens, states, *rest = _index(ending[2:], own)
-            finals.append(_FinalObservation(ending.time, own, tokens, states))
-            episodes.append(Episodes(*rest))
+    for ending, step_rows in zip(endings, rows.split(counts), strict=True):
+        if len(step_rows):
+            tokens, states, *totals = _index(ending[2:], step_rows)
+            finals.append(_FinalObservation(ending.time, step_rows, tokens, states))
+            episodes.append(Episodes(*totals))
     return finals, episodes
 
 

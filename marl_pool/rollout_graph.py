@@ -109,7 +109,7 @@ def _copy(tree: Any) -> Any:
 
 
 def _write(to: list[Any], values: list[Any]) -> None:
-    """Write tensors in place; numbers must be those of the capture.
+    """Write tensors in place; numbers must equal the captured ones.
 
     A number that changed is part of what the graph computes: it would stay the same in
     each replay.

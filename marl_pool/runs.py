@@ -57,9 +57,12 @@ LEARNER = "algorithm/learner_group/learner"
 BEST_PARTS = ("best/config.json", "best/model.safetensors")
 PARTS = {
     "train": (
-        *("algorithm/algorithm_state.pkl", "algorithm/env_runner/state.pkl"),
-        *(f"{LEARNER}/state.pkl", f"{LEARNER}/rl_module/*/module_state.pkl"),
-        *("progress.json", *POLICY_PARTS),
+        "algorithm/algorithm_state.pkl",
+        "algorithm/env_runner/state.pkl",
+        f"{LEARNER}/state.pkl",
+        f"{LEARNER}/rl_module/*/module_state.pkl",
+        "progress.json",
+        *POLICY_PARTS,
     ),
     "evolve": ("strategy.npz", "state.json", *BEST_PARTS, *POLICY_PARTS),
     "clone": ("learner.safetensors", "progress.json", *POLICY_PARTS),
@@ -111,14 +114,14 @@ class Run:
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
         on_saved: called after each checkpoint.
-        results: folder above those of evaluations and videos; by default ``path``.
+        results: folder above evaluations and videos; by default ``path``.
     """
 
     path: Path
     config: dict[str, Any]
     version: str
     verb: str = TRAIN
-    on_saved: Callable[[], object] = field(default=bool, init=False)
+    on_saved: Callable[[], object] = field(default=lambda: None, init=False)
     _first_event: int = field(default=0, init=False)
     _events: Any = field(default=None, init=False)
     _damage: dict[Path, str] = field(default_factory=dict, init=False)
@@ -138,7 +141,7 @@ class Run:
         """Create the folder of a new run with a checked configuration.
 
         Raises:
-            InputError: the folder cannot be created, or has files other than those of
+            InputError: the folder cannot be created, or is neither empty nor left by
                 a run that was killed before it had a configuration.
         """
         path = Path(path)
@@ -162,8 +165,9 @@ class Run:
         """
         path = Path(path)
         if not path.is_dir():
-            function = ":" in path.name or path.suffix == ".py"
-            hint = "; marl_pool.evaluate(policy=…) measures a function" * function
+            is_function = ":" in path.name or path.suffix == ".py"
+            hint = "; marl_pool.evaluate(policy=…) measures a function"
+            hint = hint if is_function else ""
             raise InputError(f"{path}: no such run folder{hint}")
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
@@ -269,27 +273,29 @@ class Run:
         A process may be killed after it has saved a checkpoint, before its policy.
         """
         newest = self.latest_checkpoint()
-        found = None if newest is None else self._best_at(newest)
+        candidate = None if newest is None else self._best_at(newest)
         try:
             best = self.best
         except InputError as error:
             # The last checkpoint that was the best, which no pruning removes.
             saved = [path for path in self.checkpoints() if not self.damage_of(path)]
-            found = next(filter(None, map(self._best_at, reversed(saved))), None)
-            if found is not None:
-                line = f"{printable(error)}; restored from iteration {found.iteration}"
+            candidate = next(filter(None, map(self._best_at, reversed(saved))), None)
+            if candidate is not None:
+                line = (
+                    f"{printable(error)}; restored from iteration {candidate.iteration}"
+                )
                 print(f"marl-pool: {line}", file=sys.stderr)
-            return found
-        is_new = best is None or (found and best.iteration < found.iteration)
-        return found if is_new else None
+            return candidate
+        is_new = best is None or (candidate and best.iteration < candidate.iteration)
+        return candidate if is_new else None
 
     def _best_at(self, checkpoint: Path) -> Best | None:
         """Return the score of a checkpoint that was the best when it was saved."""
-        about = self._about(checkpoint)
-        if about.get("best_score") is None:
+        entries = self._about(checkpoint)
+        if entries.get("best_score") is None:
             return None
-        kind = about.get("best_of", RETURN)
-        return Best(iteration_of(checkpoint), about["best_score"], kind)
+        kind = entries.get("best_of", RETURN)
+        return Best(iteration_of(checkpoint), entries["best_score"], kind)
 
     # Metrics
 
@@ -408,13 +414,13 @@ class Run:
             yield folder
             if missing := _missing(folder, parts):
                 raise OSError(f"{missing} was not written")
-            about = {
+            entries = {
                 "best_score": best and best.score,
                 "best_of": best and best.of,
                 "origin": dict(origin or {}),
                 **self.metrics.fix(iteration),
             }
-            manifest.write_manifest(folder, **about)
+            manifest.write_manifest(folder, **entries)
         self._damage[final] = ""
 
     def origin(self, checkpoint: Path) -> dict[str, str]:
@@ -426,9 +432,9 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""
-        found = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
-        named = (path for path in found if CHECKPOINT.fullmatch(path.name))
-        return sorted((path for path in named if path.is_dir()), key=iteration_of)
+        children = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
+        folders = (path for path in children if CHECKPOINT.fullmatch(path.name))
+        return sorted((path for path in folders if path.is_dir()), key=iteration_of)
 
     def damage_of(self, checkpoint: Path) -> str:
         """Describe the damage of a checkpoint; empty if it is intact.
@@ -567,7 +573,7 @@ class Run:
             manifest.add_to_manifest(folder, BEST)
 
     def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
-        """Return the folder of the best policy, or of that of a checkpoint.
+        """Return the folder of the best policy, or of a checkpoint's.
 
         Args:
             which: ``"last"`` or an iteration for the policy of a checkpoint.
@@ -578,24 +584,28 @@ class Run:
         # Find the folder of the policy that is asked for.
         saved = self.checkpoints()
         if which == "best":
-            found = atomic.standing(self.policy_dir)
+            folder = atomic.standing(self.policy_dir)
         elif which == "last":
             newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):
                 raise InputError(
                     f"checkpoint: expected the last to be intact, {newest}: {damage}"
                 )
-            found = newest / POLICY
+            folder = newest / POLICY
         else:
-            found = self._checkpoint_path(which) / POLICY
+            folder = self._checkpoint_path(which) / POLICY
         # Name the checkpoints that have a policy.
-        if not found.is_dir():
-            whole = (iteration_of(each) for each in saved if (each / POLICY).is_dir())
-            known = ", ".join(map(str, whole)) or "none yet"
-            raise InputError(
-                f"{self.path} has no policy {which!r}; checkpoints: {known}"
+        if not folder.is_dir():
+            whole = (
+                iteration_of(checkpoint)
+                for checkpoint in saved
+                if (checkpoint / POLICY).is_dir()
             )
-        return found
+            iterations = ", ".join(map(str, whole)) or "none yet"
+            raise InputError(
+                f"{self.path} has no policy {which!r}; checkpoints: {iterations}"
+            )
+        return folder
 
     def iteration_of(self, checkpoint: str | int) -> int | None:
         """Return the iteration of a policy: the best, the last, or a number itself."""
@@ -683,10 +693,12 @@ def default_path(config: Mapping[str, Any]) -> Path:
 
     Without pooling, the policy or the encoder is named.
     """
-    given = (config.get(part) for part in ("pooling", "policy", "encoder"))
-    named = [part for part in given if part and part.get("name", "none") != "none"]
-    chosen = [config.get("env") or config["task"], *named[:1]]
-    label = "-".join(part["name"].rpartition(":")[2] for part in chosen)
+    sections = (config.get(part) for part in ("pooling", "policy", "encoder"))
+    named_sections = [
+        part for part in sections if part and part.get("name", "none") != "none"
+    ]
+    parts = [config.get("env") or config["task"], *named_sections[:1]]
+    label = "-".join(part["name"].rpartition(":")[2] for part in parts)
     return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}-s{config['seed']}"
 
 
@@ -698,7 +710,7 @@ def iteration_of(checkpoint: Path) -> int:
 def _missing(folder: Path, parts: Iterable[str]) -> str:
     """Return the first part that is missing or empty in a folder, or ``""``."""
     for part in parts:
-        found = [path for path in folder.glob(part) if path.is_file()]
-        if not found or not all(path.stat().st_size for path in found):
+        files = [path for path in folder.glob(part) if path.is_file()]
+        if not files or not all(path.stat().st_size for path in files):
             return part
     return ""

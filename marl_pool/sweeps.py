@@ -144,7 +144,7 @@ class Sweep:
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
-        """Return True if the folder is that of a sweep."""
+        """Return True if the folder belongs to a sweep."""
         return (Path(path) / CONTENT).is_file()
 
     def write(self) -> None:
@@ -169,23 +169,25 @@ class Sweep:
         try:
             listed = content["proposals"]
             listed = check_value("proposals", listed, list[dict[str, Any]])
-            found = [Proposal(**check_settings(Proposal, each)) for each in listed]
+            proposals = [
+                Proposal(**check_settings(Proposal, entry)) for entry in listed
+            ]
         except (KeyError, InputError) as error:
             raise InputError(f"{file}: expected proposals, got {error}") from error
         space = self.space or {}
-        for each in found:
-            if each.values.keys() != space.keys():
+        for proposal in proposals:
+            if proposal.values.keys() != space.keys():
                 raise InputError(
                     f"{file}: expected values of {', '.join(space)}, got "
-                    f"{', '.join(each.values)}"
+                    f"{', '.join(proposal.values)}"
                 )
-            for key, value in each.values.items():
+            for key, value in proposal.values.items():
                 _validate_inside(f"{file}: {key}", value, space[key])
-        return found
+        return proposals
 
     def write_proposals(self, proposals: Sequence[Proposal]) -> None:
         """Write the trials of a search."""
-        content = {"proposals": [asdict(each) for each in proposals]}
+        content = {"proposals": [asdict(proposal) for proposal in proposals]}
         write_sealed_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
         # Another machine may have to go on with the search at any time.
         if self.mirror is not None:
@@ -227,10 +229,10 @@ class Sweep:
         # The rows of each trial, after its name, status and swept values.
         rows = []
         for trial in trials:
-            own = {"trial": trial.name, "status": status[trial.name]}
-            own |= {key: _cell(value) for key, value in trial.values.items()}
+            cells = {"trial": trial.name, "status": status[trial.name]}
+            cells |= {key: _cell(value) for key, value in trial.values.items()}
             run = self.run(trial)
-            rows += [own | row for row in run.metrics.readable_rows()] if run else []
+            rows += [cells | row for row in run.metrics.readable_rows()] if run else []
         # All columns, each once, in the order in which they appear.
         keys = dict.fromkeys(key for trial in trials for key in trial.values)
         metrics = dict.fromkeys(key for row in rows for key in row)

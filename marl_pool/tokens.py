@@ -17,7 +17,7 @@ SELF_TYPE = 0
 Mask = Tensor | None
 """Padding of a set, ``(*B, N)`` bool, True = ignore; None where nothing is padded."""
 Types = Tensor | None
-"""Types of a set's tokens, ``(*B, N)`` int64, 0 = the observer's own; None: unknown."""
+"""Types of a set's tokens, ``(*B, N)`` int64, 0 = the observer; None if unknown."""
 
 
 class Tokens(NamedTuple):
@@ -78,14 +78,29 @@ class Tokens(NamedTuple):
         """Apply ``[index]`` to the batch dimensions of all tensors."""
         return self.map(lambda tensor: tensor[index])
 
+    def validate_shapes(self) -> None:
+        """Raise InputError unless each token has features, a type and a padding."""
+        shape = self.features.shape[:-1]
+        for name, part in (("types", self.types), ("padding", self.padding)):
+            if part.shape != shape:
+                raise InputError(
+                    f"tokens: expected {name} of shape {tuple(shape)}, got "
+                    f"{tuple(part.shape)}"
+                )
+        if self.padding.dtype != torch.bool:
+            raise InputError(
+                f"tokens: expected padding of dtype bool, got {self.padding.dtype}"
+            )
+
     def flatten_batch(self) -> "Tokens":
-        """Merge all batch dimensions into one."""
+        """Merge all batch dimensions into one; the shapes are validated."""
+        self.validate_shapes()
         dims = len(self.batch_shape)
         return self if dims == 1 else self.map(lambda t: t.flatten(0, dims - 1))
 
 
 def append(tokens: Tokens, added: Tokens) -> Tokens:
-    """Append the slots of ``added`` to those of ``tokens``, whose mask stays."""
+    """Append the slots of ``added`` to ``tokens``, whose mask stays."""
     joined = map(torch.cat, zip(tokens[:3], added[:3], strict=True), (-2, -1, -1))
     return tokens._replace(**dict(zip(Tokens._fields, joined, strict=False)))
 
@@ -107,8 +122,8 @@ def drop_tokens(tokens: Tokens, probability: float, has_self: bool) -> Tokens:
     """Hide each token with a probability, by padding.
 
     The observer's own token is kept; without one, a random token of each set is, so
-    each of N tokens is hidden with a probability of p - p^N / N. The random numbers are
-    those of torch's global generator.
+    each of N tokens is hidden with a probability of p - p^N / N. The random numbers
+    come from torch's global generator.
 
     Args:
         tokens: tokens of batch ``(*B,)``.
@@ -166,8 +181,8 @@ class TokenSpec:
             self._validate(name, getattr(self, name) >= 1, "at least 1")
         names, width = self.type_names, self.num_features
         self._validate("type_names", bool(names), "at least one name")
-        known = {*self.signal_types} <= {*names}
-        self._validate("signal_types", known, f"some of {', '.join(names)}")
+        are_types = {*self.signal_types} <= {*names}
+        self._validate("signal_types", are_types, f"some of {', '.join(names)}")
         divides = width % self.num_frames == 0
         self._validate("num_frames", divides, f"a divisor of num_features = {width}")
         inside = all(0 <= index < width for index in self.positions or ())
@@ -175,8 +190,8 @@ class TokenSpec:
 
     def _validate(self, name: str, fits: bool, expected: str) -> None:
         if not fits:
-            got = getattr(self, name)
-            raise InputError(f"TokenSpec.{name}: expected {expected}, got {got}")
+            value = getattr(self, name)
+            raise InputError(f"TokenSpec.{name}: expected {expected}, got {value}")
 
     @property
     def num_types(self) -> int:
@@ -196,9 +211,9 @@ class TokenSpec:
     def check(self, tokens: Tokens, where: str = "tokens") -> None:
         """Raise InputError if ``tokens`` do not have this form."""
         expected = (self.num_tokens, self.num_features)
-        got = tuple(tokens.features.shape[-2:])
-        if got != expected:
-            raise InputError(f"{where}: expected (..., {expected}), got (..., {got})")
+        shape = tuple(tokens.features.shape[-2:])
+        if shape != expected:
+            raise InputError(f"{where}: expected (..., {expected}), got (..., {shape})")
 
     def to_json(self) -> dict[str, Any]:
         """Return keyword arguments of an equal `TokenSpec`, ready for JSON."""

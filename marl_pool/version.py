@@ -23,4 +23,4 @@ def commit() -> str | None:
         changes = git("status", "--porcelain", "--untracked-files=no", ".")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + "+" * bool(changes)
+    return f"{head}+" if changes else head

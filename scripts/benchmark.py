@@ -183,7 +183,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def read(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read the rows of files; a row of a later file replaces that of an earlier one."""
+    """Read the rows of files; a row of a later file replaces an earlier one."""
     contents = [json.loads(file.read_text())["rows"] for file in files]
     return list({row["name"]: row for rows in contents for row in rows}.values())
 
@@ -194,21 +194,21 @@ def matching(patterns: Sequence[str]) -> list[str]:
     Raises:
         ValueError: none matches one of the patterns.
     """
-    found: list[str] = []
+    matches: list[str] = []
     for pattern in patterns:
         names = [name for name in BENCHMARKS if fnmatchcase(name, pattern)]
         if not names:
-            known = ", ".join(BENCHMARKS)
-            raise ValueError(f"no benchmark {pattern}; expected some of {known}")
-        found += names
-    return list(dict.fromkeys(found))
+            choices = ", ".join(BENCHMARKS)
+            raise ValueError(f"no benchmark {pattern}; expected some of {choices}")
+        matches += names
+    return list(dict.fromkeys(matches))
 
 
 def uses(name: str, device: str) -> bool:
     """Return True if the benchmark measures something on the device."""
     if device == "cpu":
         return True
-    # Processes of runners have no GPU, and each learner needs one of its own.
+    # Processes of runners have no GPU, and each learner needs a whole one.
     if name.endswith("/two_runners"):
         return False
     if name.endswith("/two_learners"):
@@ -278,22 +278,23 @@ def main() -> None:
     useful = [name for name in BENCHMARKS if uses(name, arguments.device)]
     try:
         skipped = matching(arguments.skip)
-        chosen = [n for n in matching(arguments.only or useful) if n not in skipped]
+        selected = [n for n in matching(arguments.only or useful) if n not in skipped]
     except ValueError as error:
         parser.error(str(error))
-    if useless := sorted({*chosen} - {*useful}):
+    if useless := sorted({*selected} - {*useful}):
         parser.error(
             f"--device {arguments.device}: expected rows that use it, got "
             f"{', '.join(useless)}"
         )
-    if missing := missing_extras(chosen):
+    if missing := missing_extras(selected):
         parser.error("; ".join(missing))
-    about = machine(arguments.device)
-    passed_on = [f"--device={arguments.device}", *["--tiny"] * arguments.tiny]
+    host = machine(arguments.device)
+    passed_on = [f"--device={arguments.device}"]
+    passed_on += ["--tiny"] if arguments.tiny else []
     passed_on += [f"--seeds={arguments.seeds}"] if arguments.seeds else []
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for name in chosen:
+    for name in selected:
         began = time.perf_counter()
         try:
             rows += apart(name, passed_on)
@@ -303,7 +304,7 @@ def main() -> None:
         print(f"{name}: {passed}", file=sys.stderr, flush=True)
         # After each benchmark, so that an interruption loses one at most.
         if arguments.json:
-            content = {"machine": about, "rows": rows, "failed": failed}
+            content = {"machine": host, "rows": rows, "failed": failed}
             arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     print(table(rows))
     if failed:

@@ -49,25 +49,31 @@ SIGNALS: dict[str, tuple[int, ...]] = {
     "SIGTERM": (143,),
     "SIGINT": (130,),
 }
-"""Exit statuses besides that of the bare signal, which Python has at its start."""
+"""Exit statuses besides the bare signal's, which Python has at its start."""
 LONG = {
     # Long enough to be killed in the middle.
     "train": (*TRAIN, "total_steps=960", f"checkpoint.every={EVERY}"),
     "evolve": (*EVOLVE, "total_generations=60", f"checkpoint.every={EVERY}"),
     "evolve, cma": (
         *(word for word in EVOLVE if word != "evolution=pgpe"),
-        *("evolution=cma", "total_generations=60", f"checkpoint.every={EVERY}"),
+        "evolution=cma",
+        "total_generations=60",
+        f"checkpoint.every={EVERY}",
     ),
     "evolve, cma diagonal": (
         *(word for word in EVOLVE if word != "evolution=pgpe"),
-        *("evolution=cma", "evolution.diagonal=true"),
-        *("total_generations=60", f"checkpoint.every={EVERY}"),
+        "evolution=cma",
+        "evolution.diagonal=true",
+        "total_generations=60",
+        f"checkpoint.every={EVERY}",
     ),
     "clone": (*CLONE, "total_batches=80", f"checkpoint.every={EVERY}"),
     "fit": (*FIT, "fit.epochs=30", f"checkpoint.every={EVERY}"),
     "sweep": (
         *(text for text in TRAIN if not text.startswith("threads")),
-        *("total_steps=640", "seed=0,1", "sweep.concurrency=2"),
+        "total_steps=640",
+        "seed=0,1",
+        "sweep.concurrency=2",
         f"checkpoint.every={EVERY}",
     ),
 }
@@ -97,7 +103,7 @@ class Outcome:
     Attributes:
         good: everything was as promised.
         kills: signals sent.
-        equal: the finished run equals an undisturbed one; None: not compared.
+        equal: the finished run equals an undisturbed one, or None if not compared.
         lost: most iterations that a kill took back.
         ended: exit statuses, and the last line of a run that failed.
     """
@@ -110,7 +116,7 @@ class Outcome:
 
 
 class Command:
-    """A command of the package in a process of its own.
+    """A command of the package in a new process.
 
     Args:
         folder: takes the output; its path marks the command's processes.
@@ -183,10 +189,10 @@ def wait(is_so: Callable[[], bool], seconds: float) -> bool:
     return held
 
 
-def words_of(verb: str, path: Path, *more: str) -> tuple[str, ...]:
+def words_of(verb: str, path: Path, *extra: str) -> tuple[str, ...]:
     flag = "--sweep-dir" if verb == "sweep" else "--run-dir"
     command = verb.partition(",")[0]
-    return command, flag, str(path), "--or-resume", *LONG[verb], *more
+    return command, flag, str(path), "--or-resume", *LONG[verb], *extra
 
 
 def runs_of(path: Path) -> list[Path]:
@@ -214,22 +220,24 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 
 def equal_but_added(
-    path: Path, found: list[dict[str, Any]], expected: list[dict[str, Any]]
+    path: Path, actual: list[dict[str, Any]], expected: list[dict[str, Any]]
 ) -> bool:
     """Return whether only policies of checkpoints that signals added differ.
 
-    The best policy may be that of such a checkpoint, which no other run has.
+    The best policy may be in such a checkpoint, which no other run has.
 
     Args:
         path: folder of the run or the sweep.
-        found: its `results`.
-        expected: those of an undisturbed one.
+        actual: its `results`.
+        expected: the results of an undisturbed one.
     """
-    for run, one, other in zip(runs_of(path), found, expected, strict=True):
+    for run, actual_run, expected_run in zip(
+        runs_of(path), actual, expected, strict=True
+    ):
         best = Run.open(run).best
-        if best and best.iteration % EVERY and best.iteration < len(one["rows"]):
-            one, other = map(_without_policy, (one, other))
-        if one != other:
+        if best and best.iteration % EVERY and best.iteration < len(actual_run["rows"]):
+            actual_run, expected_run = map(_without_policy, (actual_run, expected_run))
+        if actual_run != expected_run:
             return False
     return True
 
@@ -263,7 +271,7 @@ class Undisturbed(NamedTuple):
 
 
 class Campaign:
-    """Cases, each in a folder of its own.
+    """Cases, each in a separate folder.
 
     Args:
         folder: scratch folder.
@@ -320,38 +328,40 @@ class Campaign:
             statuses.append(status)
             allowed = (*SIGNALS[name], -signal.Signals[name])
             if status not in allowed or line in (
-                *("hangs", "traceback", "leaves processes"),
+                "hangs",
+                "traceback",
+                "leaves processes",
             ):
                 ended = f"exit {status}: {line}"
                 return Outcome(False, ended, len(statuses), None, lost)
             saved = [Run.open(run).iterations_saved for run in runs_of(path)]
             lost = max([lost, *(a - b for a, b in zip(logged, saved, strict=False))])
         status, line = Command(path.parent, *words_of(verb, path)).end()
-        found = results(path)
-        equal = status == 0 and found == expected
+        actual = results(path)
+        equal = status == 0 and actual == expected
         ended = ", ".join(map(str, sorted(set(statuses))))
         # Evolution has the best policy of any generation.
         adds = name != "SIGKILL" and verb in ("train", "clone", "sweep")
         good = equal or (
-            adds and status == 0 and equal_but_added(path, found, expected)
+            adds and status == 0 and equal_but_added(path, actual, expected)
         )
         good &= not line.startswith("leaves") and lost <= EVERY
         ended = ended if good else f"{ended}, then {status}: {line}"
         return Outcome(good, ended, len(statuses), equal, lost)
 
-    def kill_remote(self, what: str) -> Outcome:
+    def kill_remote(self, victim: str) -> Outcome:
         """Kill a process of Ray; the run has to finish, or to end in a line."""
-        verb, option, title = REMOTE[what]
+        verb, option, title = REMOTE[victim]
         path = self.new()
         words = words_of(verb, path, option)
         command = Command(path.parent, *words)
         target = self.chance.randint(2, 20)
         wait(lambda: sum(rows_of(path)) >= target or not command.running, PATIENCE)
-        found = [n for n, name in command.processes() if re.match(title, name)]
-        if not found:
+        pids = [n for n, name in command.processes() if re.match(title, name)]
+        if not pids:
             return Outcome(False, f"no process; {command.end()}")
         logged = rows_of(path)[0]
-        os.kill(self.chance.choice(found), signal.SIGKILL)
+        os.kill(self.chance.choice(pids), signal.SIGKILL)
         status, line = command.end()
         good = status == 0 or bool(line)
         lost = 0
@@ -362,7 +372,7 @@ class Campaign:
         good &= lost <= EVERY
         return Outcome(good, f"exit {status}: {line}" if status else "0", 1, None, lost)
 
-    def fault(self, verb: str, name: str, *more: str) -> Outcome:
+    def fault(self, verb: str, name: str, *extra: str) -> Outcome:
         """Train in an environment that fails after a random number of steps."""
         steps = self.chance.randint(3, 40)
         drop = ("env=", "env.num_noise", "teacher", "policy.hidden")
@@ -374,9 +384,9 @@ class Campaign:
             heuristic = "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
             limits.append(f"teacher={heuristic}")
         limits += ["time_limit=4"] if name == "slow" else []
-        status, line = Command(path.parent, *kept, *env, *limits, *more).end()
-        told = re.search(FAULTS[name], line.lower()) is not None
-        good = (status == 75) if name == "slow" else (status in (1, 2) and told)
+        status, line = Command(path.parent, *kept, *env, *limits, *extra).end()
+        is_named = re.search(FAULTS[name], line.lower()) is not None
+        good = (status == 75) if name == "slow" else (status in (1, 2) and is_named)
         good &= line not in ("hangs", "traceback", "leaves processes")
         # A folder's name is no part of the message.
         return Outcome(good, f"exit {status}: {line.replace(str(path), 'RUN')}")
@@ -461,25 +471,25 @@ class Campaign:
 
 def cases(campaign: Campaign) -> dict[tuple[str, str], Callable[[], Outcome]]:
     """Return all kinds of cases, by fault and verb."""
-    found: dict[tuple[str, str], Callable[[], Outcome]] = {}
+    by_kind: dict[tuple[str, str], Callable[[], Outcome]] = {}
     for verb in LONG:
         for name in SIGNALS:
-            found[f"{name} of the driver", verb] = partial(campaign.kill, verb, name)
+            by_kind[f"{name} of the driver", verb] = partial(campaign.kill, verb, name)
     for verb in ("train", "evolve", "clone", "fit"):
-        found["two drivers", verb] = partial(campaign.two_drivers, verb)
+        by_kind["two drivers", verb] = partial(campaign.two_drivers, verb)
         if os.geteuid() == 0:
-            found["full disk", verb] = partial(campaign.full_disk, verb)
-            found["read-only disk", verb] = partial(campaign.read_only, verb)
-            found["power cut", verb] = partial(campaign.power_cut, verb)
-    for what, (verb, *_) in REMOTE.items():
-        found[f"SIGKILL of a {what}", verb] = partial(campaign.kill_remote, what)
+            by_kind["full disk", verb] = partial(campaign.full_disk, verb)
+            by_kind["read-only disk", verb] = partial(campaign.read_only, verb)
+            by_kind["power cut", verb] = partial(campaign.power_cut, verb)
+    for victim, (verb, *_) in REMOTE.items():
+        by_kind[f"SIGKILL of a {victim}", verb] = partial(campaign.kill_remote, victim)
     for name in FAULTS:
         text = f"environment: {name.replace('_', ' ')}"
         for verb in ("train", "evolve", "clone"):
-            found[text, verb] = partial(campaign.fault, verb, name)
+            by_kind[text, verb] = partial(campaign.fault, verb, name)
         runner = partial(campaign.fault, "train", name, "resources.num_env_runners=1")
-        found[text, "train, remote runner"] = runner
-    return found
+        by_kind[text, "train, remote runner"] = runner
+    return by_kind
 
 
 def main() -> None:
@@ -496,7 +506,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     scratch = Path(tempfile.mkdtemp(prefix="campaign-"))
     campaign = Campaign(scratch, random.Random(arguments.seed))
-    left = {
+    remaining = {
         kind: case
         for kind, case in cases(campaign).items()
         if all(text in " ".join(kind) for text in arguments.only)
@@ -504,24 +514,24 @@ def main() -> None:
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     # Take the kinds in turns, so that an interrupted campaign has some of each.
     try:
-        while left:
-            for kind, case in [*left.items()]:
+        while remaining:
+            for kind, case in [*remaining.items()]:
                 outcome = case()
                 outcomes[kind].append(outcome)
                 print(*kind, outcome, sep=" | ", file=sys.stderr, flush=True)
                 if sum(max(1, o.kills) for o in outcomes[kind]) >= arguments.count:
-                    del left[kind]
+                    del remaining[kind]
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     print(f"Commit {commit()}, seed {arguments.seed}.\n\n{table(outcomes)}")
     if arguments.json:
         rows = [
-            {"what": what, "verb": verb, **asdict(outcome)}
-            for (what, verb), each in outcomes.items()
-            for outcome in each
+            {"what": fault, "verb": verb, **asdict(outcome)}
+            for (fault, verb), series in outcomes.items()
+            for outcome in series
         ]
         arguments.json.write_text(json.dumps(rows, indent=1))
-    if all(outcome.good for each in outcomes.values() for outcome in each):
+    if all(outcome.good for series in outcomes.values() for outcome in series):
         shutil.rmtree(scratch)
     else:
         print(f"folders: {scratch}", file=sys.stderr)
@@ -531,14 +541,19 @@ def table(outcomes: dict[tuple[str, str], list[Outcome]]) -> str:
     """Return a Markdown table with a row for each kind of case."""
     head = "what|verb|runs|kills|as promised|equal in the end|lost at most|ended"
     lines = [f"| {head.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|"]
-    for (what, verb), each in outcomes.items():
-        compared = [one.equal for one in each if one.equal is not None]
+    for (fault, verb), series in outcomes.items():
+        compared = [outcome.equal for outcome in series if outcome.equal is not None]
         equal = f"{sum(compared)} of {len(compared)}" if compared else "–"
-        kills, good = sum(one.kills for one in each), sum(one.good for one in each)
-        statuses = {s for one in each for s in re.findall(r"-?\d+", one.ended[:20])}
+        kills, good = (
+            sum(outcome.kills for outcome in series),
+            sum(outcome.good for outcome in series),
+        )
+        statuses = {
+            s for outcome in series for s in re.findall(r"-?\d+", outcome.ended[:20])
+        }
         ended = ", ".join(sorted(statuses, key=int))
-        lost = max(one.lost for one in each)
-        row = (what, verb, len(each), kills, good, equal, lost, ended)
+        lost = max(outcome.lost for outcome in series)
+        row = (fault, verb, len(series), kills, good, equal, lost, ended)
         lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines)
 

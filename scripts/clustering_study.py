@@ -53,13 +53,13 @@ def family(results: dict[str, Any]) -> str:
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
     """Format a row for each run."""
-    other = "accuracy" if "accuracy" in runs[0]["mean"] else None
+    measure = "accuracy" if "accuracy" in runs[0]["mean"] else None
     head = ["encoder", "pooling", "width", "parameters", "loss ± sd over folds"]
-    head += [*([other] if other else []), "true mixture", "published", "scale"]
-    return markdown_table(head, (_row(results, other) for results in runs))
+    head += [*([measure] if measure else []), "true mixture", "published", "scale"]
+    return markdown_table(head, (_row(results, measure) for results in runs))
 
 
-def _row(results: dict[str, Any], other: str | None) -> list[str]:
+def _row(results: dict[str, Any], measure: str | None) -> list[str]:
     mean, spread = results["mean"], results["sd_over_folds"]
     pooling = results["pooling"]["name"]
     key = (
@@ -74,7 +74,7 @@ def _row(results: dict[str, Any], other: str | None) -> list[str]:
         str(results["encoder"]["dim"]),
         f"{results['parameters']:,}",
         f"{mean['loss']:.4f}{sd}",
-        *([f"{mean[other]:.3f}"] if other else []),
+        *([f"{mean[measure]:.3f}"] if measure else []),
         f"{results['baselines']['true mixture']:.4f}",
         PUBLISHED.get(key, "–"),
         results["scale"],
@@ -91,8 +91,8 @@ def draw(runs: Sequence[dict[str, Any]], out: Path) -> None:
         pooling = results["pooling"]["name"]
         name = family(results) + ("" if pooling == "none" else f", {pooling}")
         groups.setdefault(name, []).append(results)
-    for number, (name, own) in enumerate(groups.items()):
-        _frontier(axes, own, f"C{number}", name)
+    for number, (name, group) in enumerate(groups.items()):
+        _frontier(axes, group, f"C{number}", name)
     for value in {results["baselines"]["true mixture"] for results in runs}:
         axes.axhline(value, color=INK, linestyle=":", linewidth=1, label="true mixture")
     axes.set(xscale="log", xlabel="parameters", ylabel="loss on the test set")
@@ -123,8 +123,8 @@ def main() -> None:
     parser = study_parser(__doc__, needs_picture=True)
     arguments = parser.parse_args()
     with reported(parser):
-        found = read_study(arguments.sweep, TASKS)
-    runs = sorted(found.values(), key=lambda results: float(results["mean"]["loss"]))
+        by_path = read_study(arguments.sweep, TASKS)
+    runs = sorted(by_path.values(), key=lambda results: float(results["mean"]["loss"]))
     print(markdown(runs))
     draw(runs, arguments.out)
 

@@ -72,8 +72,8 @@ def markdown(text: str) -> str:
     return re.sub(block, _display, text, flags=re.M).strip()
 
 
-def _display(found: re.Match[str]) -> str:
-    formula = inspect.cleandoc(found[1])
+def _display(match: re.Match[str]) -> str:
+    formula = inspect.cleandoc(match[1])
     if "&" in formula:
         formula = f"\\begin{{aligned}}\n{formula}\n\\end{{aligned}}"
     return f"```math\n{formula}\n```"
@@ -87,19 +87,19 @@ def prose(docstring: str) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     """Format a table; the first row is its head."""
-    head, *others = rows
-    return markdown_table(head, others)
+    head, *body = rows
+    return markdown_table(head, body)
 
 
 def option_rows(cls: type) -> Iterator[Row]:
     """Yield the options of an environment: default, expected values and meaning."""
-    about = meanings(cls)
+    texts = meanings(cls)
     yield "option", "default", "expected", "meaning"
     for key, option in options_of(cls, GROUPS["env"].context).items():
         if key != ANY_OTHER:
             default = "*needed*" if option.required else f"`{show(option.default)}`"
             kind = describe(option.annotation)
-            yield f"`env.{key}`", default, kind, markdown(about.get(key, ""))
+            yield f"`env.{key}`", default, kind, markdown(texts.get(key, ""))
 
 
 def group_rows(groups: dict[str, AgentGroup]) -> Iterator[Row]:
@@ -119,13 +119,13 @@ def action(group: AgentGroup) -> str:
     if isinstance(space, spaces.Discrete):
         return f"one of {space.n} choices"
     low, high, size = space.low.min(), space.high.max(), space.shape[0]
-    return f"{size} number{'s' * (size > 1)} in [{low:g}, {high:g}]"
+    return f"{size} number{'s' if size > 1 else ''} in [{low:g}, {high:g}]"
 
 
 def scripted(name: str) -> Iterator[str]:
     """Yield the descriptions of the heuristic policies of an environment."""
-    found = HEURISTICS.get(name, {})
-    roles = {"": found} if isinstance(found, str) else found
+    entry = HEURISTICS.get(name, {})
+    roles = {"": entry} if isinstance(entry, str) else entry
     for role, target in roles.items():
         document = inspect.getdoc(resolve(target, {}, "heuristic", Policy)) or ""
         head = f"`{role}`: " if role else ""
@@ -173,10 +173,10 @@ def page(name: str) -> str:
     parts = [NOTE, f"# {name}", markdown(document.partition("\n")[0]), called]
     parts += [f"![{name}](../images/envs/{name}.png)"]
     parts += [prose(document), "## Options", table(option_rows(cls))]
-    given = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())
-    parts += ["## Agents", f"By default{given}:", table(group_rows(groups))]
-    if found := list(scripted(name)):
-        parts += ["## Scripted policy", *found]
+    setting = "".join(f", with `env.{k}={v}`" for k, v in NEEDED.get(name, {}).items())
+    parts += ["## Agents", f"By default{setting}:", table(group_rows(groups))]
+    if heuristics := list(scripted(name)):
+        parts += ["## Scripted policy", *heuristics]
     return "\n\n".join([*parts, "## Use", commands(name)]) + "\n"
 
 
@@ -220,8 +220,8 @@ def main(
     parser.add_argument("--check", action="store_true", help="only say what is stale")
     only_check = parser.parse_args(arguments).check
     texts = {folder / f"{name}.md": text for name, text in pages().items()}
-    known = {folder / f"{name}.md" for name in (INDEX, *env_names())}
-    gone = [file for file in folder.glob("*.md") if file not in known]
+    expected = {folder / f"{name}.md" for name in (INDEX, *env_names())}
+    gone = [file for file in folder.glob("*.md") if file not in expected]
     stale = [file for file in texts if not _holds(file, texts[file])]
     for file in (*gone, *stale):
         print(f"{file.name} is stale" if only_check else file)

@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sweep", type=Path, help="folder of the sweep")
     parser.add_argument("--metrics", nargs="+", help="columns; default: all metrics")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        print("\n".join(table(given.sweep, given.metrics)))
+        print("\n".join(table(options.sweep, options.metrics)))
     except InputError as error:
         print(f"fit_table: {error}", file=sys.stderr)
         return 2
@@ -48,20 +48,22 @@ def table(sweep: Path, metrics: Sequence[str] | None) -> list[str]:
         trial_name(dict(zip(grid, values, strict=True))): tuple(map(str, values))
         for values in product(*grid.values())
     }
-    found = {
+    by_values = {
         trials[path.name]: run
         for path, run in read_study(sweep).items()
         if path.name in trials
     }
-    if not found:
+    if not by_values:
         raise InputError(f"{sweep}: expected finished trials of its grid, found none")
-    known = list(dict.fromkeys(name for run in found.values() for name in run["mean"]))
+    names = list(
+        dict.fromkeys(name for run in by_values.values() for name in run["mean"])
+    )
     for name in metrics or ():
-        if name not in known:
-            raise InputError(f"--metrics: expected of {', '.join(known)}, got {name}")
-    columns = [*grid, "parameters", "epochs", "s a fold", *(metrics or known)]
+        if name not in names:
+            raise InputError(f"--metrics: expected of {', '.join(names)}, got {name}")
+    columns = [*grid, "parameters", "epochs", "s a fold", *(metrics or names)]
     rows = [
-        [*values, *_numbers(run, metrics or known)] for values, run in found.items()
+        [*values, *_numbers(run, metrics or names)] for values, run in by_values.items()
     ]
     return markdown_table(columns, rows).splitlines()
 

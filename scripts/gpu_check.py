@@ -101,16 +101,16 @@ def played(
 
 
 def check_env(name: str, device: str, kind: str | None = None) -> None:
-    """Compare trajectories and finished episodes with those of a CPU."""
+    """Compare trajectories and finished episodes with a CPU's."""
     ours = played(name, device, sync_free=True, kind=kind)
     compare(ours, played(name, "cpu", sync_free=False, kind=kind), 1e-3)
 
 
-def compare(ours: list[Tensor], theirs: list[Tensor], tolerance: float) -> None:
+def compare(ours: list[Tensor], references: list[Tensor], tolerance: float) -> None:
     """Raise AssertionError where numbers differ by more than the tolerance."""
-    for one, other in zip(ours, theirs, strict=True):
+    for tensor, reference in zip(ours, references, strict=True):
         torch.testing.assert_close(
-            one, other, rtol=tolerance, atol=tolerance, equal_nan=True
+            tensor, reference, rtol=tolerance, atol=tolerance, equal_nan=True
         )
 
 
@@ -125,7 +125,7 @@ def some_tokens() -> tuple[BatchedEnv, Any]:
 
 
 def check_network(device: str, options: Mapping[str, Any]) -> None:
-    """Compare outputs and gradients in float64 with those of a CPU."""
+    """Compare outputs and gradients in float64 with a CPU's."""
     torch.manual_seed(0)
     env, tokens = some_tokens()
     group = env.groups["agent"]
@@ -203,8 +203,8 @@ class Trained:
     def overrides(self, steps: int) -> list[str]:
         """Return the settings of a training of some iterations of 256 steps."""
         small = ["ppo.num_envs=16", "ppo.batch_size=256", "ppo.minibatch_size=128"]
-        more = ["env.max_steps=8", "checkpoint.every=1", f"total_steps={steps}"]
-        return ["experiment=simple_centroid", "ppo=fast", *small, *more]
+        lengths = ["env.max_steps=8", "checkpoint.every=1", f"total_steps={steps}"]
+        return ["experiment=simple_centroid", "ppo=fast", *small, *lengths]
 
     def train(self) -> None:
         """Train, and check that the weights are finite."""
@@ -218,22 +218,22 @@ class Trained:
         run = self.folder / "resumed"
         marl_pool.train(*self.overrides(512), *on(self.device), run_dir=run)
         assert run_command(["resume", str(run), "total_steps=1024"]) == 0
-        one, other = (
+        resumed, whole = (
             list(load_policy(self.folder / name / "policy").state_dict().values())
             for name in ("resumed", "whole")
         )
         # A GPU sums gradients in any order.
-        compare(one, other, 0.0 if self.device == "cpu" else 1e-3)
+        compare(resumed, whole, 0.0 if self.device == "cpu" else 1e-3)
 
     def evaluate(self) -> None:
         """Compare the returns of an evaluation with those on a CPU."""
         policy = load_policy(self.folder / "whole" / "policy")
         env, suite = {"name": "simple_centroid", "max_steps": 8}, {"perturbations": []}
-        ours, theirs = (
+        ours, reference = (
             marl_pool.evaluate(policy, env, suite=suite, episodes=16, device=device)
             for device in (self.device, "cpu")
         )
-        compare([torch.tensor(ours.returns)], [torch.tensor(theirs.returns)], 1e-6)
+        compare([torch.tensor(ours.returns)], [torch.tensor(reference.returns)], 1e-6)
 
 
 def checks(device: str, folder: Path, *, tiny: bool) -> dict[str, Callable[[], None]]:
@@ -243,26 +243,26 @@ def checks(device: str, folder: Path, *, tiny: bool) -> dict[str, Callable[[], N
     if tiny:
         heads, encoders, kinds = heads[:2], encoders[:2], kinds[:3]
     # Bind the loop's variables now: the checks run later.
-    found: dict[str, Callable[[], None]] = {}
+    by_name: dict[str, Callable[[], None]] = {}
     for name in ENVS:
-        found[f"env/{name}"] = lambda name=name: check_env(name, device)
-        found[f"no_waiting/{name}"] = lambda name=name: check_reads(name, device)
-        found[f"graph/{name}"] = lambda name=name: check_graph(name, device)
+        by_name[f"env/{name}"] = lambda name=name: check_env(name, device)
+        by_name[f"no_waiting/{name}"] = lambda name=name: check_reads(name, device)
+        by_name[f"graph/{name}"] = lambda name=name: check_graph(name, device)
     for kind in kinds:
-        found[f"perturbation/{kind}"] = lambda kind=kind: check_env(
+        by_name[f"perturbation/{kind}"] = lambda kind=kind: check_env(
             "simple_centroid", device, kind
         )
     for head in heads:
-        found[f"head/{head}"] = lambda head=head: check_network(
+        by_name[f"head/{head}"] = lambda head=head: check_network(
             device, {"pooling": head}
         )
     for encoder in encoders:
-        found[f"encoder/{encoder}"] = lambda encoder=encoder: check_network(
+        by_name[f"encoder/{encoder}"] = lambda encoder=encoder: check_network(
             device, {"encoder": encoder, "pooling": "avg"}
         )
     trained = Trained(device, folder)
     return {
-        **found,
+        **by_name,
         "training": trained.train,
         "resume": trained.resume,
         "evaluation": trained.evaluate,
@@ -304,16 +304,18 @@ def networks(device: str, *, tiny: bool) -> Iterator[Measurement]:
         weights = list(network.parameters())
 
         def both(
-            network: Any = network, tokens: Any = tokens, own: Any = weights
+            network: Any = network, tokens: Any = tokens, parameters: Any = weights
         ) -> Any:
-            return torch.autograd.grad(network(tokens).square().sum(), own)
+            return torch.autograd.grad(network(tokens).square().sum(), parameters)
 
         times: dict[Kernels, list[float]] = {"auto": [], "torch": []}
         for _ in range(2 if tiny else 9):
-            for kernels, found in times.items():
+            for kernels, durations in times.items():
                 with use_kernels(kernels):
-                    found.append(1e3 * seconds(both))
-        ours, torchs = (sorted(found)[len(found) // 2] for found in times.values())
+                    durations.append(1e3 * seconds(both))
+        ours, torchs = (
+            sorted(durations)[len(durations) // 2] for durations in times.values()
+        )
         yield Measurement(
             f"{name}'s network, {rows:,} sets, both ways", ours, "ms", torch=torchs
         )
@@ -401,22 +403,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=["correct", "speed"])
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--tiny", action="store_true", help="few checks, no real sizes")
-    given = parser.parse_args(arguments)
-    if given.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {given.device}: torch finds no CUDA device")
+    options = parser.parse_args(arguments)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch finds no CUDA device")
     done: list[Check] = []
     left_out = 0
     rows: list[Measurement] = []
-    if given.only != "speed":
+    if options.only != "speed":
         with tempfile.TemporaryDirectory() as folder:
-            found = checks(given.device, Path(folder), tiny=given.tiny)
-            performed = [perform(name, check) for name, check in found.items()]
+            selected = checks(options.device, Path(folder), tiny=options.tiny)
+            performed = [perform(name, check) for name, check in selected.items()]
         done = [check for check in performed if check is not None]
         left_out = len(performed) - len(done)
-    if given.only != "correct":
-        rows = list(networks(given.device, tiny=given.tiny))
-        rows.append(sampling(given.device, tiny=given.tiny))
-        rows += training(given.device, tiny=given.tiny)
+    if options.only != "correct":
+        rows = list(networks(options.device, tiny=options.tiny))
+        rows.append(sampling(options.device, tiny=options.tiny))
+        rows += training(options.device, tiny=options.tiny)
         print(table(rows))
     failed = [check for check in done if check.reason]
     for check in failed:
@@ -424,13 +426,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{len(done) - len(failed)} of {len(done)} checks passed, {left_out} left out"
     )
-    if given.json:
+    if options.json:
         content = {
-            "device": describe(given.device),
+            "device": describe(options.device),
             "checks": [asdict(check) for check in done],
             "speed": [asdict(row) for row in rows],
         }
-        given.json.write_text(json.dumps(content, indent=2) + "\n")
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if failed else 0
 
 

@@ -117,7 +117,7 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
     """Arrange the measured losses, with rows in the paper's order.
 
     Raises:
-        InputError: two runs for one cell, as those of two seeds are.
+        InputError: two runs for one cell, such as two seeds.
     """
     table: Table = {}
     for trial in trials:
@@ -146,9 +146,12 @@ def tabulate(trials: list[dict[str, Any]]) -> Table:
 def markdown(table: Table) -> str:
     """Format the table of a document."""
     columns = sorted({column for row in table.values() for column in row}, key=_place)
-    names = [f"k = {each}" if isinstance(each, int) else each for each in columns]
+    names = [
+        f"k = {column}" if isinstance(column, int) else column for column in columns
+    ]
     rows = (
-        [name, *(row.get(each, "") for each in columns)] for name, row in table.items()
+        [name, *(row.get(column, "") for column in columns)]
+        for name, row in table.items()
     )
     return markdown_table(["", *names], rows)
 
@@ -167,7 +170,7 @@ def draw(table: Table, num_vectors: int, title: str, out: Path) -> None:
     figure = new_figure(7, 4.5)
     axes = figure.subplots()
     for name, row in table.items():
-        places = sorted(each for each in row if isinstance(each, int))
+        places = sorted(column for column in row if isinstance(column, int))
         is_method = name in COLORS
         axes.errorbar(
             [place / num_vectors for place in places],

@@ -29,18 +29,20 @@ TASKS = ("reconstruction", "merged_classification")
 AgentGroup = dict[str, list[float]]
 
 
-def grouped(found: dict[Path, dict[str, Any]]) -> dict[str, AgentGroup]:
+def grouped(runs: dict[Path, dict[str, Any]]) -> dict[str, AgentGroup]:
     """Group the test metrics of runs that differ in their seed only."""
-    options = [_options(Run.open(path).config) for path in found]
+    options = [_options(Run.open(path).config) for path in runs]
     varied = [
         key
-        for key in dict.fromkeys(key for each in options for key in each)
+        for key in dict.fromkeys(key for choices in options for key in choices)
         if key != "policy"
-        and any(each.get(key) != options[0].get(key) for each in options)
+        and any(choices.get(key) != options[0].get(key) for choices in options)
     ]
     groups: dict[str, AgentGroup] = {}
-    for trial, own in zip(found.values(), options, strict=True):
-        label = ", ".join([own["policy"], *(f"{key}={own.get(key)}" for key in varied)])
+    for trial, choices in zip(runs.values(), options, strict=True):
+        label = ", ".join(
+            [choices["policy"], *(f"{key}={choices.get(key)}" for key in varied)]
+        )
         for name, value in trial["mean"].items():
             groups.setdefault(label, {}).setdefault(name, []).append(value)
     return groups
@@ -89,11 +91,11 @@ def main() -> None:
     parser = study_parser(__doc__)
     arguments = parser.parse_args()
     with reported(parser):
-        found = read_study(arguments.sweep, TASKS)
-    groups = grouped(found)
+        runs = read_study(arguments.sweep, TASKS)
+    groups = grouped(runs)
     print(markdown(groups))
     if arguments.out is not None:
-        first = next(iter(found.values()))
+        first = next(iter(runs.values()))
         title = f"{first['task']['dataset']}, scale {first['scale']}"
         draw(groups, first["metric"], title, arguments.out)
 

@@ -56,7 +56,7 @@ class Pond(BatchedEnv):
         relative = self.places[:, None] - self.places[:, :, None]
         features = torch.stack([relative, self.places[:, None].expand(-1, 3, -1)], -1)
         types = torch.tensor([1, 2, 2]).repeat(3, 1).fill_diagonal_(0)
-        living = torch.cat([self.active["heron"], self.active["frog"]], dim=1)
+        living = torch.cat([self.active["heron"][:, :1], self.active["frog"]], dim=1)
         tokens = Tokens(
             features,
             types.expand(self.num_envs, 3, 3),
@@ -76,7 +76,8 @@ class Pond(BatchedEnv):
     def advance(self, actions: Any) -> tuple[dict[str, Tensor], Tensor]:
         moves = [actions["heron"][..., 0].clamp(-1, 3), actions["frog"] - 1.0]
         self.places = self.places + 0.1 * torch.cat(moves, 1) + self.dynamics.next()
-        rewards = {"heron": self.places[:, :1] - 1, "frog": -self.places[:, 1:]}
+        earned = -self.places[:, 1:] * self.active["frog"]
+        rewards = {"heron": self.places[:, :1] - 1, "frog": earned}
         return rewards, self.steps + 1 >= self.life
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -286,7 +287,7 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
     """Select the steps of one environment, as a batch of one."""
     here = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), here))
-    apart = ("tokens", "states", "next_alive")
+    apart = ("tokens", "states", "next_alive", "alive")
     others = {k: v[:, here] for k, v in part._asdict().items() if k not in apart}
     states = tree_map(lambda leaf: leaf[:, here], part.states)
     return Trajectory(tokens=tokens, states=states, **others)
@@ -620,6 +621,10 @@ def test_groups_draw_apart() -> None:
         def groups(self) -> dict[str, AgentGroup]:
             frogs = super().groups["frog"]
             return {"heron": frogs, "frog": frogs}
+
+        @property
+        def active(self) -> dict[str, Tensor]:
+            return dict.fromkeys(("heron", "frog"), super().active["frog"])
 
         def observe(self) -> dict[str, Tokens]:
             return dict.fromkeys(("heron", "frog"), super().observe()["frog"])

@@ -15,8 +15,8 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
 from marl_pool.observations.make import split_action_mask
+from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
 from marl_pool.observations.token_dict import TOKEN_PARTS, token_spec
-from marl_pool.observations.view import MASK, join_masks
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -25,6 +25,8 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
+from marl_pool.utils.signatures import check_argument
+from marl_pool.utils.types import Seed
 
 Observation = dict[str, np.ndarray]
 """Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""
@@ -171,6 +173,7 @@ class Perturber:
         actions: Callable[[Any], spaces.Space[Any]],
         seed: int,
     ) -> None:
+        check_argument("seed", seed, Seed)
         # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
         view = getattr(env.unwrapped, "view", env.unwrapped)
@@ -209,12 +212,13 @@ class Perturber:
                 if self.perturbation.covers(name)
             }
         for name, rows in self.rows.items():
-            agent, options = self.groups[name][0], sum(rows.sizes)
+            agent = self.groups[name][0]
             mask = self.masks[agent]
-            if mask is not None and mask.shape != (options,):
+            if mask is not None and not fits(mask_sizes(mask), rows.sizes):
                 raise InputError(
-                    f"env: agent {agent!r}: expected an {MASK} of shape ({options},), "
-                    f"got {mask.shape}"
+                    f"env: agent {agent!r}: expected an {MASK} of shape "
+                    f"({sum(rows.sizes)},), or a Tuple of the sizes {rows.sizes}, got "
+                    f"{mask_sizes(mask)}"
                 )
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
@@ -269,8 +273,10 @@ class Perturber:
 
         A ``seed`` that was passed to ``reset`` starts the count of episodes again.
         """
-        self.episode = 0 if seed is not None else self.episode + 1
-        self.seed = self.seed if seed is None else seed
+        self.episode += 1
+        if seed is not None:
+            check_argument("seed", seed, Seed)
+            self.episode, self.seed = 0, int(seed)
         self.played += 1
         env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for number, name in enumerate(self.groups):
@@ -334,16 +340,17 @@ class Perturber:
         """Stack the action masks of a group whose actions are perturbed."""
         if name not in self.rows:
             return None
-        masks = []
+        sizes, masks = self.rows[name].sizes, {}
         for agent in self.groups[name]:
             sources = observations.get(agent, {}), infos.get(agent, {})
             mask = next((source[MASK] for source in sources if MASK in source), None)
-            masks.append(join_masks(mask))
-        if all(mask is None for mask in masks):
+            if mask is not None:
+                masks[agent] = read_mask(mask, sizes, f"env: agent {agent!r}: {MASK}")
+        if not masks:
             return None
-        allowed = np.ones(sum(self.rows[name].sizes), np.bool_)
-        stacked = [allowed if mask is None else np.asarray(mask) != 0 for mask in masks]
-        return torch.from_numpy(np.stack(stacked)[None])
+        allowed = np.ones(sum(sizes), np.bool_)
+        rows = [masks.get(agent, allowed) for agent in self.groups[name]]
+        return torch.from_numpy(np.stack(rows)[None])
 
     def _space(self, name: str, agent: Any) -> spaces.Dict:
         """Return the space of an agent's observations after the perturbation."""

@@ -39,7 +39,7 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
     """Build an encoder from its name.
 
     Args:
-        name: one of `encoder_names`, or ``package.module:Class`` of your own.
+        name: one of `encoder_names`, or ``package.module:Class`` of a custom encoder.
         **options: options of the encoder's constructor.
 
     Raises:

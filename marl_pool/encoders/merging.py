@@ -28,8 +28,8 @@ def timestep_encoding(depth: int, dim: int) -> Tensor:
     """
     even = torch.arange(0, dim, 2, dtype=torch.float64)
     angle = depth * torch.exp(-math.log(10000.0) * even / dim)
-    both = torch.stack([angle.sin(), angle.cos()], -1).flatten()
-    return both[:dim].to(torch.get_default_dtype())
+    interleaved = torch.stack([angle.sin(), angle.cos()], -1).flatten()
+    return interleaved[:dim].to(torch.get_default_dtype())
 
 
 def merging_mlp(dim_in: int, dim_out: int, hidden: int) -> nn.Sequential:
@@ -100,7 +100,7 @@ class MergingLayer(nn.Module):
     """Modules of one merging layer; the caller chooses the pairs by their logits.
 
     Source: Nair and Lieck, *Hierarchical Transformers*, section 3.1.2. The hidden width
-    of the merging MLP is not published; here it is ``dim_ff``. Arguments are those of
+    of the merging MLP is not published; here it is ``dim_ff``. Arguments are as in
     `LearnedMergingEncoder`, and:
 
     Args:

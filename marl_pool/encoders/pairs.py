@@ -108,7 +108,7 @@ def pair_log_prob(
         masked: renormalize to the tokens that are left at each choice.
     """
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
-    own = logits[rows, pairs.gone, pairs.kept]
+    chosen_logits = logits[rows, pairs.gone, pairs.kept]
     if padding is not None:
         absent = padding[:, :, None] | padding[:, None, :]
         logits = logits.masked_fill(absent, LOWEST)
@@ -116,7 +116,7 @@ def pair_log_prob(
         total = _remaining(logits, pairs)
     else:
         total = logits.flatten(1).logsumexp(1, keepdim=True)
-    return (own - total).masked_fill(~pairs.valid, 0.0)
+    return (chosen_logits - total).masked_fill(~pairs.valid, 0.0)
 
 
 def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
@@ -135,9 +135,9 @@ def _remaining(logits: Tensor, pairs: Pairs) -> Tensor:
     order = used.argsort(dim=1, stable=True)
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None, None]
     sorted_ = logits[rows, order[:, :, None], order[:, None, :]]
-    both = torch.logaddexp(sorted_, sorted_.transpose(1, 2))
+    symmetric = torch.logaddexp(sorted_, sorted_.transpose(1, 2))
     later = torch.ones(size, size, dtype=torch.bool, device=logits.device).triu(1)
-    by_first = both.masked_fill(~later, LOWEST).logsumexp(2)
+    by_first = symmetric.masked_fill(~later, LOWEST).logsumexp(2)
     return by_first.flip(1).logcumsumexp(1).flip(1)[:, : 2 * count : 2]
 
 
@@ -147,17 +147,17 @@ def choose_tokens(scores: Tensor, count: int) -> Tensor:
     return scores.topk(count, dim=1).indices
 
 
-def token_log_prob(logits: Tensor, chosen: Tensor, *, masked: bool = True) -> Tensor:
+def token_log_prob(logits: Tensor, choices: Tensor, *, masked: bool = True) -> Tensor:
     """Return the log-probability ``(B, R)`` of tokens in the order of their choice.
 
     With ``masked``, it is renormalized to the tokens that are left at each choice.
     """
-    own = logits.gather(1, chosen)
+    chosen_logits = logits.gather(1, choices)
     if not masked:
-        return own - logits.logsumexp(1, keepdim=True)
-    rest = logits.scatter(1, chosen, LOWEST).logsumexp(1, keepdim=True)
-    left = torch.cat([own, rest], 1).flip(1).logcumsumexp(1).flip(1)
-    return own - left[:, :-1]
+        return chosen_logits - logits.logsumexp(1, keepdim=True)
+    unchosen = logits.scatter(1, choices, LOWEST).logsumexp(1, keepdim=True)
+    remaining = torch.cat([chosen_logits, unchosen], 1).flip(1).logcumsumexp(1).flip(1)
+    return chosen_logits - remaining[:, :-1]
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:

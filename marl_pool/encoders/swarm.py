@@ -31,33 +31,33 @@ class SetLinear(nn.Module):
     of a given size.
     """
 
-    def __init__(self, dim_in: int, dim_out: int, others: Others) -> None:
+    def __init__(self, dim_in: int, dim_out: int, reduction: Others) -> None:
         super().__init__()
-        self.others = others
+        self.reduction = reduction
         self.on_own = nn.Linear(dim_in, dim_out)
         self.on_others = nn.Linear(dim_in, dim_out, bias=False)
 
     def forward(self, x: Tensor, padding: Mask = None) -> Tensor:
         """Map ``(B, N, dim_in)``, zero under padding, to ``(B, N, dim_out)``."""
-        each = self.on_others(x)
+        messages = self.on_others(x)
         # The maximum includes the token itself.
-        if self.others == "max":
+        if self.reduction == "max":
             if padding is not None:
                 # Finite, so that an empty set has no NaN.
-                lowest = torch.finfo(each.dtype).min
-                each = each.masked_fill(padding[..., None], lowest)
-                each = each.masked_fill(padding.all(1)[:, None, None], 0.0)
-            return self.on_own(x) + each.amax(1, keepdim=True)
+                lowest = torch.finfo(messages.dtype).min
+                messages = messages.masked_fill(padding[..., None], lowest)
+                messages = messages.masked_fill(padding.all(1)[:, None, None], 0.0)
+            return self.on_own(x) + messages.amax(1, keepdim=True)
         # The layer is linear, so the others' sum is the total minus the own result.
-        total = each.sum(1, keepdim=True)
-        if self.others == "sum":
-            return self.on_own(x) + (total - each)
+        total = messages.sum(1, keepdim=True)
+        if self.reduction == "sum":
+            return self.on_own(x) + (total - messages)
         # The mean is over the other tokens that are present.
         if padding is None:
             count = x.new_full((), x.shape[1])
         else:
             count = (~padding).sum(1)[:, None, None].to(x.dtype)
-        return self.on_own(x) + (total - each) / (count - 1).clamp(min=1)
+        return self.on_own(x) + (total - messages) / (count - 1).clamp(min=1)
 
 
 class SetLinearEncoder(Encoder):
@@ -112,7 +112,7 @@ class SwarmLayer(nn.Module):
         h_n \leftarrow \sigma(o) \tanh(c_n)
 
     Hidden and cell state are zero at first. The same :math:`x_n` enters every
-    iteration, and the pooled states are those of the iteration before, that of n
+    iteration, and the pooled states come from the iteration before, the state of n
     included. The result is :math:`W_y [h_n; c_n] + b_y`.
 
     Shapes: ``(B, N, dim_in)`` to ``(B, N, dim_out)``.
@@ -120,7 +120,7 @@ class SwarmLayer(nn.Module):
     Source: SWARM (Vollgraf, 2019, https://arxiv.org/abs/1906.09400), section 3 and
     Figure 1. Causal pooling (section 4.3) is the mean over entities 1 to n.
 
-    The arguments are those of `SwarmEncoder`.
+    The arguments are as in `SwarmEncoder`.
     """
 
     def __init__(

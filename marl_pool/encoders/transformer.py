@@ -20,7 +20,7 @@ from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
 class TransformerLayer(nn.Module):
     """``x = x + attention(norm(x))``, then ``x = x + feedforward(norm(x))``.
 
-    The arguments are those of `TransformerEncoder`.
+    The arguments are as in `TransformerEncoder`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class AttentionBlock(nn.Module):
 
     Source: Lee et al. (2019), *Set Transformer*, https://arxiv.org/abs/1810.00825,
     equations 6 and 7; rFF is one linear layer with ReLU, as in the authors' code, or
-    several of them. The arguments are those of `SetTransformerEncoder`.
+    several of them. The arguments are as in `SetTransformerEncoder`.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class SetTransformerEncoder(Encoder):
             self.gathering = nn.ModuleList(block() for _ in range(num_layers))
             # An embedding, so that a policy initializes the points like its weights.
             self.inducing = nn.Embedding(num_layers * num_inducing, dim)
-        # The swarm initialization replaces that of the network.
+        # The swarm initialization replaces the network's.
         if initial == "swarm":
             self.keeps_initial_weights = True
             for part in self.modules():
@@ -229,6 +229,8 @@ class SetTransformerEncoder(Encoder):
             return x
         # The inducing points attend to the set, then the set to them.
         points = self.inducing.weight.chunk(len(self.layers))
-        for layer, gather, own in zip(self.layers, self.gathering, points, strict=True):
-            x = layer(x, gather(own.expand(x.shape[0], -1, -1), x, padding))
+        for layer, gather, inducing in zip(
+            self.layers, self.gathering, points, strict=True
+        ):
+            x = layer(x, gather(inducing.expand(x.shape[0], -1, -1), x, padding))
         return x

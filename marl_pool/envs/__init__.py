@@ -60,9 +60,12 @@ HEURISTICS: dict[str, str | dict[str, str]] = {
 """By environment: one class, or one for each group of agents."""
 
 CONTRACT = (
-    *("marl_pool.envs.base:Advance", "marl_pool.envs.base:AgentGroup"),
-    *("marl_pool.envs.base:BatchedEnv", "marl_pool.envs.base:EnvOptions"),
-    *("marl_pool.envs.base:Step", "marl_pool.envs.drawing.canvas:Disc"),
+    "marl_pool.envs.base:Advance",
+    "marl_pool.envs.base:AgentGroup",
+    "marl_pool.envs.base:BatchedEnv",
+    "marl_pool.envs.base:EnvOptions",
+    "marl_pool.envs.base:Step",
+    "marl_pool.envs.drawing.canvas:Disc",
     "marl_pool.envs.drawing.canvas:Frame",
     "marl_pool.envs.drawing.canvas:Projection",
     "marl_pool.envs.particles.physics:Entities",
@@ -71,7 +74,7 @@ CONTRACT = (
     "marl_pool.envs.tokenizers.base:SlotTokenizer",
     "marl_pool.envs.tokenizers.base:Tokenizer",
 )
-"""Classes with which an environment of one's own is written."""
+"""Classes from which custom environments are written."""
 
 
 def registered_id(name: str) -> str:
@@ -111,11 +114,17 @@ def make_batched_env(name: str, num_envs: int, **options: Any) -> "BatchedEnv":
         **options: options of the environment's constructor.
 
     Raises:
-        InputError: an unknown name, a wrong option or a number out of range.
+        InputError: an unknown name, a wrong option or a number out of range, or an
+            environment that declares no groups of agents.
     """
-    from marl_pool.envs.base import BatchedEnv
+    from marl_pool.envs.base import AgentGroup, BatchedEnv
+    from marl_pool.envs.contract import validate_groups
 
-    return build(name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options})
+    env: BatchedEnv = build(
+        name, ENVS, "env", BatchedEnv, {"num_envs": num_envs, **options}
+    )
+    validate_groups(env, AgentGroup)
+    return env
 
 
 def make_env(
@@ -149,8 +158,8 @@ def make_heuristic(
     from marl_pool.policies.base import Policy
 
     targets = {
-        known: entry if isinstance(entry, str) else entry.get(str(role), "")
-        for known, entry in HEURISTICS.items()
+        heuristic: entry if isinstance(entry, str) else entry.get(str(role), "")
+        for heuristic, entry in HEURISTICS.items()
     }
     if targets.get(name) == "":
         raise unknown(f"role of heuristic {name!r}:", role, HEURISTICS[name])

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.envs.contract import validate_results
 from marl_pool.envs.drawing.frames import fit_square, to_rgb
 from marl_pool.envs.drawing.marks import (
     Glyphs,
@@ -19,7 +20,7 @@ from marl_pool.envs.drawing.marks import (
     draw_perceived_patches,
 )
 from marl_pool.envs.patches import PatchGrid
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
@@ -127,7 +128,7 @@ class BatchedEnv(ABC):
                 self.x = self.x + 0.1 * actions["agent"][..., 0].clamp(-1, 1)
                 return {"agent": -self.x.abs()}, self.x[:, 0].abs() < 0.05
 
-    ``env=my_module:Line`` trains on it. Options of its own are keyword arguments of
+    ``env=my_module:Line`` trains on it. Its options are keyword arguments of
     the constructor with an annotation and a line under ``Args``.
 
     Two rules keep experiments comparable. `step` never resets: the caller decides when
@@ -163,7 +164,7 @@ class BatchedEnv(ABC):
     """True if finished environments may keep being stepped; set it where a step is too
     cheap to skip."""
     simulated: ClassVar[bool] = False
-    """True if each environment is a simulator of its own; a machine holds few."""
+    """True if each environment is a separate simulator; a machine holds few."""
     turn_based: bool = False
     """True if not every living agent acts in every step; see `alive`."""
     patch_grid: PatchGrid | None = None
@@ -293,10 +294,11 @@ class BatchedEnv(ABC):
                 them, in the units of the action space and clipped to it.
 
         Raises:
-            InputError: wrong groups, shapes or dtypes.
+            InputError: wrong groups, shapes or dtypes of the actions, or of what
+                `advance` returns.
         """
         self._validate_actions(actions)
-        rewards, terminated = self.advance(actions)
+        rewards, terminated = validate_results(self, self.advance(actions))
         self.steps += 1
         return Step(rewards, terminated, self.steps >= self.max_steps)
 
@@ -333,7 +335,7 @@ class BatchedEnv(ABC):
     def place(self, rows: Tensor, keys: Tensor) -> None:
         """Begin an episode in the environments ``rows`` ``(k,)`` int64.
 
-        ``keys`` ``(k,)`` are those of their reset streams, for `sample_uniform`. On a
+        ``keys`` ``(k,)`` identify their reset streams, for `sample_uniform`. On a
         GPU the rows are all environments, unless they are `simulated`, and `reset`
         restores the state of those whose episode continues.
         """
@@ -393,8 +395,8 @@ class BatchedEnv(ABC):
         self.episodes = state["episodes"].clone().to(self.device)
         self.steps = state["steps"].clone().to(self.device)
         self.dynamics.load_state_dict(state["dynamics"])
-        own = state["tensors"]
-        self._set_tensors({k: v.clone().to(self.device) for k, v in own.items()})
+        tensors = state["tensors"]
+        self._set_tensors({k: v.clone().to(self.device) for k, v in tensors.items()})
 
     def frame(
         self,
@@ -437,7 +439,7 @@ class BatchedEnv(ABC):
         weights = by_origin = None
         if attention is not None:
             numbers = attention.double().cpu()
-            # Weights of perceived tokens become those of the true tokens behind them.
+            # Weights of perceived tokens become weights of the true tokens behind them.
             true_numbers = perceived.by_origin(numbers) if perceived else numbers
             weights, by_origin = numbers.numpy(), true_numbers.numpy()
         if perceived is None or perceived.marks().keys() <= {Mark.REORDERED}:
@@ -446,15 +448,15 @@ class BatchedEnv(ABC):
             image = self._picture(index, size, by_origin, group, agent)
             draw_perceived_patches(image, perceived, self.patch_grid, spec.num_frames)
             return image
-        true, seen = (
+        true_glyphs, perceived_glyphs = (
             self.glyphs(tokens, index, group=group, agent=agent, size=size)
             for tokens in (perceived.true, perceived.seen)
         )
         # Lines to where tokens are perceived replace those to the true places.
-        lines = seen is not None and seen.observer is not None
+        lines = perceived_glyphs is not None and perceived_glyphs.observer is not None
         image = self._picture(index, size, None if lines else by_origin, group, agent)
-        if true is not None and seen is not None:
-            draw_perceived(image, perceived, true, seen, weights)
+        if true_glyphs is not None and perceived_glyphs is not None:
+            draw_perceived(image, perceived, true_glyphs, perceived_glyphs, weights)
         return image
 
     def _picture(self, index: int, size: int, *details: Any) -> np.ndarray:

@@ -8,8 +8,13 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.rules import (
+    checked_observation,
+    checked_step,
+    lives_of,
+    validate_lives,
+)
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
-from marl_pool.observations.view import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, described
 
@@ -40,8 +45,8 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
         InputError: an unknown name or option.
     """
 
-    def build(num_envs: int = NUM_ENVS, **more: Any) -> BatchedEnv:
-        return make_batched_env(name, num_envs, seed=SEED, **options, **more)
+    def build(num_envs: int = NUM_ENVS, **extra: Any) -> BatchedEnv:
+        return make_batched_env(name, num_envs, seed=SEED, **options, **extra)
 
     env = build()  # an error here is of the name or the options
     findings: dict[str, str] = {}
@@ -52,7 +57,7 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
             findings[rule] = ""
         except EnvTimeoutError as late:
             return findings | {
-                left: str(late) for left in RULES if left not in findings
+                unchecked: str(late) for unchecked in RULES if unchecked not in findings
             }
         except BrokenContractError as broken:
             findings[rule] = str(broken)
@@ -66,19 +71,14 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
 Build = Callable[..., BatchedEnv]
 
 
-def _expect(holds: bool, what: str, expected: object, got: object) -> None:
+def _expect(holds: bool, subject: str, expected: object, actual: object) -> None:
     if not holds:
-        raise BrokenContractError(f"{what}: expected {expected}, got {got}")
+        raise BrokenContractError(f"{subject}: expected {expected}, got {actual}")
 
 
 def _check_groups(build: Build) -> None:
-    """Check that groups are declared, and do not depend on the episode."""
+    """Check that the groups of `make_batched_env` stay."""
     env = build()
-    _expect(bool(env.groups), "groups", "at least one", "none")
-    for name, group in env.groups.items():
-        _expect(isinstance(name, str), "names of groups", "str", repr(name))
-        kind = type(group).__name__
-        _expect(isinstance(group, AgentGroup), f"{name}: group", "AgentGroup", kind)
     before = dict(env.groups)
     env.reset()
     _expect(env.groups == before, "groups after reset", before, env.groups)
@@ -88,48 +88,25 @@ def _check_observations(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        observed = env.observe()
-        _expect(
-            observed.keys() == env.groups.keys(),
-            "observed groups",
-            [*env.groups],
-            [*observed],
-        )
+        observed = checked_observation(env)
         for name, group in env.groups.items():
-            kind = type(observed[name]).__name__
-            _expect(isinstance(observed[name], Tokens), name, "Tokens", kind)
             _check_tokens(name, group, observed[name], env.dtype)
-            features = observed[name].features[~observed[name].padding]
-            finite = not features.is_floating_point() or bool(features.isfinite().all())
-            _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
-        step = env.step(_actions(env, number))
+        step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
 
 
 def _check_tokens(
     name: str, group: AgentGroup, tokens: Tokens, dtype: torch.dtype
 ) -> None:
-    """Check shapes, dtypes and types, each of which torch would broadcast or cast."""
-    spec = group.tokens
-    shape = (NUM_ENVS, group.num_agents, spec.num_tokens)
-    real = torch.uint8 if spec.dtype == "uint8" else dtype
-    for part, tensor, form, kind in (
-        ("features", tokens.features, (*shape, spec.num_features), real),
-        ("types", tokens.types, shape, torch.int64),
-        ("padding", tokens.padding, shape, torch.bool),
-    ):
-        got = tuple(tensor.shape)
-        _expect(got == form, f"{name}: shape of {part}", form, got)
-        _expect(tensor.dtype == kind, f"{name}: dtype of {part}", kind, tensor.dtype)
-    if group.has_action_masks or tokens.action_mask is not None:
-        options = group.actions.num_options
-        mask = tokens.action_mask
-        shown = "none" if mask is None else (tuple(mask.shape), mask.dtype)
-        wanted = ((NUM_ENVS, group.num_agents, options), torch.bool)
-        _expect(shown == wanted, f"{name}: {MASK}", wanted, shown)
-    types = tokens.types[~tokens.padding]
-    wrong = types[(types < 0) | (types >= spec.num_types)]
-    numbers = f"numbers below {spec.num_types}"
+    """Check the values, and the precision, of tokens of the right form."""
+    features, types = (part[~tokens.padding] for part in tokens[:2])
+    if features.is_floating_point():
+        _expect(features.dtype == dtype, f"{name}: features", dtype, features.dtype)
+        finite = bool(features.isfinite().all())
+        _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
+    count = group.tokens.num_types
+    wrong = types[(types < 0) | (types >= count)]
+    numbers = f"numbers below {count}"
     _expect(not len(wrong), f"{name}: types", numbers, wrong[:1].tolist())
 
 
@@ -137,21 +114,12 @@ def _check_steps(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        step = env.step(_actions(env, number))
-        keys = step.rewards.keys()
-        _expect(keys == env.groups.keys(), "rewarded groups", [*env.groups], [*keys])
+        step = checked_step(env, _actions(env, number))
         for name, rewards in step.rewards.items():
-            shape = (NUM_ENVS, env.groups[name].num_agents)
-            got = tuple(rewards.shape)
-            _expect(got == shape, f"{name}: shape of rewards", shape, got)
             kind = rewards.dtype
             _expect(kind == env.dtype, f"{name}: dtype of rewards", env.dtype, kind)
             good = bool(rewards.isfinite().all())
             _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
-        for part in ("terminated", "truncated"):
-            ends = getattr(step, part)
-            form, expected = (tuple(ends.shape), ends.dtype), ((NUM_ENVS,), torch.bool)
-            _expect(form == expected, part, expected, form)
         missed = (env.steps >= env.max_steps) & ~(step.terminated | step.truncated)
         _expect(not missed.any(), "truncated after max_steps", True, False)
         over = step.terminated | step.truncated
@@ -160,25 +128,13 @@ def _check_steps(build: Build) -> None:
         env.reset(over)
 
 
-def _check_active(build: Build) -> None:
+def _check_lives(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        active = env.active
-        keys = active.keys()
-        _expect(keys == env.groups.keys(), "groups of active", [*env.groups], [*keys])
-        for name, group in env.groups.items():
-            form = ((NUM_ENVS, group.num_agents), torch.bool)
-            got = (tuple(active[name].shape), active[name].dtype)
-            _expect(got == form, f"{name}: active", form, got)
-        acting = torch.cat([*active.values()], dim=1).any(1)
-        _expect(bool(acting.all()), "active agents of an environment", "any", "none")
-        alive = env.alive
-        step = env.step(_actions(env, number))
-        for name, rewards in step.rewards.items():
-            earned = rewards[~alive[name]]
-            wrong = earned[earned != 0][:1].tolist()
-            _expect(not wrong, f"{name}: rewards of agents not active", 0, wrong)
+        lives, steps = lives_of(env), env.steps.clone()
+        step = checked_step(env, _actions(env, number))
+        validate_lives(env, lives, step.rewards, first_steps=steps)
         env.reset(step.terminated | step.truncated)
 
 
@@ -199,28 +155,30 @@ def _check_seeds(build: Build) -> None:
 def _check_batch(build: Build) -> None:
     many = _play(build())
     alone = _play(build(1, first_env=1))
-    ones = [[part[1:2] for part in row] for row in many]
-    _same(ones, alone, "environment 1, in a batch and alone")
+    from_batch = [[part[1:2] for part in row] for row in many]
+    _same(from_batch, alone, "environment 1, in a batch and alone")
 
 
 def _check_saved_state(build: Build) -> None:
-    env, other = build(), build()
+    env, restored = build(), build()
     env.reset()
-    other.reset()
+    restored.reset()
     _play(env, 5, reset=False)
-    other.load_state_dict(env.state_dict())
+    restored.load_state_dict(env.state_dict())
     expected = _play(env, STEPS, reset=False)
-    got = _play(other, STEPS, reset=False)
-    _same(expected, got, "continuations of a saved state")
+    continued = _play(restored, STEPS, reset=False)
+    _same(expected, continued, "continuations of a saved state")
 
 
 def _check_kept(build: Build) -> None:
     env = build()
     env.reset()
-    seen = [part for tokens in env.observe().values() for part in tokens.parts]
-    copies = [part.clone() for part in seen]
+    parts = [
+        part for tokens in checked_observation(env).values() for part in tokens.parts
+    ]
+    copies = [part.clone() for part in parts]
     _play(env, 3, reset=False)
-    _same([seen], [copies], "an observation before and after later steps")
+    _same([parts], [copies], "an observation before and after later steps")
 
 
 def _check_order(build: Build) -> None:
@@ -235,7 +193,7 @@ RULES: dict[str, Callable[[Build], None]] = {
     "groups are declared": _check_groups,
     "observations have the declared shapes, dtypes and types": _check_observations,
     "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
-    "some agents are active, and the others earn nothing": _check_active,
+    "some agents are alive, and the others neither act nor earn": _check_lives,
     "a seed determines the episodes": _check_seeds,
     "an environment plays the same episode alone and in a batch": _check_batch,
     "a saved state continues exactly": _check_saved_state,
@@ -248,7 +206,7 @@ RULES: dict[str, Callable[[Build], None]] = {
 def _actions(env: BatchedEnv, step: int) -> dict[str, Tensor]:
     """Return actions by environment number, agent and step, allowed by the masks."""
     actions = {}
-    observed = env.observe() if env.has_action_masks else {}
+    observed = checked_observation(env) if env.has_action_masks else {}
     for name, group in env.groups.items():
         spec = group.actions
         shape = (env.num_envs, group.num_agents, *spec.shape)
@@ -275,7 +233,7 @@ def _seen(env: BatchedEnv) -> list[Tensor]:
     """Return all tensors of an observation; features of padding are arbitrary."""
     return [
         part
-        for tokens in env.observe().values()
+        for tokens in checked_observation(env).values()
         for part in tokens._replace(
             features=tokens.features.masked_fill(tokens.padding[..., None], 0),
             types=tokens.types.masked_fill(tokens.padding, 0),
@@ -292,16 +250,19 @@ def _play(
         env.reset()
     for number in range(steps):
         actions = _actions(env, number)
-        step = env.step({name: actions[name] for name in [*actions][::order]})
+        ordered = {name: actions[name] for name in [*actions][::order]}
+        step = checked_step(env, ordered)
         rewards = (step.rewards[name] for name in env.groups)
         rows.append([*_seen(env), *rewards, step.terminated])
     return rows
 
 
-def _same(left: Any, right: Any, what: str) -> None:
-    for number, (one, other) in enumerate(zip(left, right, strict=True)):
-        for a, b in zip(one, other, strict=True):
+def _same(first: Any, second: Any, subject: str) -> None:
+    for number, (first_parts, second_parts) in enumerate(
+        zip(first, second, strict=True)
+    ):
+        for a, b in zip(first_parts, second_parts, strict=True):
             equal = a.shape == b.shape and bool(
                 ((a == b) | (a.isnan() & b.isnan())).all()
             )
-            _expect(equal, what, "equal tensors", f"others after step {number + 1}")
+            _expect(equal, subject, "equal tensors", f"others after step {number + 1}")

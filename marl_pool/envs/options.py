@@ -7,22 +7,22 @@ from marl_pool.utils.errors import InputError
 
 
 def entity_counts(
-    counts: str, least: tuple[int, ...], **given: int | None
+    counts: str, least: tuple[int, ...], **overrides: int | None
 ) -> tuple[int, ...]:
     """Parse the numbers of entities, in the notation of the AdaPool paper.
 
     Args:
         counts: one number a kind, joined by hyphens: ``"1-3-28"``.
         least: lower bound of each part of ``counts``.
-        given: by option, in the order of ``counts``: a number that overrides its part
-            of ``counts``, or None to keep the part.
+        **overrides: by option, in the order of ``counts``: a number that overrides its
+            part of ``counts``, or None to keep the part.
 
     Raises:
         InputError: a part of ``counts`` below its bound.
     """
     numbers = []
     for part, (key, number), lowest in zip(
-        map(int, counts.split("-")), given.items(), least, strict=True
+        map(int, counts.split("-")), overrides.items(), least, strict=True
     ):
         if number is None and part < lowest:
             raise InputError(

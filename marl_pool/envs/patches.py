@@ -40,7 +40,7 @@ def patch_tokens(screens: Tensor, grid: PatchGrid) -> Tokens:
     """Cut stacked screens into patches, one token each, by rows from the upper left.
 
     The features are frame-major: the pixels of the oldest frame, row by row and with
-    the colors of a pixel side by side, then those of the next frame. All tokens have
+    the colors of a pixel side by side, then the next frame. All tokens have
     the same type, and none contains its position.
 
     Args:
@@ -75,9 +75,9 @@ def outline(image: np.ndarray, grid: PatchGrid, tokens: Iterable[int]) -> np.nda
     scale = len(image) / grid.screen
     width = max(1, round(scale / 3))
     for token in tokens:
-        left, top = grid.corner(token)
-        first = round(left * scale), round(top * scale)
-        last = (round((at + grid.patch) * scale) - 1 for at in (left, top))
+        x, y = grid.corner(token)
+        first = round(x * scale), round(y * scale)
+        last = (round((at + grid.patch) * scale) - 1 for at in (x, y))
         cv2.rectangle(framed, first, tuple(last), OUTLINE, width)
     return framed
 
@@ -103,8 +103,8 @@ def draw(
         opacity = np.zeros((grid.screen, grid.screen, 1))
         tints = OPACITY * (1 - np.exp(-weights * len(weights) / FOCUS))
         for token, tint in enumerate(tints):
-            left, top = grid.corner(token)
-            covered = opacity[top : top + grid.patch, left : left + grid.patch]
+            x, y = grid.corner(token)
+            covered = opacity[y : y + grid.patch, x : x + grid.patch]
             np.maximum(covered, tint, out=covered)
         image = np.rint(opacity * ATTENTION + (1 - opacity) * image).astype(np.uint8)
     larger: np.ndarray = cv2.resize(

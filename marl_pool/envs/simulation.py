@@ -153,9 +153,9 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
     def _replay(self, row: int, log: ActionLog) -> Result:
         """Bring an environment to the end of ``log``, in its own simulator if free."""
         cursor = self._cursors[row]
-        own = cursor.simulator if cursor and cursor.in_sync else self._acquire()
-        result = own.replay(log)
-        self._cursors[row] = ReplayCursor(own, log, len(log.actions))
+        simulator = cursor.simulator if cursor and cursor.in_sync else self._acquire()
+        result = simulator.replay(log)
+        self._cursors[row] = ReplayCursor(simulator, log, len(log.actions))
         return result
 
     def _step_one(self, row: int, action: np.ndarray) -> Result:
@@ -179,7 +179,7 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
 
 
 class SimulatorStep(NamedTuple):
-    """Result of one simulator; the reward and ``terminated`` are those of a step."""
+    """Result of a reset or a step of one simulator; a reset has no reward."""
 
     observation: np.ndarray
     reward: float = 0.0
@@ -221,7 +221,7 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
 
     @abstractmethod
     def _to_native(self, actions: Tensor) -> Tensor:
-        """Convert the agents' actions ``(num_envs, A)`` to those of the simulators."""
+        """Convert the agents' actions ``(num_envs, A)`` to the simulators' actions."""
 
     def _update_frames(self, rows: Tensor, *, first: bool) -> None:
         """Update frame stacks after new ``observations[rows]``; see `push_frames`."""

@@ -107,7 +107,7 @@ def limit_calls(
 
 
 @contextmanager
-def env_call(env: object, what: str) -> Iterator[None]:
+def env_call(env: object, operation: str) -> Iterator[None]:
     """Apply the limit of `limit_calls` to a block, such as one step.
 
     Exceptions take a note that names the call; see `raised_by`.
@@ -116,7 +116,7 @@ def env_call(env: object, what: str) -> Iterator[None]:
         EnvExitError: in place of an exception that would end the process without a
             word. Ctrl-C and the signals remain what they are.
     """
-    watchdog, call = _active, f"{what} of {type(env).__name__}"
+    watchdog, call = _active, f"{operation} of {type(env).__name__}"
     if watchdog is not None:
         watchdog.call = call, time.monotonic()
     try:

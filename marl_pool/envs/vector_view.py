@@ -13,9 +13,12 @@ from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.checked import CheckedEnv
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import check_argument
+from marl_pool.utils.types import Seed
 
 Observations = dict[str, np.ndarray]
 """The parts of `marl_pool.tokens.Tokens`, each ``(num_envs, …)``."""
@@ -40,8 +43,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         options: options of the environment's constructor.
 
     Raises:
-        InputError: several agents, an unknown name or mode, a wrong option; in `step`,
-            actions of another shape or not in the action space.
+        InputError: several agents, an unknown name or mode, a wrong option; in `reset`,
+            a seed that is no integer in [0, 2**63); in `step`, actions of another shape
+            or not in the action space; an environment that breaks its contract, with a
+            number that is NaN or infinite, too.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         self._name, self._options = name, options
         self._seeded = "seed" in options
         self.env: BatchedEnv = make_batched_env(name, num_envs, **options)
+        self._checked = CheckedEnv(self.env)
         counts = [group.num_agents for group in self.env.groups.values()]
         if counts != [1]:
             raise InputError(
@@ -86,7 +92,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Observations, dict[str, Any]]:
-        if isinstance(seed, Sequence):
+        if isinstance(seed, Sequence) and not isinstance(seed, str):
             raise InputError(
                 "reset: expected one seed, of which each environment derives its own, "
                 f"got {len(seed)}"
@@ -95,17 +101,19 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         if seed is None and not self._seeded:
             seed = secrets.randbits(31)
         if seed is not None:
+            check_argument("seed", seed, Seed)
             self._seeded = True
             seeded = {**self._options, "seed": int(seed)}
             self.env = make_batched_env(self._name, self.num_envs, **seeded)
-        self.env.reset()
+            self._checked = CheckedEnv(self.env)
+        self._checked.reset()
         return self._observe(), {}
 
     @override
     def step(
         self, actions: np.ndarray
     ) -> tuple[Observations, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        step = self.env.step({self._group: self._actions(actions)})
+        step = self._checked.step({self._group: self._actions(actions)})
         rewards = step.rewards[self._group][:, 0].double().cpu().numpy()
         ended = step.terminated | step.truncated
         infos: dict[str, Any] = {}
@@ -116,7 +124,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             for i in over.nonzero()[0]:
                 final[i] = {name: part[i] for name, part in last.items()}
             infos = {"final_obs": final, "_final_obs": over}
-            self.env.reset(ended)
+            self._checked.reset(ended)
         return (
             self._observe(),
             rewards,
@@ -132,7 +140,7 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         return tuple(self.env.frame(i) for i in range(self.num_envs))
 
     def _observe(self) -> Observations:
-        tokens: Tokens = self.env.observe()[self._group]
+        tokens: Tokens = self._checked.observe()[self._group]
         # Copies, so that a caller cannot modify the environment's tensors.
         return {
             name: part[:, 0].cpu().numpy().astype(self._dtypes[name])
@@ -150,10 +158,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
             shaped = array.shape == space.shape and array.dtype.kind in "biuf"
             fits = shaped and bool(np.isfinite(array).all())
         if not fits:
-            got = f"the shape {array.shape} and {array.dtype}"
+            actual = f"the shape {array.shape} and {array.dtype}"
             if array.shape == space.shape and array.dtype.kind in "biuf":
-                got = "numbers outside of it, NaN or infinity"
-            raise InputError(f"actions: expected {space}, got {got}")
+                actual = "numbers outside of it, NaN or infinity"
+            raise InputError(f"actions: expected {space}, got {actual}")
         typed = array.astype(self.single_action_space.dtype)
         return torch.from_numpy(typed).to(self.env.device)[:, None]
 
@@ -161,10 +169,10 @@ class OneAgentVectorView(VectorEnv[Observations, np.ndarray, np.ndarray]):
         """Convert actions of a space that is neither Discrete nor a Box."""
         space, single = self.action_space, ActionRows(self.single_action_space)
         try:
-            found = [single.flatten(action) for action in iterate(space, actions)]
+            flattened = [single.flatten(action) for action in iterate(space, actions)]
         except (InputError, LookupError, TypeError, ValueError) as error:
             raise InputError(f"actions: expected {space}: {error}") from error
-        if len(found) != self.num_envs:
-            raise InputError(f"actions: expected {space}, got {len(found)} of them")
-        rows = torch.from_numpy(np.stack(found)).to(self.env.device)
+        if len(flattened) != self.num_envs:
+            raise InputError(f"actions: expected {space}, got {len(flattened)} of them")
+        rows = torch.from_numpy(np.stack(flattened)).to(self.env.device)
         return (rows.float() if rows.is_floating_point() else rows)[:, None]

@@ -1,7 +1,7 @@
 """PettingZoo and Gymnasium views of one environment: a batch of one."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -14,8 +14,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
+from marl_pool.envs.checked import CheckedEnv
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.signatures import check_argument
+from marl_pool.utils.types import Seed
 
 Observation = dict[str, np.ndarray]
 RENDERING = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -38,10 +41,12 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         options: options of the environment's constructor.
 
     Raises:
-        InputError: an unknown name or mode, a wrong option or a number out of range; in
-            `step`, no episode that was begun, an unknown agent, a living one without an
-            action, or an invalid action. Actions of agents that are gone are ignored;
-            in `render`, no episode was begun.
+        InputError: an unknown name or mode, a wrong option or a number out of range; an
+            unknown agent; in `reset`, a seed that is no integer in [0, 2**63); in
+            `step`, no episode that was begun, a living agent without an action, or an
+            invalid action. Actions of agents that are gone are ignored; in `render`, no
+            episode was begun. An environment that breaks its contract, with a number
+            that is NaN or infinite, too.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self._seeded = "seed" in options
         self.render_mode = render_mode
         self.env = make_batched_env(name, 1, **options)
+        self._checked = CheckedEnv(self.env)
         self.metadata = {
             "name": f"{name.rpartition(':')[2]}_v{self.env.version}",
             "is_parallelizable": True,
@@ -69,8 +75,8 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         # The group and index of each agent.
         self._places = {
             f"{group}_{number}": (group, number)
-            for group, about in self.env.groups.items()
-            for number in range(about.num_agents)
+            for group, members in self.env.groups.items()
+            for number in range(members.num_agents)
         }
         self.possible_agents = list(self._places)
         self._rows = {
@@ -86,10 +92,12 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
 
     @override
     def observation_space(self, agent: str) -> spaces.Dict:
+        self._validate_agents("observation_space", [agent])
         return self.observation_spaces[agent]
 
     @override
     def action_space(self, agent: str) -> spaces.Space:
+        self._validate_agents("action_space", [agent])
         return self.action_spaces[agent]
 
     @override
@@ -100,10 +108,12 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         if seed is None and not self._seeded:
             seed = secrets.randbits(31)
         if seed is not None:
+            check_argument("seed", seed, Seed)
             self._seeded = True
             seeded = {**self._options, "seed": int(seed)}
             self.env = make_batched_env(self._name, 1, **seeded)
-        self.env.reset()
+            self._checked = CheckedEnv(self.env)
+        self._checked.reset()
         self._begun = self._playing = True
         self.agents = self._living()
         return self._observe(self.agents)
@@ -123,12 +133,12 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
                 "step: expected reset() first, got an episode that is over or was "
                 "never begun"
             )
-        step = self.env.step(self._batch(actions))
+        step = self._checked.step(self._batch(actions))
         ended, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        self._playing = not (ended or truncated)
         living = self._living()
         # Report to agents that acted and to agents that this step brought to life.
         reported = [a for a in self.possible_agents if a in self.agents or a in living]
-        self._playing = not (ended or truncated)
         self.agents = living if self._playing else []
         observations, infos = self._observe(reported)
         return (
@@ -147,11 +157,19 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
             raise InputError("render: expected reset() first, got no episode")
         return self.env.frame()
 
+    def _validate_agents(self, where: str, agents: Iterable[Any]) -> None:
+        for agent in agents:
+            if agent not in self._places:
+                raise InputError(
+                    f"{where}: expected agents of {', '.join(self.possible_agents)}, "
+                    f"got {agent!r}"
+                )
+
     def _where(self, agents: list[str]) -> list[tuple[str, str, int]]:
         return [(agent, *self._places[agent]) for agent in agents]
 
     def _living(self) -> list[str]:
-        alive = self.env.alive
+        alive = self._checked.lives.alive
         agents = self._where(self.possible_agents)
         return [agent for agent, group, i in agents if alive[group][0, i]]
 
@@ -159,7 +177,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         self, agents: list[str]
     ) -> tuple[dict[str, Observation], dict[str, dict[str, Any]]]:
         """Return observations and infos, which hold what is in no space."""
-        groups = self.env.observe()
+        groups = self._checked.observe()
         observations: dict[str, Observation] = {}
         infos: dict[str, dict[str, Any]] = {}
         for agent, group, i in self._where(agents):
@@ -178,12 +196,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         """Convert actions to the batched form; agents that are gone get zeros."""
         if not isinstance(actions, Mapping):
             raise InputError(f"actions: expected a dict by agent, got {actions!r:.80}")
-        for agent in actions:
-            if agent not in self._places:
-                raise InputError(
-                    f"actions: expected agents of {', '.join(self.possible_agents)}, "
-                    f"got {agent!r}"
-                )
+        self._validate_agents("actions", actions)
         batch = {
             name: np.zeros(
                 (1, group.num_agents, *group.actions.shape),
@@ -231,8 +244,8 @@ class OneAgentView(gymnasium.Env[Observation, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        super().reset(seed=seed)
         observations, infos = self.view.reset(seed=seed, options=options)
+        super().reset(seed=seed)
         return observations[self.agent], infos[self.agent]
 
     @override

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.tokens import Tokens

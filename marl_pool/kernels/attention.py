@@ -80,7 +80,7 @@ class MultiHeadAttention(nn.Module):
                 f"attention_dropout: expected a number in [0, 1), got {dropout}"
             )
         self.num_heads, self.dropout = num_heads, dropout
-        # Narrow heads have a kernel of their own.
+        # Narrow heads have a separate kernel.
         self._narrow = dim // num_heads <= WIDEST
         self.scale = 1 / math.sqrt(dim if scale == "model" else dim // num_heads)
         self.to_query = nn.Linear(dim, dim, bias=bias)
@@ -166,8 +166,8 @@ def fused_attention(
 ) -> Tensor:
     """Return ``softmax(scale · q kᵀ) v`` by torch's fused kernels.
 
-    As these have no second derivative, a gradient of the gradient is that of
-    `plain_attention`. The arguments are the same.
+    As these have no second derivative, a gradient of the gradient is computed
+    by `plain_attention`. The arguments are the same.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -189,8 +189,8 @@ class _FusedAttention(torch.autograd.Function):
         *inputs, padding = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             return *plain_gradients(inputs, padding, ctx.scale, gradient), None, None
-        # Release the inner graph, so that its memory is freed as early as that of an
-        # ordinary node. A second pass through a retained graph builds it again.
+        # Release the inner graph, so that its memory is freed as early as an ordinary
+        # node's. A second pass through a retained graph builds it again.
         inner, ctx.inner = ctx.inner, None
         if inner is None:
             inner = _with_graph(inputs, ctx.needs_input_grad, padding, ctx.scale)

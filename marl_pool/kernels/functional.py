@@ -1,7 +1,7 @@
 """Functions that layers share: activations, masked softmax, attention, linear layers.
 
-The linear layers are those of one set of weights, or batched over a population's:
-weights may have a leading dimension P; then their input and result have it, too.
+The linear layers have one set of weights, or a population's: weights may have a leading
+dimension P; then their input and result have it, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,11 +44,13 @@ def input_gradients(
 
     Otherwise it is `torch.autograd.grad`.
     """
-    wanted = [part for part in inputs if part.requires_grad]
-    found = iter(
-        torch.autograd.grad(results, wanted, for_results, create_graph=create_graph)
+    differentiable = [part for part in inputs if part.requires_grad]
+    gradients = iter(
+        torch.autograd.grad(
+            results, differentiable, for_results, create_graph=create_graph
+        )
     )
-    return tuple(next(found) if part.requires_grad else None for part in inputs)
+    return tuple(next(gradients) if part.requires_grad else None for part in inputs)
 
 
 def masked_softmax(scores: Tensor, ignore: Tensor | None, dim: int = -1) -> Tensor:
@@ -97,7 +99,7 @@ def plain_gradients(
     None for an input that does not require it.
 
     They are the gradients of a fast path in a backward pass with ``create_graph=True``.
-    The arguments are those of `plain_attention`, and the gradient by its result.
+    The arguments are as in `plain_attention`, and the gradient by its result.
     """
     # Views, so that a tensor passed as key and as value has a gradient for each.
     query, key, value = parts = [part.view_as(part) for part in inputs]

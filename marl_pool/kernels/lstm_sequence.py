@@ -49,10 +49,10 @@ def lstm_sequence(
 
     Returns:
         The hidden states ``(T, K, R)`` and the last cell state ``(K, R)``. A gradient
-        of the gradient is that of `plain_lstm_sequence`.
+        of the gradient is computed by `plain_lstm_sequence`.
     """
-    own = gates.bias.dtype
-    parts = (inputs.to(own), *gates, hidden.to(own), state.to(own), held)
+    dtype = gates.bias.dtype
+    parts = (inputs.to(dtype), *gates, hidden.to(dtype), state.to(dtype), held)
     # Sums over many steps need more digits than mixed precision has.
     with torch.autocast(inputs.device.type, enabled=False):
         return _LSTMSequence.apply(*parts)
@@ -117,8 +117,10 @@ class _LSTMSequence(torch.autograd.Function):
             parts = [part.view_as(part) for part in tensors]
             inputs, *weights, hidden, state = parts
             results = plain_lstm_sequence(inputs, Gates(*weights), hidden, state, held)
-            given = (for_hiddens, for_last)
-            return *input_gradients(results, parts, given, create_graph=True), None
+            for_results = (for_hiddens, for_last)
+            return *input_gradients(
+                results, parts, for_results, create_graph=True
+            ), None
 
 
 def _gradients(

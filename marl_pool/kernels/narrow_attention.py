@@ -46,9 +46,9 @@ _scratch = threading.local()
 def narrow_attention(
     query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, scale: float
 ) -> Tensor:
-    """Return ``softmax(scale · q kᵀ) v``; the arguments are those of `plain_attention`.
+    """Return ``softmax(scale · q kᵀ) v``; the arguments are as in `plain_attention`.
 
-    A gradient of the gradient is that of `plain_attention`, too.
+    It computes a gradient of the gradient, too.
     """
     tensors = (query, key, value)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -76,10 +76,10 @@ class _NarrowAttention(torch.autograd.Function):
         # The query's gradient is a covariance of keys and values under the weights.
         for_query = ctx.scale * ((g * mean_kv).sum(1) - mean_k * pull)
         columns = g.new_empty(2 * width + width * width, *g.shape[1:])
-        scaled, offset, both = _split(columns, width)
+        scaled, offset, products = _split(columns, width)
         torch.div(g, total, out=scaled)
         torch.mul(q, pull / total, out=offset)
-        torch.mul(q[:, None], scaled, out=both)
+        torch.mul(q[:, None], scaled, out=products)
         # Sums over the queries give the gradients of keys and values.
         sums = _products(columns, q, k, None if peak is None else peak[:, :, None])
         for_value, offset, pulls = _split(sums, width)
@@ -89,8 +89,8 @@ class _NarrowAttention(torch.autograd.Function):
             for_key = for_key.masked_fill(ignore, 0.0)
             for_value = for_value.masked_fill(ignore, 0.0)
         rows = gradient.shape[:2]
-        each = (_from_rows(part, rows) for part in (for_query, for_key, for_value))
-        return (*each, None, None)
+        gradients = (_from_rows(part, rows) for part in (for_query, for_key, for_value))
+        return (*gradients, None, None)
 
 
 def _to_rows(x: Tensor) -> Tensor:
@@ -105,8 +105,8 @@ def _from_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
 
 def _split(columns: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Split ``(2 W + W², n, N)`` into W, W and ``(W, W)`` columns."""
-    first, second, both = columns.split([width, width, width * width])
-    return first, second, both.unflatten(0, (width, width))
+    first, second, products = columns.split([width, width, width * width])
+    return first, second, products.unflatten(0, (width, width))
 
 
 def _attend(
@@ -120,7 +120,7 @@ def _attend(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the result, and the tensors to save for its gradient."""
     heads, width = query.shape[1], query.shape[3]
-    # The weights are powers of 2, which cost less than those of e.
+    # The weights are powers of 2, which cost less than powers of e.
     q = _to_rows(query) * (scale / _LN2)
     ignore = None
     if padding is not None:
@@ -146,7 +146,7 @@ def _peak(
     """Return each query's largest score, ``(n, M)``, or None if all are small.
 
     It is computed like the scores, so that it is equal to the largest of them to the
-    bit. For heads of width one it is that of the smallest or the largest key.
+    bit. For heads of width one it is the score of the smallest or the largest key.
     """
     bound = torch.maximum(q * low, q * high).sum(0)
     if not bound.numel() or bound.amax() <= LIMIT:
@@ -194,12 +194,12 @@ def _columns(
         columns[0] = ~ignore
     # Center, and multiply each key with each value.
     middle = (low + high) / 2
-    values, keys, both = _split(columns[1:], width)
+    values, keys, products = _split(columns[1:], width)
     torch.sub(v, mean, out=values)
     torch.sub(k, middle, out=keys)
     if ignore is not None:
         columns[1 : 1 + 2 * width].masked_fill_(ignore, 0.0)
-    torch.mul(keys[:, None], values, out=both)
+    torch.mul(keys[:, None], values, out=products)
     return columns, low - middle, high - middle, mean
 
 
@@ -242,8 +242,8 @@ def _chunks(inner: Tensor, outer: Tensor) -> Iterator[tuple[slice, Tensor]]:
         if width == 1:
             torch.mul(inner[0, rows, :, None], outer[0, rows, None], out=scores)
         else:
-            left = inner[:, rows].permute(1, 2, 0)
-            torch.bmm(left, outer[:, rows].transpose(0, 1), out=scores)
+            inner_rows = inner[:, rows].permute(1, 2, 0)
+            torch.bmm(inner_rows, outer[:, rows].transpose(0, 1), out=scores)
         yield rows, scores
 
 

@@ -72,7 +72,7 @@ class VectorLeaf(Leaf):
     Args:
         part: storage of the elements, of no or one dimension.
         name: name of the type.
-        split: make each number a token, with a type of its own.
+        split: make each number a token, with a separate type.
     """
 
     def __init__(self, part: Part, name: str, *, split: bool = False) -> None:
@@ -96,7 +96,7 @@ class RowsLeaf(Leaf):
         part: storage of the elements, ``(N, F)``.
         name: name of the type.
         options: which rows are no tokens, and where their types are.
-        split: give each row a type of its own.
+        split: give each row a separate type.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class RowsLeaf(Leaf):
 
 
 class ChoiceLeaf(Leaf):
-    """Choices, each a one-hot token: one, a vector of types of their own, or rows.
+    """Choices, each a one-hot token: one, a vector of separate types, or rows.
 
     Args:
         space: Discrete, or MultiDiscrete of one or two dimensions. In two dimensions
@@ -267,14 +267,16 @@ def make_leaf(
     if options.type_features is not None:
         key = f"{prefix}type_features"
         validate_indices(key, options.type_features, part.shape[1])
-    # As many names as rows are those of the rows.
+    # As many names as rows name the rows.
     split = alone and len(options.token_types or ()) == part.shape[0] > 1
     return RowsLeaf(part, name, options, split=split)
 
 
 def is_image(space: spaces.Space[Any], options: TokenOptions) -> bool:
-    """Return whether a Box of two or three dimensions is cut into patches."""
-    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+    """Return whether numbers of two or three dimensions are cut into patches."""
+    kinds = spaces.Box | spaces.MultiBinary
+    if not isinstance(space, kinds) or len(space.shape or ()) not in (2, 3):
         return False
-    matrix = len(space.shape) == 2 and options.patch is None
-    return not matrix or (space.dtype == np.uint8 and bool((space.high == 255).all()))
+    if len(space.shape) == 3 or options.patch is not None:
+        return True
+    return space.dtype == np.uint8 and bool((space.high == 255).all())  # type: ignore[union-attr]

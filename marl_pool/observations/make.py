@@ -1,6 +1,5 @@
 """From a Gymnasium space to its view as tokens."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -18,10 +17,10 @@ from marl_pool.observations.leaves import (
     RowsLeaf,
     make_leaf,
 )
-from marl_pool.observations.parts import Part, PlainSpace
+from marl_pool.observations.masks import MASK, MaskPart, mask_sizes
+from marl_pool.observations.parts import PlainSpace
 from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
 from marl_pool.observations.view import (
-    MASK,
     SELF_NAME,
     EntryView,
     TokenOptions,
@@ -49,8 +48,9 @@ def make_view(
 
     - A Dict of ``features``, ``types`` and ``padding`` is tokens already.
     - A matrix, a Box or MultiBinary of ``(N, F)``, is N tokens.
-    - An image, a Box of ``(H, W, C)``, of ``(H, W)`` bytes up to 255, or of ``(H, W)``
-      if there is a ``patch``, is cut into patches with their places.
+    - An image, a Box or MultiBinary of ``(H, W, C)``, a Box of ``(H, W)`` bytes up to
+      255, or any ``(H, W)`` if there is a ``patch``, is cut into patches with their
+      places.
     - A Discrete is a one-hot token; a MultiDiscrete is one for each number, or row.
     - A vector is a token for each number, or what ``vector`` makes of it.
     - A Dict or Tuple is the tokens of all entries, filled with zeros to the same width.
@@ -74,11 +74,11 @@ def make_view(
     """
     validate_space(space, where)
     # An action mask, and a Dict or Tuple around one entry, are no tokens.
-    rest, mask = split_action_mask(space)
-    key = _only_key(rest)
-    entry = rest if key is None else dict(_entries(rest))[key]  # type: ignore[arg-type]
+    observed, mask = split_action_mask(space)
+    key = _only_key(observed)
+    entry = observed if key is None else dict(_entries(observed))[key]  # type: ignore[arg-type]
     if entry is not space:
-        stored = None if mask is None else Part.of(mask, MASK, number)
+        stored = None if mask is None else MaskPart.of(mask, number)
         inner = make_view(
             entry, options, number=number, vector=vector, where=where, prefix=prefix
         )
@@ -110,11 +110,11 @@ class LeavesView(TokenView):
         self, space: spaces.Space[Any], options: TokenOptions, number: Any, prefix: str
     ) -> None:
         self.space = space
-        found = dict(_leaves(space))
-        alone = len(found) == 1
+        leaf_spaces = dict(_leaves(space))
+        alone = len(leaf_spaces) == 1
         by_name = {
             name: make_leaf(leaf, name, options, number, alone=alone, prefix=prefix)
-            for name, leaf in found.items()
+            for name, leaf in leaf_spaces.items()
         }
         self.leaves = [*by_name.values()]
         self.names = [name or WHOLE for name in by_name]
@@ -160,19 +160,12 @@ class LeavesView(TokenView):
 
 def split_action_mask(
     space: spaces.Space[Any],
-) -> tuple[spaces.Space[Any], PlainSpace | None]:
-    """Split the space of the entry ``action_mask`` off a Dict; None without one.
-
-    A Tuple of masks, one for each choice, becomes the space of all in a row.
-    """
+) -> tuple[spaces.Space[Any], spaces.Space[Any] | None]:
+    """Split the space of the entry ``action_mask`` off a Dict; None without one."""
     if not isinstance(space, spaces.Dict) or MASK not in space.keys() - {*TOKEN_PARTS}:
         return space, None
-    rest = {key: part for key, part in space.items() if key != MASK}
-    mask: Any = space[MASK]
-    parts = mask.spaces if isinstance(mask, spaces.Tuple) else ()
-    if parts and all(is_vector(part) for part in parts):
-        mask = spaces.MultiBinary(sum(math.prod(part.shape or ()) for part in parts))
-    return spaces.Dict(rest), mask
+    entries = {key: part for key, part in space.items() if key != MASK}
+    return spaces.Dict(entries), space[MASK]
 
 
 def is_vector(
@@ -199,14 +192,14 @@ def validate_space(space: spaces.Space[Any], where: str) -> None:
 
 def _refusal(space: spaces.Space[Any]) -> str:
     """Return the nearest descriptions to a space that cannot become tokens."""
-    rest, mask = split_action_mask(space)
+    observed, mask = split_action_mask(space)
     if mask is not None:
-        if not isinstance(mask, PlainSpace) or len(mask.shape or ()) != 1:
+        if not mask_sizes(mask):
             return (
                 "a Dict whose action_mask is a MultiBinary(n), a Box of (n,) or a "
                 "Tuple of them"
             )
-        return _refusal(rest) if len(rest) else "a Dict with an observation"  # type: ignore[arg-type]
+        return _refusal(observed) if len(observed) else "a Dict with an observation"  # type: ignore[arg-type]
     match space:
         case spaces.Dict() | spaces.Tuple():
             return _refusal_of_entries(space)

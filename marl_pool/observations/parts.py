@@ -23,6 +23,17 @@ def label(name: str) -> str:
     return f"part {name!r}: " if name else ""
 
 
+def as_array(value: Any) -> np.ndarray | None:
+    """Return an array; None for what is ragged, or a tensor that requires grad."""
+    # Without gradients, torch would convert such a tensor.
+    if getattr(value, "requires_grad", False):
+        return None
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Storage of the elements of one space inside an observation."""
@@ -90,7 +101,7 @@ class Part:
         """Return one element as an array that can be stored without a loss.
 
         Raises:
-            InputError: another shape or kind of numbers than that of the space.
+            InputError: another shape or kind of numbers than the space has.
         """
         array = value if type(value) is np.ndarray else self._array(value)
         if array.shape != self.shape:
@@ -143,20 +154,20 @@ class Part:
         return limits[0], limits[1]
 
     def _array(self, value: Any) -> np.ndarray:
-        try:
-            return np.asarray(value)
-        except (ValueError, TypeError, RuntimeError) as error:
+        array = as_array(value)
+        if array is None:
             raise InputError(
                 f"{self.label}expected an array of shape {self.shape}, as in its "
                 f"space, got {type(value).__name__}"
-            ) from error
+            )
+        return array
 
     def _validate_dtype(self, array: np.ndarray) -> None:
         kinds = "biuf" if self.dtype.kind == "f" else "biu"
         if array.dtype.kind not in kinds:
-            wanted = "numbers" if self.dtype.kind == "f" else "integers"
+            expected = "numbers" if self.dtype.kind == "f" else "integers"
             raise InputError(
-                f"{self.label}expected {wanted} ({self.declared}), as in its space, "
+                f"{self.label}expected {expected} ({self.declared}), as in its space, "
                 f"got {array.dtype}"
             )
         if self.dtype.kind == "f" or np.can_cast(array.dtype, self.dtype):

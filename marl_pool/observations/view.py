@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.observations.masks import MASK, MaskPart, join_masks
 from marl_pool.observations.parts import Part, label
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
 SELF_NAME = "self"
 """Name of the type of the observer's own tokens, which is type 0."""
-MASK = "action_mask"
-"""Key of an entry, of an observation or of infos, that says which actions are valid."""
 Arrays = Mapping[str, np.ndarray]
 """Arrays ``(*B, …)`` by the names of parts."""
 
@@ -99,7 +98,7 @@ class TokenView(ABC):
         """Store an observation at ``index`` of the batch, if its shape and dtype fit.
 
         Raises:
-            InputError: another shape or dtype than that of the space, or no such part.
+            InputError: another shape or dtype than the space has, or no such part.
         """
         values = self.read(observation)
         for name, part in self.parts.items():
@@ -152,22 +151,25 @@ class TokenView(ABC):
         """
         spec = self.spec
         if options.token_types is not None:
-            given = list(options.token_types)
-            if len(given) != spec.num_types or not all(given):
+            type_names = list(options.token_types)
+            if len(type_names) != spec.num_types or not all(type_names):
                 raise InputError(
                     f"{prefix}token_types: expected {_count(spec.num_types, 'name')}, "
-                    f"for {listed(spec.type_names)}, got {listed(given) or 'none'}"
+                    f"for {listed(spec.type_names)}, got {listed(type_names) or 'none'}"
                 )
             # The observer's own type is number 0; the others keep their order.
-            names = sorted(dict.fromkeys(given), key=lambda name: name != SELF_NAME)
-            self._renumbered = tuple(names.index(name) for name in given)
+            names = sorted(
+                dict.fromkeys(type_names), key=lambda name: name != SELF_NAME
+            )
+            self._renumbered = tuple(names.index(name) for name in type_names)
             spec = replace(
                 spec,
                 type_names=tuple(names),
                 has_self=SELF_NAME in names,
                 signal_types=tuple(
                     dict.fromkeys(
-                        given[spec.type_names.index(name)] for name in spec.signal_types
+                        type_names[spec.type_names.index(name)]
+                        for name in spec.signal_types
                     )
                 ),
             )
@@ -195,21 +197,22 @@ class EntryView(TokenView):
         mask: storage of the mask; None without one.
     """
 
-    def __init__(self, entry: TokenView, key: Any, mask: Part | None) -> None:
-        masks = {} if mask is None else {MASK: mask}
+    def __init__(self, entry: TokenView, key: Any, mask: MaskPart | None) -> None:
+        masks = {} if mask is None else {MASK: mask.part}
         super().__init__(entry.spec, {**entry.parts, **masks})
-        self.entry, self.key, self.has_mask = entry, key, mask is not None
+        self.entry, self.key, self.mask = entry, key, mask
 
     @override
     def read(self, observation: Any) -> Mapping[str, Any]:
-        if not self.has_mask:
+        if self.mask is None:
             return self.entry.read(read_entries(observation, [self.key])[self.key])
         if not isinstance(observation, Mapping) or MASK not in observation:
             raise _missing(MASK, "")
-        rest = {key: part for key, part in observation.items() if key != MASK}
+        observed = {key: part for key, part in observation.items() if key != MASK}
         if self.key is not None:
-            rest = read_entries(rest, [self.key])[self.key]
-        return {**self.entry.read(rest), MASK: join_masks(observation[MASK])}
+            observed = read_entries(observed, [self.key])[self.key]
+        mask = join_masks(observation[MASK], self.mask.sizes)
+        return {**self.entry.read(observed), MASK: mask}
 
     @override
     def arbitrary(self, name: str, arrays: Arrays) -> np.ndarray | None:
@@ -218,7 +221,7 @@ class EntryView(TokenView):
     @override
     def convert(self, parts: Mapping[str, Tensor]) -> Tokens:
         tokens = self.entry.tokens(parts)
-        return with_action_mask(tokens, parts[MASK]) if self.has_mask else tokens
+        return tokens if self.mask is None else with_action_mask(tokens, parts[MASK])
 
 
 def read_entries(
@@ -239,9 +242,9 @@ def read_entries(
     entries = observation
     if type(entries) is not dict and not isinstance(entries, Mapping):
         if not isinstance(entries, tuple | list) or not isinstance(keys[0], int):
-            wanted = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
+            expected = f"a dict of {listed(keys)}" if keys[0] != 0 else "a tuple"
             raise InputError(
-                f"{label(name)}expected {wanted}, as in its space, got "
+                f"{label(name)}expected {expected}, as in its space, got "
                 f"{type(observation).__name__}"
             )
         if len(entries) > len(keys):
@@ -261,21 +264,6 @@ def _missing(name: str, listed_keys: str) -> InputError:
     return InputError(f"{label(name)}expected one{among}, as in its space, got none")
 
 
-def join_masks(mask: Any) -> Any:
-    """Concatenate the masks of several choices; another mask is returned as it is."""
-    if isinstance(mask, tuple | list) and any(
-        isinstance(part, np.ndarray | list | tuple) for part in mask
-    ):
-        try:
-            return np.concatenate(mask)
-        except ValueError as error:
-            raise InputError(
-                f"{MASK}: expected one row of numbers, or one for each choice, got "
-                f"{mask!r:.80}"
-            ) from error
-    return mask
-
-
 def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
     """Add a mask of allowed options ``(*B, L)``, numbers 0 and 1, to tokens.
 
@@ -285,7 +273,7 @@ def with_action_mask(tokens: Tokens, mask: Tensor) -> Tokens:
 
 
 def validate_indices(key: str, indices: Sequence[int], size: int) -> None:
-    """Raise InputError unless the indices differ and are those of features."""
+    """Raise InputError unless the indices differ and exist among the features."""
     if len(set(indices)) < len(indices) or not set(indices) <= set(range(size)):
         raise InputError(
             f"{key}: expected different indices of features below {size}, "
@@ -294,7 +282,7 @@ def validate_indices(key: str, indices: Sequence[int], size: int) -> None:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[Any]) -> str:

@@ -78,7 +78,7 @@ def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
     """Build a pooling head from its name.
 
     Args:
-        name: one of `pooling_names`, or ``package.module:Class`` of your own.
+        name: one of `pooling_names`, or ``package.module:Class`` of a custom head.
         dim: D, the width of the vectors to pool.
         **options: options of the head's constructor.
 

@@ -56,8 +56,8 @@ class AdaPooling(Pooling):
             several are its *focal* query; not permutation invariant); ``"learned"``,
             a parameter. None means "self" where there is such a token and a call
             gives ``types``, else "mean".
-        residual: add the query to the result; None, as published: if the query is one
-            token ("self" or one position).
+        residual: add the query to the result. With None, as published, it is added if
+            the query is one token ("self" or one position).
         attention_scale: divide scores by the square root of the model width, as
             published, or of the head width.
         has_self: True if the tokens include the observer's own.
@@ -153,11 +153,11 @@ class AdaPooling(Pooling):
                 "None; query='mean' needs none"
             )
         # Where no self token is left, all tokens present take its place.
-        own = present & (types == SELF_TYPE)
-        return _mean(x, own | (present & ~own.any(1, keepdim=True)))
+        self_tokens = present & (types == SELF_TYPE)
+        return _mean(x, self_tokens | (present & ~self_tokens.any(1, keepdim=True)))
 
 
-def _mean(x: Tensor, chosen: Tensor) -> Tensor:
+def _mean(x: Tensor, included: Tensor) -> Tensor:
     """Return the mean of the chosen vectors, zero where none is."""
-    mask = chosen.to(x.dtype)
+    mask = included.to(x.dtype)
     return (mask[:, None] @ x)[:, 0] / mask.sum(1, keepdim=True).clamp(min=1)

@@ -163,27 +163,27 @@ class AttentionNeuronPooling(MemoryPooling):
     def fold(self, parameters: Mapping[str, Tensor] | None = None) -> "FoldedWeights":
         """Combine weights whose products do not depend on the input.
 
-        ``parameters`` are those of a population by name, ``(P, …)`` each; None for the
-        layer's own.
+        ``parameters`` are a population's by name, ``(P, …)`` each; None for the layer's
+        own.
         """
-        own = dict(self.named_parameters()) if parameters is None else parameters
+        weights = dict(self.named_parameters()) if parameters is None else parameters
         # From readings to keys: the LSTM, the hidden layer, or neither.
         keys: Layer | None = None
         if self.cell is not None:
-            keys = _fold_cell(strip_prefix("cell", own))
+            keys = _fold_cell(strip_prefix("cell", weights))
         elif self.hidden is not None:
-            keys = own["hidden.weight"].mT, own["hidden.bias"]
+            keys = weights["hidden.weight"].mT, weights["hidden.bias"]
         # Compute the queries of the codes, scaled in advance.
-        queries = self.table @ own["query.weight"].mT
-        if "query.bias" in own:
-            queries = queries + own["query.bias"][..., None, :]
+        queries = self.table @ weights["query.weight"].mT
+        if "query.bias" in weights:
+            queries = queries + weights["query.bias"][..., None, :]
         queries = self.scale * queries
         # The queries are fixed, so Q W_q W_kᵀ is one matrix: fold the keys' projection
         # into the queries instead of projecting each token's key.
         bias = None
-        if "key.bias" in own:
-            bias = (queries @ own["key.bias"][..., None])[..., 0]
-        return FoldedWeights(keys, (queries @ own["key.weight"]).mT, bias)
+        if "key.bias" in weights:
+            bias = (queries @ weights["key.bias"][..., None])[..., 0]
+        return FoldedWeights(keys, (queries @ weights["key.weight"]).mT, bias)
 
     def unroll_folded(
         self,

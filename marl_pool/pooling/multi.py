@@ -30,7 +30,7 @@ class MultiPooling(Pooling):
     Aggregation*, https://arxiv.org/abs/2004.05718.
 
     Args:
-        heads: ``{"name": …, **options}`` each, of registered heads or of your own;
+        heads: ``{"name": …, **options}`` each, of registered or custom heads;
             heads with a memory are not supported.
         num_tokens: N, for heads that need it.
         has_self: True if the tokens include the observer's own.
@@ -85,7 +85,7 @@ class MultiPooling(Pooling):
         self, x: Tensor, padding: Mask = None, types: Types = None
     ) -> Tensor | None:
         """Return all heads' weights, ``(B, heads, N)``; None if a head has none."""
-        found = []
+        head_weights = []
         for head, slots, inputs in self._parts(*self.prepare(x, padding, types)):
             weights = head.weights(*inputs)
             if weights is None:
@@ -93,8 +93,8 @@ class MultiPooling(Pooling):
             # From the head's own input to the whole one: other heads' tokens have 0.
             full = weights.new_zeros(*weights.shape[:2], x.shape[1])
             full[..., slots] = weights
-            found.append(full)
-        return torch.cat(found, 1)
+            head_weights.append(full)
+        return torch.cat(head_weights, 1)
 
     @override
     def prepend(self, x: Tensor, padding: Mask = None, types: Types = None) -> Inputs:

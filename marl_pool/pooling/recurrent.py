@@ -63,7 +63,7 @@ class Set2SetPooling(Pooling):
         r_t = \sum_{i=1}^N a_{t,i}\, x_i
 
     The result is :math:`[q_T; r_T]`. State, query and :math:`r_0` start at zero, so the
-    first query is the same for every set. The weights are those of the last step.
+    first query is the same for every set. `weights` returns those at the last step.
 
     Shapes: ``(B, N, D)`` to ``(B, 2 D)``; for an empty set every :math:`r_t` is zero.
 

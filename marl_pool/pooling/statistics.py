@@ -15,6 +15,8 @@ from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import PositiveFloat, PositiveInt, UnitInterval
 
+Aggregator = Literal["mean", "max", "min", "std"]
+Scaler = Literal["identity", "amplification", "attenuation"]
 EPS = 1e-5
 """Added to variances, so that the gradient of their root is finite at zero."""
 
@@ -26,7 +28,7 @@ class SqrtNPooling(Pooling):
         y = \frac{1}{\sqrt{N}} \sum_{i=1}^N x_i
 
     The variance of independent tokens with mean zero is the same for any number of
-    them; that of the sum grows with N, and that of the mean falls.
+    them; the sum's grows with N, and the mean's falls.
 
     Shapes: ``(B, N, D)`` to ``(B, D)``; zero for an empty set.
 
@@ -102,8 +104,8 @@ class QuantilePooling(Pooling):
         ordered, count = _sort(x, padding), _count(x, padding)
         # In double precision, as the position of a token is a number of many digits.
         last = (count - 1).clamp(min=0).double()
-        found = [_at(ordered, level * last) for level in self.levels]
-        return torch.cat(found, dim=1).masked_fill((count == 0)[:, None], 0.0)
+        quantiles = [_at(ordered, level * last) for level in self.levels]
+        return torch.cat(quantiles, dim=1).masked_fill((count == 0)[:, None], 0.0)
 
 
 class TrimmedMeanPooling(Pooling):
@@ -165,8 +167,8 @@ class PNAPooling(Pooling):
         aggregators: names from mean, max, min and std.
         scalers: names from identity, amplification and attenuation, the lines of the
             first bracket.
-        avg_log_size: δ, the mean of log(N + 1) over the training sets; None takes that
-            of a set without padding.
+        avg_log_size: δ, the mean of log(N + 1) over the training sets; by default
+            log(num_tokens + 1).
         num_tokens: N of a set without padding, for that default.
     """
 
@@ -174,12 +176,8 @@ class PNAPooling(Pooling):
         self,
         dim: int,
         *,
-        aggregators: Sequence[Literal["mean", "max", "min", "std"]] = (
-            *("mean", "max", "min", "std"),
-        ),
-        scalers: Sequence[Literal["identity", "amplification", "attenuation"]] = (
-            *("identity", "amplification", "attenuation"),
-        ),
+        aggregators: Sequence[Aggregator] = ("mean", "max", "min", "std"),
+        scalers: Sequence[Scaler] = ("identity", "amplification", "attenuation"),
         avg_log_size: PositiveFloat | None = None,
         num_tokens: PositiveInt | None = None,
     ) -> None:
@@ -191,8 +189,8 @@ class PNAPooling(Pooling):
                     "it follows, got neither"
                 )
             avg_log_size = log(num_tokens + 1)
-        for name, chosen in (("aggregators", aggregators), ("scalers", scalers)):
-            if not chosen:
+        for name, choices in (("aggregators", aggregators), ("scalers", scalers)):
+            if not choices:
                 raise InputError(f"pooling.{name}: expected at least one, got none")
         self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
         self.avg_log_size = avg_log_size
@@ -210,13 +208,13 @@ class PNAPooling(Pooling):
             "std": self._std,
         }
         parts = [aggregates[name](x, padding) for name in self.aggregators]
-        found = torch.cat(parts, dim=1)
+        combined = torch.cat(parts, dim=1)
         size = _count(x, padding).clamp(min=1)[:, None]
         amplification = (size + 1).to(x.dtype).log() / self.avg_log_size
         scaled = {
-            "identity": lambda: found,
-            "amplification": lambda: found * amplification,
-            "attenuation": lambda: found / amplification,
+            "identity": lambda: combined,
+            "amplification": lambda: combined * amplification,
+            "attenuation": lambda: combined / amplification,
         }
         return torch.cat([scaled[name]() for name in self.scalers], dim=1)
 

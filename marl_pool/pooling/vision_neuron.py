@@ -297,10 +297,10 @@ def unique_patches(features: Tensor, padding: Mask = None) -> tuple[Tensor, Tens
     order, groups, size = _group_equal(words, hidden)
     # All patches of a group are equal, so any of them may represent it: scatter keeps
     # the one that it writes last. The extra column at the end collects padding.
-    chosen = torch.zeros_like(order[:, :1]).repeat(1, size + 1)
-    counts = chosen.scatter_add(1, groups, torch.ones_like(groups))[:, :size]
-    chosen = chosen.scatter(1, groups, order)[:, :size]
-    patches = _gather_rows(words, chosen).view(torch.uint8)[..., :width]
+    representatives = torch.zeros_like(order[:, :1]).repeat(1, size + 1)
+    counts = representatives.scatter_add(1, groups, torch.ones_like(groups))[:, :size]
+    representatives = representatives.scatter(1, groups, order)[:, :size]
+    patches = _gather_rows(words, representatives).view(torch.uint8)[..., :width]
     return patches.reshape(*batch, size, width), counts.reshape(*batch, size)
 
 

@@ -25,9 +25,9 @@ def pretrained_path(name: str) -> Path:
     Raises:
         InputError: an unknown name.
     """
-    known = pretrained_names()
-    if name not in known:
-        raise names.unknown("pretrained policy", name, known)
+    choices = pretrained_names()
+    if name not in choices:
+        raise names.unknown("pretrained policy", name, choices)
     return FOLDER / name
 
 

@@ -107,9 +107,9 @@ def make_folder(folder: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, reason, str(folder))
         missing.append(folder)
         folder = folder.parent
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
-        sync(each.parent)
+    for ancestor in reversed(missing):
+        ancestor.mkdir(exist_ok=True)
+        sync(ancestor.parent)
 
 
 @contextmanager
@@ -151,8 +151,8 @@ def recover(folder: Path) -> None:
 def standing(folder: Path) -> Path:
     """Return the folder with the content, also between the renames of `new_folder`."""
     aside = _aside(folder)
-    left = aside.is_dir() and not aside.is_symlink()
-    return aside if left and not os.path.lexists(folder) else folder
+    is_aside = aside.is_dir() and not aside.is_symlink()
+    return aside if is_aside and not os.path.lexists(folder) else folder
 
 
 def discard(path: Path) -> None:
@@ -216,7 +216,7 @@ def locked(file: Path, refusal: str | None) -> Iterator[None]:
 
     Args:
         file: lock file; created if missing, never changed or removed.
-        refusal: message if another process holds the lock; None: wait for it.
+        refusal: message if another process holds the lock, or None to wait for it.
 
     Raises:
         InputError: it is held, or the file is a link or cannot be opened.

@@ -38,24 +38,26 @@ def build(
     """
     # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)
-    known = options_of(cls)
+    accepted = options_of(cls)
     for key, value in options.items():
-        option = known.get(key, known.get(ANY_OTHER))
+        option = accepted.get(key, accepted.get(ANY_OTHER))
         if option is None:
-            raise unknown(f"option of {kind} {name!r}:", key, known)
+            raise unknown(f"option of {kind} {name!r}:", key, accepted)
         check_argument(f"{kind}.{key}", value, option.annotation)
     # Add what the program knows.
-    arguments = {k: v for k, v in (context or {}).items() if k in known} | {**options}
-    if name in registry:  # a class of the user's own has sizes of its own
+    arguments = {k: v for k, v in (context or {}).items() if k in accepted} | {
+        **options
+    }
+    if name in registry:  # the bounds are for the package's classes
         check_sizes(kind, arguments)
     # Check that nothing required is missing.
-    for key, option in known.items():
+    for key, option in accepted.items():
         if option.required and key not in arguments:
             raise InputError(
                 f"{kind} {name!r} needs the option {key!r}: "
                 f"expected {describe(option.annotation)}"
             )
-    # A class of the user's own may raise a TypeError of its own.
+    # A user's class may raise a TypeError itself.
     try:
         return cls(**arguments)
     except TypeError as error:
@@ -73,7 +75,7 @@ def check_constructor(cls: type[Any], kind: str) -> None:
     need not be more than hints.
 
     Args:
-        cls: a class; nothing is done unless it has a constructor of its own.
+        cls: a class; nothing is done unless it defines a constructor.
         kind: the config group, for messages.
     """
     if "__init__" not in vars(cls) or cls.__module__.partition(".")[0] != PACKAGE:

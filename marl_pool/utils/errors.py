@@ -5,6 +5,7 @@ It imports no torch, so that the command line can catch them at once.
 
 import errno
 import importlib.util
+import inspect
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,32 @@ from typing import Any
 PACKAGE = Path(__file__).parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 NUMERICS = ("numpy", "torch", "ray")
-"""Packages whose errors are rather those of the code that calls them."""
+"""Packages whose errors are usually caused by the code that calls them."""
 REFUSALS = frozenset(
     getattr(errno, name)
     for name in (
-        *("EACCES", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENAMETOOLONG", "ENFILE"),
-        *("ENOSPC", "EPERM", "EROFS", "ESTALE"),
+        "EACCES",
+        "EDQUOT",
+        "EFBIG",
+        "EIO",
+        "EMFILE",
+        "ENAMETOOLONG",
+        "ENFILE",
+        "ENOSPC",
+        "EPERM",
+        "EROFS",
+        "ESTALE",
     )
     if hasattr(errno, name)
 )
 """Codes of an `OSError` with which a system refuses what a program may ask for."""
 OUT_OF_MEMORY = (
-    *("allocate memory", "out of memory", "failed to map segment", "bad_alloc"),
-    *("start new thread", "error return without exception set"),
+    "allocate memory",
+    "out of memory",
+    "failed to map segment",
+    "bad_alloc",
+    "start new thread",
+    "error return without exception set",
 )
 """Words of errors that libraries raise in place of a `MemoryError`."""
 
@@ -82,10 +96,19 @@ def place(error: BaseException) -> str:
             if is_called and is_foreign:
                 places[True] = f" ({installed}:{line})"
         elif is_called and file.is_file() and not file.is_relative_to(STDLIB):
-            is_near = file.is_relative_to(Path.cwd())
-            shown = file.relative_to(Path.cwd()) if is_near else file
-            places[False] = f" ({shown}:{line})"
+            places[False] = _line_of(file, line)
     return places.get(False) or places.get(True, "")
+
+
+def source(function: Any) -> str:
+    """Return the line where a function begins, such as `` (file.py:12)``, if known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else _line_of(Path(code.co_filename), code.co_firstlineno)
+
+
+def _line_of(file: Path, line: int) -> str:
+    is_near = file.is_relative_to(Path.cwd())
+    return f" ({file.relative_to(Path.cwd()) if is_near else file}:{line})"
 
 
 def foreign(error: BaseException) -> str:
@@ -98,8 +121,8 @@ def foreign(error: BaseException) -> str:
         The line; empty for any other error, such as a bug of this package.
     """
     if isinstance(error, OSError) and error.errno in REFUSALS:
-        named = f"{error.filename}: " if error.filename is not None else ""
-        return f"{named}{error.strerror}"
+        prefix = f"{error.filename}: " if error.filename is not None else ""
+        return f"{prefix}{error.strerror}"
     is_memory = isinstance(error, MemoryError) or (
         isinstance(error, ImportError | OSError | RuntimeError | SystemError)
         and any(words in str(error) for words in OUT_OF_MEMORY)

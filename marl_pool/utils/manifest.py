@@ -28,16 +28,16 @@ CHANGED = "has changed since it was written: its checksum differs"
 # Folders
 
 
-def write_manifest(folder: Path, files: Iterable[str] = (), **about: Any) -> None:
-    """Write the manifest of a folder: its ``files``, by default all, and ``about``."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    paths = [folder / name for name in files] or found
+def write_manifest(folder: Path, files: Iterable[str] = (), **entries: Any) -> None:
+    """Write the manifest of a folder: ``files``, by default all, and ``entries``."""
+    all_files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    paths = [folder / name for name in files] or all_files
     listed = {
         path.relative_to(folder).as_posix(): fingerprint(path)
         for path in paths
         if path != folder / MANIFEST
     }
-    _write(folder, {"format": FORMAT, "files": listed, **about})
+    _write(folder, {"format": FORMAT, "files": listed, **entries})
 
 
 def add_to_manifest(folder: Path, file: str) -> None:
@@ -82,11 +82,11 @@ def _lists_files(content: Mapping[str, Any]) -> bool:
         isinstance(files, dict)
         and any(files)
         and all(
-            isinstance(about, dict)
-            and about.keys() == {"bytes", KEY}
+            isinstance(entry, dict)
+            and entry.keys() == {"bytes", KEY}
             and not Path(name).is_absolute()
             and ".." not in Path(name).parts
-            for name, about in files.items()
+            for name, entry in files.items()
         )
     )
 
@@ -116,7 +116,7 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
         path = folder / name
         # A folder on the way may be a link as well.
         way = (path, *path.parents)[: len(Path(name).parts)]
-        if not links and any(each.is_symlink() for each in way):
+        if not links and any(part.is_symlink() for part in way):
             return f"{name} is a link"
         if not path.is_file():
             return f"{name} is missing"
@@ -125,10 +125,10 @@ def problem_of(folder: Path, *, links: bool = True, only: str | None = None) -> 
             size = path.stat().st_size
             if size != expected["bytes"]:
                 return f"{name} has {size} bytes, not {expected['bytes']}"
-            found = fingerprint(path)
+            actual = fingerprint(path)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if found != expected:
+        if actual != expected:
             return f"{name} {CHANGED}"
     return ""
 
@@ -162,11 +162,11 @@ def fingerprint(path: Path, size: int | None = None) -> dict[str, Any]:
 
 def sealed_json(content: Mapping[str, Any]) -> dict[str, Any]:
     """Add the checksum of the content to it."""
-    rest = {name: value for name, value in content.items() if name != KEY}
+    entries = {name: value for name, value in content.items() if name != KEY}
     # Parse it once, so that tuples are lists and keys are text, as in the file.
-    parsed = json.loads(json.dumps(rest))
+    parsed = json.loads(json.dumps(entries))
     plain = json.dumps(parsed, sort_keys=True, separators=(",", ":"))
-    return {**rest, KEY: hashlib.sha256(plain.encode()).hexdigest()}
+    return {**entries, KEY: hashlib.sha256(plain.encode()).hexdigest()}
 
 
 def is_intact_json(content: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ class Metrics:
     """A CSV file of numbers with one row per iteration, created by the first one.
 
     The file survives crashes: an incomplete last line is ignored, checkpoints record a
-    checksum of the rows so far, and unreadable rows are moved to a file of their own.
+    checksum of the rows so far, and unreadable rows are moved to a separate file.
 
     Attributes:
         last: the row that this process logged last; empty before the first.
@@ -134,10 +134,10 @@ class Metrics:
         name = self.path.name
         if not self.path.is_file():
             return f"{name} is missing: its rows up to iteration {until} are lost"
-        found = fingerprint(self.path, logged["bytes"])
-        if found["bytes"] < logged["bytes"]:
+        actual = fingerprint(self.path, logged["bytes"])
+        if actual["bytes"] < logged["bytes"]:
             return f"{name} was cut: rows up to iteration {until} are missing"
-        if found["sha256"] != logged["sha256"]:
+        if actual["sha256"] != logged["sha256"]:
             return (
                 f"{name} has changed since iteration {until} was logged: its checksum "
                 "differs"
@@ -168,18 +168,22 @@ class Metrics:
         lines = text.split("\n")[:-1]
         # Split damaged lines by commas, so that rows before them stay readable.
         try:
-            found = list(csv.reader(lines))
+            rows = list(csv.reader(lines))
         except csv.Error:  # a NUL or an unclosed quote
-            found = [line.split(",") for line in lines]
-        header, *rest = found or [[]]
+            rows = [line.split(",") for line in lines]
+        header, *body = rows or [[]]
         header = list(map(uncell, header)) if columns is None else columns
-        return header, [(line, _row(header, line)) for line in rest]
+        return header, [(line, _row(header, line)) for line in body]
 
 
 def free(path: Path) -> Path:
     """Return the path itself, or ``STEM-2``, ``STEM-3``, … if it exists."""
-    others = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(2))
-    return next(each for each in chain([path], others) if not os.path.lexists(each))
+    numbered = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in count(2))
+    return next(
+        candidate
+        for candidate in chain([path], numbered)
+        if not os.path.lexists(candidate)
+    )
 
 
 def _write_header(out: TextIO, header: Iterable[str]) -> None:

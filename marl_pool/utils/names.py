@@ -38,7 +38,7 @@ class _Trust(NamedTuple):
     plugins: frozenset[str] = frozenset()
     source: str = "a file"
     command: str = ""
-    named: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 def _inherited() -> _Trust | None:
@@ -73,20 +73,24 @@ def trust(
 
     Args:
         plugins: ``package.module:Class`` or module names, exactly as the file has them.
-        source: the file or folder, for messages; None: that of the outer `trust`.
-        command: the command to repeat with ``--plugin``, for messages; empty: that of
-            the outer `trust`.
+        source: the file or folder, for messages; by default the outer `trust`'s.
+        command: the command to repeat with ``--plugin``, for messages; by default the
+            outer `trust`'s.
         config: the file's content, so that a message names all that has to be allowed;
-            None: that of the outer `trust`.
+            by default the outer `trust`'s.
     """
     # Inside another restriction, both apply.
     outer, allowed = _restriction.get(), frozenset(plugins)
     if outer is not None:
         allowed &= outer.plugins
-    known = outer or _Trust()
-    origin = known.source if source is None else str(source)
-    named = known.named if config is None else tuple(sorted(plug_ins_in(config)))
-    token = _restriction.set(_Trust(allowed, origin, command or known.command, named))
+    inherited = outer or _Trust()
+    origin = inherited.source if source is None else str(source)
+    required = (
+        inherited.required if config is None else tuple(sorted(plug_ins_in(config)))
+    )
+    token = _restriction.set(
+        _Trust(allowed, origin, command or inherited.command, required)
+    )
     try:
         yield
     finally:
@@ -118,9 +122,13 @@ def validate_trusted(name: str, kind: str) -> None:
         return
     # Name all that is missing at once. Python and the command line allow names in
     # different ways.
-    others = [other for other in restriction.named if other not in restriction.plugins]
-    missing = list(dict.fromkeys([name, *others]))
-    flags = " ".join(f"--plugin {quoted(each)}" for each in missing)
+    untrusted = [
+        plug_in
+        for plug_in in restriction.required
+        if plug_in not in restriction.plugins
+    ]
+    missing = list(dict.fromkeys([name, *untrusted]))
+    flags = " ".join(f"--plugin {quoted(plug_in)}" for plug_in in missing)
     remedy = f"plugins={missing} or {flags}"
     if restriction.command:
         remedy = f"{restriction.command} {flags}"
@@ -134,8 +142,8 @@ def plug_ins_in(config: object) -> set[str]:
     """Return the plug-ins in a configuration: classes, and modules of environments."""
     env = config.get("env") if isinstance(config, Mapping) else None
     module = env.get("module") if isinstance(env, Mapping) else None
-    found = {name for name in texts_in(config) if is_plug_in(name)}
-    return found | ({module} if isinstance(module, str) else set())
+    plug_ins = {name for name in texts_in(config) if is_plug_in(name)}
+    return plug_ins | ({module} if isinstance(module, str) else set())
 
 
 def user_plug_ins() -> list[str]:
@@ -157,13 +165,13 @@ def user_plug_ins() -> list[str]:
         return []
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
-    found = [line.partition("#")[0].strip() for line in lines]
-    for number, name in enumerate(found, 1):
+    entries = [line.partition("#")[0].strip() for line in lines]
+    for number, name in enumerate(entries, 1):
         if name and not re.fullmatch(r"[\w./]+(:\w+)?", name):
             raise InputError(
                 f"{file}: line {number}: expected package.module:Class, got {name!r}"
             )
-    return [name for name in found if name]
+    return [name for name in entries if name]
 
 
 def is_plug_in(name: str) -> bool:
@@ -183,12 +191,12 @@ def texts_in(value: object) -> set[str]:
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> InputError:
     """Build the error for an unknown name, with the choices and the nearest one."""
-    known = sorted(choices)
-    if not known:
+    names = sorted(choices)
+    if not names:
         return InputError(f"unknown {kind} {name!r}: there is none")
-    near = difflib.get_close_matches(str(name), known, n=1)
+    near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InputError(f"unknown {kind} {name!r}: choose from {', '.join(known)}.{hint}")
+    return InputError(f"unknown {kind} {name!r}: choose from {', '.join(names)}.{hint}")
 
 
 def target(name: str, registry: Mapping[str, str], kind: str) -> str:
@@ -213,7 +221,7 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
     # The import runs code, so the name has to be trusted first.
     if name not in registry:
         validate_trusted(name, kind)
-    # Import the module, which may raise for reasons of its own.
+    # Import the module, which may raise any exception.
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -230,20 +238,22 @@ def resolve(name: str, registry: Mapping[str, str], kind: str, base: type) -> ty
         ) from error
     if not hasattr(module, attribute):
         raise InputError(f"{kind} {name!r}: {module_name} has no {attribute!r}")
-    found = getattr(module, attribute)
+    member = getattr(module, attribute)
     # Check that it is a class of this kind that can be constructed.
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(member, type) and issubclass(member, base)):
         raise InputError(
             f"{kind} {name!r} must be a subclass of "
-            f"{base.__module__}.{base.__name__}, got {found!r}"
+            f"{base.__module__}.{base.__name__}, got {member!r}"
         )
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+    if inspect.isabstract(member):
+        missing = ", ".join(sorted(vars(member)["__abstractmethods__"]))
         raise InputError(f"{kind} {name!r} is abstract: it does not write {missing}")
-    return found
+    return member
 
 
 def name_of(cls: type, registry: Mapping[str, str]) -> str:
     """Return the name by which `resolve` finds ``cls``."""
-    own = f"{cls.__module__}:{cls.__qualname__}"
-    return next((name for name, target in registry.items() if target == own), own)
+    full_name = f"{cls.__module__}:{cls.__qualname__}"
+    return next(
+        (name for name, target in registry.items() if target == full_name), full_name
+    )

@@ -38,7 +38,7 @@ class Override(NamedTuple):
     Attributes:
         key: name of a key, with the names of its sections before it.
         values: plain data.
-        swept: True if it is written as several values, each for a run of its own.
+        swept: True if it is written as several values, each for a separate run.
     """
 
     key: str

@@ -23,13 +23,13 @@ class Progress:
     while is shown with the time that it has taken.
 
     Args:
-        total: units of work, including those of an earlier, resumed run; 0 if unknown.
+        total: units of work, an earlier, resumed run included; 0 if unknown.
         unit: name of the unit.
         done: units finished so far; at first, by the earlier run.
-        time_limit: seconds after which the work ends in any case; None: no limit.
+        time_limit: seconds after which the work ends in any case, or None for no limit.
         interval: seconds between two lines without a terminal.
         doing: the present part of the work, such as ``"the last frames"``.
-        stream: output stream; None: stderr.
+        stream: output stream, or None for stderr.
         clock: returns seconds; for tests.
     """
 
@@ -140,9 +140,9 @@ class Progress:
             return f"{self.done:,} / {self.total:,} {self.unit}{doing or '  ' + ago}"
         if not self.total:
             return (doing or ago).strip()
-        left = self.seconds_left
+        seconds = self.seconds_left
         rate = f"{self.rate:,.0f}" if self.rate >= 10 else f"{self.rate:.2g}"
-        until = "" if left is None else f"  {duration(left)} left"
+        until = "" if seconds is None else f"  {duration(seconds)} left"
         return (
             f"{self.done:,} / {self.total:,} {self.unit}"
             f"  {rate} {self.unit}/s{until}{self._numbers}{doing}"

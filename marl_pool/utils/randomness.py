@@ -107,7 +107,7 @@ def stream_keys(
         env_ids: ``(n,)`` int64 environment numbers.
         episodes: ``(n,)`` int64 episode numbers.
         purpose: use of the numbers.
-        part: distinguishes streams of one purpose, such as those of groups of agents.
+        part: distinguishes streams of one purpose, such as one for each group.
 
     Returns:
         ``(n,)`` int64 keys.
@@ -182,7 +182,8 @@ class Stream:
 
         Args:
             episodes: ``(num_envs,)`` episode number of every environment.
-            where: ``(num_envs,)`` bool, environments whose episode starts; None: all.
+            where: ``(num_envs,)`` bool, environments whose episode starts, or None for
+                all.
         """
         if self.size == 0:
             return  # no numbers, no need of keys

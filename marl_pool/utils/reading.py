@@ -134,10 +134,10 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _count_nodes(node: Any, known: dict[int, int | None], depth: int) -> int:
+def _count_nodes(node: Any, counts: dict[int, int | None], depth: int) -> int:
     """Count the nodes below ``node`` with every alias expanded.
 
-    ``known`` has the counts so far by ``id``, and None while a node is being counted.
+    ``counts`` has the counts so far by ``id``, and None while a node is being counted.
     """
     # Tags could construct objects.
     if node.tag not in PLAIN:
@@ -145,26 +145,26 @@ def _count_nodes(node: Any, known: dict[int, int | None], depth: int) -> int:
     if isinstance(node, yaml.ScalarNode):
         return 1
     # An alias repeats a node that was counted already.
-    if id(node) in known:
-        count = known[id(node)]
+    if id(node) in counts:
+        count = counts[id(node)]
         if count is None:
             raise InputError("expected plain data, got an alias inside of itself")
         return count
     if depth > YAML_DEPTH:
         raise InputError(TOO_DEEP)
     # Mark the node as open, so that an alias inside of it is found.
-    known[id(node)] = None
+    counts[id(node)] = None
     total = 1
     # A mapping's value is a list of pairs.
     pairs = isinstance(node, yaml.MappingNode)
     for child in chain.from_iterable(node.value) if pairs else node.value:
-        total += _count_nodes(child, known, depth + 1)
+        total += _count_nodes(child, counts, depth + 1)
         if total > YAML_NODES:
             raise InputError(
                 f"expected at most {YAML_NODES:,} values with aliases written out, got "
                 "more"
             )
-    known[id(node)] = total
+    counts[id(node)] = total
     return total
 
 
@@ -182,7 +182,7 @@ def read_npz(file: Path, most: int = ARRAY_BYTES) -> "dict[str, np.ndarray]":
     try:
         with zipfile.ZipFile(file) as archive:
             # zipfile reads no more of a member than the size that it claims.
-            names = {each.filename: each.file_size for each in archive.infolist()}
+            names = {member.filename: member.file_size for member in archive.infolist()}
             if sum(names.values()) > most:
                 raise InputError(
                     f"{file}: expected at most {most:,} bytes unpacked, got more"
@@ -223,10 +223,10 @@ class Bounded:
 
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes, or to the end."""
-        left = self._most - self._opened.tell()
-        self._validate(size <= left)
-        content = self._opened.read(size if size >= 0 else left + 1)
-        self._validate(len(content) <= left)
+        remaining = self._most - self._opened.tell()
+        self._validate(size <= remaining)
+        content = self._opened.read(size if size >= 0 else remaining + 1)
+        self._validate(len(content) <= remaining)
         return content
 
     def seek(self, place: int, whence: int = 0) -> int:

@@ -60,7 +60,9 @@ def options_of(cls: type, omit: Set[str] = frozenset()) -> dict[str, Option]:
         cls: a dataclass of settings, or any class with a constructor.
         omit: parameters to leave out.
     """
-    return {name: each for name, each in _options_of(cls).items() if name not in omit}
+    return {
+        name: option for name, option in _options_of(cls).items() if name not in omit
+    }
 
 
 @cache
@@ -76,7 +78,7 @@ def _options_of(cls: type) -> dict[str, Option]:
         annotation = parameter.annotation
         if annotation is parameter.empty or isinstance(annotation, str):
             annotation = Any
-        # Unpacked options are those of a typed dictionary.
+        # A typed dictionary lists the unpacked options.
         if get_origin(annotation) is Unpack:
             options |= _passed_on(cls, *get_args(annotation))
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -99,7 +101,9 @@ def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
     # The nearest base that has the parameter determines its default.
     bases = [options_of(base) for base in cls.__mro__[1:] if base is not object]
     return {
-        name: Option(annotation, next(each[name] for each in bases if name in each)[1])
+        name: Option(
+            annotation, next(options[name] for options in bases if name in options)[1]
+        )
         for name, annotation in hints.items()
     }
 
@@ -108,13 +112,13 @@ def _passed_on(cls: type, shared: type[Any]) -> dict[str, Option]:
 
 
 def check_options(
-    where: str, given: Any, options: Mapping[str, Option], cls: type | None = None
+    where: str, section: Any, options: Mapping[str, Option], cls: type | None = None
 ) -> dict[str, Any]:
     """Check a mapping of keys to values; return it complete, in the options' order.
 
     Args:
         where: the section's key, for messages; empty at the top level.
-        given: the composed section; None counts as an empty mapping.
+        section: the composed section; None counts as an empty mapping.
         options: the allowed keys.
         cls: the class whose docstring explains a missing key.
 
@@ -122,23 +126,23 @@ def check_options(
         InputError: an unknown or missing key, a wrong type or range.
     """
     # An empty section has no options.
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where}: expected a mapping of keys, got {show(given)}")
-    # Keys without a parameter of their own go to ``**options``, if any.
-    named = {**options}
-    other = named.pop(ANY_OTHER, None)
-    for key in given:
-        if key not in named:
-            if other is None:
-                raise unknown_key(join(where, key), named)
-            named[key] = other
+    section = {} if section is None else section
+    if not isinstance(section, Mapping):
+        raise InputError(f"{where}: expected a mapping of keys, got {show(section)}")
+    # Keys that no parameter names go to ``**options``, if any.
+    allowed = {**options}
+    fallback = allowed.pop(ANY_OTHER, None)
+    for key in section:
+        if key not in allowed:
+            if fallback is None:
+                raise unknown_key(join(where, key), allowed)
+            allowed[key] = fallback
     # Take each option as given, or its default.
     checked = {}
-    for key, option in named.items():
+    for key, option in allowed.items():
         full = join(where, key)
-        if key in given:
-            checked[key] = check_value(full, given[key], option.annotation)
+        if key in section:
+            checked[key] = check_value(full, section[key], option.annotation)
             check_size(full, checked[key])
         elif option.required:
             first = meanings(cls).get(key, "").partition(". ")[0] if cls else ""
@@ -152,9 +156,11 @@ def check_options(
     return checked
 
 
-def check_settings(settings: type[Any], given: Any, where: str = "") -> dict[str, Any]:
+def check_settings(
+    settings: type[Any], section: Any, where: str = ""
+) -> dict[str, Any]:
     """Check the keys of a dataclass of settings, and construct it to check it whole."""
-    checked = check_options(where, given, options_of(settings))
+    checked = check_options(where, section, options_of(settings))
     settings(**checked)
     return checked
 
@@ -165,10 +171,10 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
     Strict as JSON is strict: a list serves as a tuple, a whole number as a float and
     1e6 as an integer, but neither ``"3"`` nor ``true`` is a number.
     """
-    # A dataclass is a section of its own.
+    # A dataclass is a nested section.
     if isinstance(annotation, type) and is_dataclass(annotation):
         return check_settings(annotation, value, key)
-    # Validate as JSON, whose types are those of a YAML file.
+    # Validate as JSON, which has the same types as YAML.
     try:
         text = json.dumps(_to_integers(value))
         fitting = _adapter(annotation).validate_json(text, strict=True)
@@ -337,30 +343,30 @@ def meanings(cls: type) -> dict[str, str]:
     It is read from the section ``Args`` in the docstrings of a class and its bases, and
     from the text below a field of a dataclass.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for base in cls.__mro__:
         # The entries between "Args:" and the next section.
         docstring = inspect.cleandoc(base.__doc__ or "")
-        _, *rest = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.M)
-        entries = ENTRY.findall(SECTION.split(rest[0])[0]) if rest else []
+        _, *sections = re.split(r"^Args:$", docstring, maxsplit=1, flags=re.M)
+        entries = ENTRY.findall(SECTION.split(sections[0])[0]) if sections else []
         texts = _field_docstrings(base) if "__dataclass_fields__" in vars(base) else {}
         for name, text in [*entries, *texts.items()]:
-            found.setdefault(name, " ".join(text.split()))
-    return found
+            by_name.setdefault(name, " ".join(text.split()))
+    return by_name
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, below in pairwise(definition.body):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = text
-    return found
+                docstrings[name] = text
+    return docstrings
 
 
 def summary(target: str) -> str:

@@ -15,7 +15,7 @@ def silenced() -> Iterator[None]:
     try:
         yield
     finally:
-        for stream, own in kept:
-            os.dup2(own, stream)
-            os.close(own)
+        for stream, copy in kept:
+            os.dup2(copy, stream)
+            os.close(copy)
         os.close(nowhere)

@@ -60,14 +60,14 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    console, rows, shown = Console(), list(rows), list(range(len(columns)))
+    console, rows, visible = Console(), list(rows), list(range(len(columns)))
     if console.is_terminal:
         # Rows that break are hard to read: leave out columns instead.
-        shown = _fitting(columns, rows, console.width, num_names, spared)
+        visible = _fitting(columns, rows, console.width, num_names, spared)
     else:
-        # A pipe has no width of its own, and rich's default of 80 columns breaks rows.
+        # A pipe has no width, and rich's default of 80 columns breaks rows.
         console.width = width
-    if hidden := [name for k, name in enumerate(columns) if k not in shown]:
+    if hidden := [name for k, name in enumerate(columns) if k not in visible]:
         hint = f"a wider terminal shows {', '.join(hidden)} too"
         caption = f"{caption}; {hint}" if caption else hint
     table = Table(
@@ -77,11 +77,11 @@ def print_table(
         caption_justify="left",
     )
     # The first columns are names, the others numbers.
-    for place in shown:
+    for place in visible:
         justify: Literal["left", "right"] = "left" if place < num_names else "right"
         table.add_column(columns[place], justify=justify)
     for row in rows:
-        cells = [row[place] for place in shown if place < len(row)]
+        cells = [row[place] for place in visible if place < len(row)]
         table.add_row(*(Text(printable(text)) for text in cells))
     console.print(table)
 

@@ -18,8 +18,10 @@ def printable(text: object) -> str:
     The name of a folder then cannot clear a terminal, hide text or add lines.
     """
     return "".join(
-        repr(each)[1:-1] if unicodedata.category(each) in HIDDEN else each
-        for each in str(text)
+        repr(character)[1:-1]
+        if unicodedata.category(character) in HIDDEN
+        else character
+        for character in str(text)
     )
 
 

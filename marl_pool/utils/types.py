@@ -75,31 +75,23 @@ class Options(dict[str, Any]):
 # Bounds
 
 SIZES = (
-    *(
-        "action_dim",
-        "channels",
-        "choices",
-        "clusters",
-        "convolutions",
-        "count",
-        "counts",
-    ),
-    *("crop_padding", "dim", "dim_ff", "dim_out", "distractor_length", "duplicates"),
-    *("entities", "expected_tokens", "features", "fourier_bands", "goal_length"),
-    *("head_hidden", "hidden", "k", "key_units", "memory", "message_dim", "n"),
-    *("noise_channels", "num_agents", "num_codes", "num_distractors", "num_features"),
-    *("num_inducing", "num_levels", "num_noise", "num_obstacles", "num_outputs"),
-    *("num_predators", "num_prey", "num_seeds", "num_signal", "num_tokens"),
-    *("num_vectors", "patch", "patch_convolutions", "patch_dim", "picture_grid"),
-    *("position_dim", "position_features", "positions", "query", "query_dim"),
-    *("readout", "schedule", "size", "steps", "stride", "token_type", "top_k"),
-    *("type_embedding", "units", "value_dim", "width", "zero_rows", "zero_rows_bottom"),
-)
+    "action_dim", "channels", "choices", "clusters", "convolutions", "count", "counts",
+    "crop_padding", "dim", "dim_ff", "dim_out", "distractor_length", "duplicates",
+    "entities", "expected_tokens", "features", "fourier_bands", "goal_length",
+    "head_hidden", "hidden", "k", "key_units", "memory", "message_dim", "n",
+    "noise_channels", "num_agents", "num_codes", "num_distractors", "num_features",
+    "num_inducing", "num_levels", "num_noise", "num_obstacles", "num_outputs",
+    "num_predators", "num_prey", "num_seeds", "num_signal", "num_tokens",
+    "num_vectors", "patch", "patch_convolutions", "patch_dim", "picture_grid",
+    "position_dim", "position_features", "positions", "query", "query_dim",
+    "readout", "schedule", "size", "steps", "stride", "token_type", "top_k",
+    "type_embedding", "units", "value_dim", "width", "zero_rows", "zero_rows_bottom",
+)  # fmt: skip
 """Options that count tokens, entities, pixels along an edge or numbers in a vector."""
 REPEATS = (
-    *("feedforward_layers", "frames", "iterations", "num_components", "num_frames"),
-    *("num_heads", "num_layers", "num_updates", "policy_heads", "threads"),
-)
+    "feedforward_layers", "frames", "iterations", "num_components", "num_frames",
+    "num_heads", "num_layers", "num_updates", "policy_heads", "threads",
+)  # fmt: skip
 """Options that count layers, heads, stacked frames, threads or repeated updates."""
 LIMITS: dict[str, int] = {
     **dict.fromkeys(SIZES, 16_384),

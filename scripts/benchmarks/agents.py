@@ -43,8 +43,8 @@ def generation(size: Size) -> Iterator[Row]:
 
     torch.set_num_threads(1)
     population, repetitions = (4, 2) if size.tiny else (256, 16)
-    chosen = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
-    config = compose("evolve", [*chosen, f"repetitions={repetitions}"])
+    overrides = ["experiment=cartpole_attention_neuron", f"device={size.device}"]
+    config = compose("evolve", [*overrides, f"repetitions={repetitions}"])
     evaluator = Evaluator(EvolveConfig.from_plain(config))
     start = torch.zeros_like(to_vector(evaluator.agent))
     layer = evaluator.agent.sensor
@@ -82,14 +82,14 @@ def generation(size: Size) -> Iterator[Row]:
         f"one core, with CMA-ES; {population * repetitions / ours:,.0f} rollouts/s; "
         "published code: 23.6 s, measured elsewhere",
     )
-    about = {
+    descriptions = {
         "pycma": "pycma's vectors one at a time in a SyncVectorEnv",
         "vmap": "torch.func.vmap over the population in a SyncVectorEnv that resets",
         "vmap/longest": "the same until the longest episode has ended",
     }
     for name, times in peers.items():
-        theirs = f"{about[name]}, times all steps"
-        yield compare(f"generation/cartpole/{name}", whole[1:], times[1:], theirs)
+        comparator = f"{descriptions[name]}, times all steps"
+        yield compare(f"generation/cartpole/{name}", whole[1:], times[1:], comparator)
 
 
 def _a_step_alone(evaluator: Evaluator, vectors: Tensor, task: PopulationTask) -> float:
@@ -124,7 +124,10 @@ class PlainStudent(nn.Module):
         self.register_buffer("table", layer.table)
         self.scale = layer.key.out_features**-0.5
         self.layers = nn.Sequential(
-            *(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh()),
+            nn.Linear(32, 32),
+            nn.Tanh(),
+            nn.Linear(32, 32),
+            nn.Tanh(),
             nn.Linear(32, 8),
         )
 
@@ -132,11 +135,11 @@ class PlainStudent(nn.Module):
         """Map one trajectory, ``(T, N, 1)`` and ``(T, A)``, to ``(T, A)``."""
         memory: tuple[Tensor, Tensor] | None = None
         outputs = []
-        for seen, action in zip(features, prev_action, strict=True):
-            inputs = torch.cat([seen, action.expand(len(seen), -1)], dim=-1)
+        for readings, action in zip(features, prev_action, strict=True):
+            inputs = torch.cat([readings, action.expand(len(readings), -1)], dim=-1)
             memory = self.cell(inputs, memory)
             scores = self.query(self.table) @ self.key(memory[0]).T * self.scale
-            outputs.append(self.layers(torch.tanh(torch.tanh(scores) @ seen)[:, 0]))
+            outputs.append(self.layers(torch.tanh(torch.tanh(scores) @ readings)[:, 0]))
         return torch.stack(outputs)
 
 

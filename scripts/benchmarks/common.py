@@ -215,29 +215,31 @@ def number(value: float) -> str:
 def compare(
     name: str,
     ours: Sequence[float],
-    theirs: Sequence[float],
+    baseline: Sequence[float],
     comparator: str,
     *,
     unit: str = "s",
     work: float | None = None,
     note: str = "",
 ) -> Row:
-    """Describe times of rounds beside those of a comparator.
+    """Describe times of rounds beside a comparator's.
 
     Args:
         name: name of the row.
         ours: our times.
-        theirs: the comparator's, of the same rounds.
+        baseline: the comparator's, of the same rounds.
         comparator: what it is.
         unit: unit of the value.
         work: amount of work in a round; the value is then a rate.
         note: further text.
     """
-    ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
-    value, other = statistics.median(ours), statistics.median(theirs)
+    ratio = statistics.median(b / a for a, b in zip(ours, baseline, strict=True))
+    value, reference = statistics.median(ours), statistics.median(baseline)
     if work is not None:
-        value, other = work / value, work / other
-    return Row(name, value, unit, f"{comparator}: {number(other)} {unit}", ratio, note)
+        value, reference = work / value, work / reference
+    return Row(
+        name, value, unit, f"{comparator}: {number(reference)} {unit}", ratio, note
+    )
 
 
 def start_ray() -> None:

@@ -35,11 +35,12 @@ def installation(size: Size) -> Iterator[Row]:
     """Measure `pip install` of this checkout, the wheel's size, and fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         # At the tiny size, nothing is compiled.
-        options = {"with": [WITHOUT_KERNEL] * size.tiny, "without": [WITHOUT_KERNEL]}
+        plain = [WITHOUT_KERNEL]
+        options = {"with": plain if size.tiny else [], "without": plain}
         sites = {name: Path(folder, name) for name in options}
         spent = {
-            name: seconds(functools.partial(install, sites[name], chosen))
-            for name, chosen in options.items()
+            name: seconds(functools.partial(install, sites[name], flags))
+            for name, flags in options.items()
         }
         note = f"from a checkout, on {os.cpu_count()} cores, dependencies apart"
         yield difference("install/time", spent, "s", note)
@@ -51,7 +52,9 @@ def installation(size: Size) -> Iterator[Row]:
                 for key, site in sites.items()
             }
             times = taking_turns(runs, size.rounds)
-            medians = {key: statistics.median(each) for key, each in times.items()}
+            medians = {
+                key: statistics.median(durations) for key, durations in times.items()
+            }
             yield difference(f"install/{name}", medians, "s", "a fresh process")
 
 

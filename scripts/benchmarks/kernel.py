@@ -108,13 +108,13 @@ def kernel(name: str, *, trained: bool = False) -> Callable[[Size], Iterator[Row
         rows = min(network.rows, 16 * size.sets)
         if trained:
             on_cpu = replace(size, device="cpu")
-            module, tokens, about = train(TRAINED[name], rows, on_cpu)
-            yield from passes(f"kernel/{name}/trained", module, tokens, size, about)
+            module, tokens, remark = train(TRAINED[name], rows, on_cpu)
+            yield from passes(f"kernel/{name}/trained", module, tokens, size, remark)
         else:
             module, tokens = network.build(), network.batch(rows)
             with kernel_for(network.level):
-                about = "torch keeps AVX-512" if network.level else ""
-                yield from passes(f"kernel/{name}", module, tokens, size, about)
+                remark = "torch keeps AVX-512" if network.level else ""
+                yield from passes(f"kernel/{name}", module, tokens, size, remark)
 
     return measure
 
@@ -153,7 +153,9 @@ def denormals(size: Size) -> Iterator[Row]:
                     times[kind].append((time.process_time() - began) / count * 1e6)
         yield compare(
             f"denormals/{name}",
-            *(times["flushed"][1:], times["kept"][1:], "denormal numbers kept"),
+            times["flushed"][1:],
+            times["kept"][1:],
+            "denormal numbers kept",
             unit=unit,
             note="kernels=torch, one thread",
         )
@@ -169,16 +171,16 @@ def kernel_for(level: str) -> Iterator[None]:
     if f"kernel-{level}" not in paths:
         built = ", ".join(sorted(paths)) or "none"
         raise InputError(f"kernel: expected kernel-{level}, got {built}")
-    kernel, own = ctypes.CDLL(str(paths[f"kernel-{level}"])), call.library
+    kernel, original = ctypes.CDLL(str(paths[f"kernel-{level}"])), call.library
     call.library = lambda: kernel
     try:
         yield
     finally:
-        call.library = own
+        call.library = original
 
 
 def passes(
-    name: str, module: SetNetwork, tokens: Tokens, size: Size, about: str = ""
+    name: str, module: SetNetwork, tokens: Tokens, size: Size, remark: str = ""
 ) -> Iterator[Row]:
     """Measure the forward pass alone, and with the backward pass."""
     torch.set_num_threads(1)
@@ -200,15 +202,15 @@ def passes(
                 function()
             return (time.process_time() - began) / repeat / count * 1e6
 
-    note = "; ".join(filter(None, (f"{len(tokens.types)} rows, one thread", about)))
-    for what, function in (("forward", forward), ("both", both)):
+    note = "; ".join(filter(None, (f"{len(tokens.types)} rows, one thread", remark)))
+    for direction, function in (("forward", forward), ("both", both)):
         ours: list[float] = []
         torchs: list[float] = []
         for _ in range(1 + size.rounds):
             ours.append(microseconds("native", function))
             torchs.append(microseconds("torch", function))
         beside = ours[1:], torchs[1:], "kernels=torch"
-        yield compare(f"{name}/{what}", *beside, unit="µs a token", note=note)
+        yield compare(f"{name}/{direction}", *beside, unit="µs a token", note=note)
 
 
 def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
@@ -229,15 +231,15 @@ def train(task: Task, rows: int, size: Size) -> tuple[SetNetwork, Tokens, str]:
     ray.shutdown()  # its threads would be part of the process's CPU time
     # Observations of as many steps as give the rows.
     env = task.make_env(size)
-    seen: list[Tokens] = []
-    while sum(len(tokens.types) for tokens in seen) < rows:
+    observations: list[Tokens] = []
+    while sum(len(tokens.types) for tokens in observations) < rows:
         (tokens,) = env.observe().values()
-        seen.append(tokens.flatten_batch())
+        observations.append(tokens.flatten_batch())
         env.step(random_actions(env))
     tokens = Tokens(
         *(
             torch.cat(parts)[:rows]
-            for parts in zip(*(sets.parts for sets in seen), strict=True)
+            for parts in zip(*(sets.parts for sets in observations), strict=True)
         )
     )
     steps = batch * size.trained_iterations
@@ -264,5 +266,5 @@ def describe_ranges(network: SetNetwork) -> str:
             fitting = [f"{limit}" for limit in RANGES if bound <= limit]
             counts[fitting[0] if fitting else "more"] += 1
     ranges = [*map(str, RANGES), "more"]
-    parts = (f"{counts[each]} up to {each}" for each in ranges if counts[each])
+    parts = (f"{counts[limit]} up to {limit}" for limit in ranges if counts[limit])
     return f"heads by largest score: {', '.join(parts)}"

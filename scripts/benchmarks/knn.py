@@ -48,7 +48,7 @@ def data(size: Size) -> Iterator[Row]:
 
     def chunk(number: int) -> float:
         sets = sample_sets(0, number, VECTORS, DIM)
-        return float(nearest_means(sets, chosen, K).sum())
+        return float(nearest_means(sets, choices, K).sum())
 
     def ours() -> None:
         with ThreadPoolExecutor(2) as pool:
@@ -59,7 +59,7 @@ def data(size: Size) -> Iterator[Row]:
         for _ in range(samples):
             one_sample(generator)
 
-    chosen = sample_choices(0, CHUNK, VECTORS)
+    choices = sample_choices(0, CHUNK, VECTORS)
     times = taking_turns({"ours": ours, "loop": loop}, size.rounds)
     # The loop measures fewer samples.
     scaled = [spent * chunks * CHUNK / samples for spent in times["loop"]]

@@ -34,7 +34,7 @@ from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.training.ppo.train import RETURN_WINDOW
 
 GOALS = {"time_to_return": -1.45, "time_to_skill": -0.72}
-"""Mean returns: that of the published code after 18 iterations, and 0.8 of the way
+"""Mean returns: the published code's after 18 iterations, and 0.8 of the way
 from random actions (-1.89) to a controller that knows the centroid (-0.43)."""
 PUBLISHED = {
     "time_to_return": "published code: 234 s, one seed, measured elsewhere",
@@ -68,12 +68,14 @@ def iteration(name: str, ppo: str = "paper") -> Callable[[Size], Iterator[Row]]:
         times = taking_turns(contenders, rounds, warm_up=False)
         algo.stop()
         ours, parts = times["ours"], times["parts"]
-        rest = statistics.median(1 - b / a for a, b in zip(ours, parts, strict=True))
+        overhead = statistics.median(
+            1 - b / a for a, b in zip(ours, parts, strict=True)
+        )
         settings = config["ppo"]
         note = (
             task.about("iteration") if ppo == "paper" else "",
             f"{settings['batch_size']} steps, {settings['num_epochs']} epochs",
-            f"not environment or network: {100 * rest:.0f} %",
+            f"not environment or network: {100 * overhead:.0f} %",
         )
         beside = ours, times["torch"], "kernels=torch"
         text = "; ".join(filter(None, note))
@@ -94,9 +96,9 @@ def parts_of(
     sample = floor_of(policy, env, settings["batch_size"] // task.num_envs)
     minibatch = settings["minibatch_size"] or settings["batch_size"]
     updates = settings["num_epochs"] * (settings["batch_size"] // minibatch)
-    (seen,) = (tokens.flatten_batch() for tokens in env.observe().values())
-    rows = torch.arange(minibatch, device=size.device) % len(seen.types)
-    backpropagate = gradient_of(policy, seen.map(lambda part: part[rows]))
+    (observed,) = (tokens.flatten_batch() for tokens in env.observe().values())
+    rows = torch.arange(minibatch, device=size.device) % len(observed.types)
+    backpropagate = gradient_of(policy, observed.map(lambda part: part[rows]))
 
     def run() -> None:
         policy.eval()
@@ -131,10 +133,10 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
     terms = Coefficients(clip=0.2, value=0.5, value_clip=math.inf, entropy=0.0, kl=0.0)
 
     def in_one_call() -> None:
-        given = policy.actor_critic(tokens)
-        assert given is not None
+        actor_critic = policy.actor_critic(tokens)
+        assert actor_critic is not None
         flat.view_grad()
-        ppo_gradient(given, terms, recorded, None)
+        ppo_gradient(actor_critic, terms, recorded, None)
 
     return in_one_call
 
@@ -151,13 +153,13 @@ def two_learners(name: str) -> Callable[[Size], Iterator[Row]]:
         times = [seconds(algo.train) for _ in range(rounds)]
         algo.stop()
         settings = config["ppo"]
-        what = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
+        workload = f"{settings['batch_size']} steps, {settings['num_epochs']} epochs"
         yield Row(
             f"iteration/{name}/two_learners",
             statistics.median(times),
             "s",
             task.about("iteration"),
-            note=f"{what}; 2 processes of one thread; memory is the driver's",
+            note=f"{workload}; 2 processes of one thread; memory is the driver's",
         )
 
     return measure
@@ -190,14 +192,16 @@ def time_to_goals(size: Size) -> Iterator[Row]:
 
 def median_of(name: str, climbs: list[Climb]) -> tuple[float, int] | tuple[None, None]:
     """Return the seconds and env steps of the median seed, if it reached the goal."""
-    reached = sorted(found for each in climbs if (found := each[name]) is not None)
+    reached = sorted(result for climb in climbs if (result := climb[name]) is not None)
     middle = (len(climbs) - 1) // 2
     return reached[middle] if middle < len(reached) else (None, None)
 
 
 def spread(name: str, climbs: list[Climb], size: Size) -> str:
     """Describe the fastest and the slowest seed, and those that failed."""
-    reached = sorted(found[0] for each in climbs if (found := each[name]) is not None)
+    reached = sorted(
+        result[0] for climb in climbs if (result := climb[name]) is not None
+    )
     text = f"{len(climbs)} seeds"
     if reached:
         text += f": {reached[0]:.0f} to {reached[-1]:.0f} s"

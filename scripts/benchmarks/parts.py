@@ -35,11 +35,13 @@ def attention(size: Size) -> Iterator[Row]:
     }
     times = taking_turns(backward, size.rounds)
     scores = size.sets * 8 * 32 * 32
-    ours, theirs = ([t / scores * 1e9 for t in found] for found in times.values())
+    ours, baseline = (
+        [t / scores * 1e9 for t in durations] for durations in times.values()
+    )
     yield compare(
         "attention/width_one",
         ours,
-        theirs,
+        baseline,
         "scaled_dot_product_attention",
         unit="ns a score",
         note="torch's path, without the kernel",

@@ -93,14 +93,14 @@ class Neurons(nn.Module):
         self.register_buffer("table", layer.table)
 
     def forward(
-        self, seen: Tensor, action: Tensor, memory: Memory
+        self, observations: Tensor, action: Tensor, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Return the actions ``(E, 1)`` for observations ``(E, 5)``, and the memory."""
-        inputs = torch.stack([seen, action.expand_as(seen)], -1)
+        inputs = torch.stack([observations, action.expand_as(observations)], -1)
         memory = self.remember(inputs.flatten(0, 1), memory)
-        keys = self.key(memory[0]).unflatten(0, seen.shape)
+        keys = self.key(memory[0]).unflatten(0, observations.shape)
         scores = torch.tanh(self.query(self.table) @ keys.mT)
-        codes = (scores @ seen[..., None])[..., 0]
+        codes = (scores @ observations[..., None])[..., 0]
         return torch.tanh(self.body(codes)), memory
 
     def remember(self, inputs: Tensor, memory: Memory) -> Memory:
@@ -150,13 +150,13 @@ def member_by_member(
         for vector in vectors:
             values = torch.as_tensor(vector, dtype=torch.float32)
             vector_to_parameters(values, agent.parameters())
-            seen, _ = env.reset(seed=0)
+            observations, _ = env.reset(seed=0)
             action = torch.zeros(episodes, 1)
             memory = (torch.zeros(5 * episodes, size), torch.zeros(5 * episodes, size))
             alive = np.ones(episodes, bool)
             while alive.any():
-                action, memory = agent(torch.from_numpy(seen), action, memory)
-                seen, _, ended, late, _ = env.step(action.numpy())
+                action, memory = agent(torch.from_numpy(observations), action, memory)
+                observations, _, ended, late, _ = env.step(action.numpy())
                 useful += int(alive.sum())
                 alive &= ~(ended | late)
         return (time.perf_counter() - began) / useful
@@ -174,25 +174,25 @@ def population_mapped(
     """
     agent, env = MappedNeurons(layer), _vector_env(population * episodes)
     vectors = torch.as_tensor(np.stack(sample(agent, population)), dtype=torch.float32)
-    named = dict(agent.named_parameters())
-    parts = vectors.split([part.numel() for part in named.values()], 1)
+    parameters = dict(agent.named_parameters())
+    parts = vectors.split([part.numel() for part in parameters.values()], 1)
     weights = {
-        name: part.reshape(population, *own.shape)
-        for (name, own), part in zip(named.items(), parts, strict=True)
+        name: part.reshape(population, *parameter.shape)
+        for (name, parameter), part in zip(parameters.items(), parts, strict=True)
     }
-    act = vmap(lambda own, *inputs: functional_call(agent, own, inputs))
+    act = vmap(lambda member, *inputs: functional_call(agent, member, inputs))
     shape = (population, 5 * episodes, agent.cell.hidden_size)
 
     @torch.no_grad()
     def play() -> float:
-        seen, _ = env.reset(seed=0)
+        observations, _ = env.reset(seed=0)
         action = torch.zeros(population, episodes, 1)
         memory = (torch.zeros(shape), torch.zeros(shape))
         began = time.perf_counter()
         for _ in range(steps):
-            tokens = torch.from_numpy(seen).unflatten(0, (population, episodes))
+            tokens = torch.from_numpy(observations).unflatten(0, (population, episodes))
             action, memory = act(weights, tokens, action, memory)
-            seen, *_ = env.step(action.flatten(0, 1).numpy())
+            observations, *_ = env.step(action.flatten(0, 1).numpy())
         return (time.perf_counter() - began) / steps
 
     return play

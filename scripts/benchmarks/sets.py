@@ -23,8 +23,8 @@ class CellLoop(nn.Module):
         """Map ``(B, N, DIM)`` to ``(B, N, DIM)``."""
         hidden = memory = x.new_zeros(x.shape[0] * x.shape[1], UNITS)
         for _ in range(ITERATIONS):
-            each = hidden.unflatten(0, x.shape[:2])
-            pooled = each.mean(1, keepdim=True).expand_as(each)
+            by_entity = hidden.unflatten(0, x.shape[:2])
+            pooled = by_entity.mean(1, keepdim=True).expand_as(by_entity)
             inputs = torch.cat([x, pooled], -1).flatten(0, 1)
             hidden, memory = self.cell(inputs, (hidden, memory))
         return self.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
@@ -45,7 +45,7 @@ def swarm(size: Size) -> Iterator[Row]:
 
     contenders = {name: passes(layer) for name, layer in layers.items()}
     times = taking_turns(contenders, size.rounds)
-    ours, cells = ([1e3 * spent for spent in found] for found in times.values())
+    ours, cells = ([1e3 * spent for spent in durations] for durations in times.values())
     yield compare(
         "layer/swarm",
         ours,

@@ -15,7 +15,7 @@ from marl_pool.training.ppo.train import RETURN_WINDOW
 
 @dataclass(frozen=True)
 class Skill:
-    """A mean return between that of random actions and that of a scripted policy.
+    """A mean return between random actions and a scripted policy.
 
     Attributes:
         overrides: of ``marl-pool train``; ``total_steps`` sets the learning rate.

@@ -25,7 +25,11 @@ def test_environments_of_the_package_keep_the_contract(name, options):
 @pytest.mark.parametrize(
     ("fault", "rule", "expected"),
     [
-        ("wrong_shape", "rewards and ends", "expected (3, 1), got (3, 1, 1)"),
+        (
+            "wrong_shape",
+            "rewards and ends",
+            "of shape (3, 1), got float32 of shape (3, 1, 1)",
+        ),
         ("NaN_reward", "rewards and ends", "expected finite numbers, got NaN"),
         ("NaN_observation", "observations", "expected finite numbers, got NaN"),
         ("raises", "a seed", "expected no error, got RuntimeError: no such state"),
@@ -76,12 +80,30 @@ class Misshapen(FaultyPole):
     [
         (lambda t: {"types": t.types + 9}, "agent: types: expected numbers below 1"),
         (lambda t: {"types": t.types - 1}, "agent: types: expected numbers below 1"),
-        (lambda t: {"types": t.types.int()}, "dtype of types: expected torch.int64"),
-        (lambda t: {"types": t.types[..., :1]}, "shape of types: expected (3, 1, 5)"),
-        (lambda t: {"padding": t.padding.long()}, "dtype of padding: expected torch.b"),
-        (lambda t: {"padding": t.padding[0]}, "shape of padding: expected (3, 1, 5)"),
-        (lambda t: {"features": t.features.double()}, "dtype of features: expected to"),
-        (lambda t: {"features": t.features[:1]}, "shape of features: expected (3, 1, "),
+        (
+            lambda t: {"types": t.types.int()},
+            "types of 'agent': expected a tensor of int64",
+        ),
+        (
+            lambda t: {"types": t.types[..., :1]},
+            "types of 'agent': expected a tensor of int64 of shape (3, 1, 5)",
+        ),
+        (
+            lambda t: {"padding": t.padding.long()},
+            "padding of 'agent': expected a tensor of bool",
+        ),
+        (
+            lambda t: {"padding": t.padding[0]},
+            "padding of 'agent': expected a tensor of bool of shape (3, 1, 5)",
+        ),
+        (
+            lambda t: {"features": t.features.double()},
+            "agent: features: expected torch.float32, got torch.float64",
+        ),
+        (
+            lambda t: {"features": t.features[:1]},
+            "features of 'agent': expected a tensor of floats of shape (3, 1, ",
+        ),
     ],
 )
 def test_each_part_of_an_observation_is_held_to_its_spec(monkeypatch, change, message):
@@ -117,14 +139,42 @@ class Miscounting(FaultyPole):
             "rewards",
             "agent: dtype of rewards: expected torch.float32, got torch.float64",
         ),
-        ({"rewards": lambda r: {}}, "rewards", "rewarded groups: expected ['agent']"),
-        ({"terminated": Tensor.long}, "rewards", "terminated: expected ((3,), torch.b"),
-        ({"truncated": Tensor.long}, "rewards", "truncated: expected ((3,), torch.bo"),
-        ({"truncated": lambda t: t[:, None]}, "rewards", "truncated: expected ((3,), "),
+        (
+            {"rewards": lambda r: {}},
+            "rewards",
+            "rewards: expected the groups agent, got none",
+        ),
+        (
+            {"terminated": Tensor.long},
+            "rewards",
+            "terminated: expected a tensor of bool of shape (3,), got int64",
+        ),
+        (
+            {"truncated": Tensor.long},
+            "rewards",
+            "truncated: expected a tensor of bool of shape (3,), got int64",
+        ),
+        (
+            {"truncated": lambda t: t[:, None]},
+            "rewards",
+            "of shape (3,), got bool of shape (3, 1)",
+        ),
         ({"truncated": torch.zeros_like}, "rewards", "truncated after max_steps: exp"),
-        ({"active": Tensor.float}, "some", "agent: active: expected ((3, 1), torch.bo"),
-        ({"active": lambda a: a[0]}, "some", "agent: active: expected ((3, 1), torch"),
-        ({"active": torch.zeros_like}, "some", "active agents of an environment: exp"),
+        (
+            {"active": Tensor.float},
+            "some",
+            "active of 'agent': expected a tensor of bool of shape (3, 1), got float",
+        ),
+        (
+            {"active": lambda a: a[0]},
+            "some",
+            "bool of shape (3, 1), got bool of shape (1,)",
+        ),
+        (
+            {"active": torch.zeros_like},
+            "some",
+            "alive: expected at least one agent while the episode runs, got none",
+        ),
     ],
 )
 def test_steps_and_lives_are_held_to_their_rules(monkeypatch, changes, rule, message):
@@ -148,8 +198,10 @@ def test_agents_that_are_not_active_earn_nothing():
     problems = check_env(f"{__name__}:Haunted")
     found = {name: problem for name, problem in problems.items() if problem}
     ((rule, problem),) = found.items()
-    assert rule.startswith("some agents are active")
-    assert problem.startswith("hen: rewards of agents not active: expected 0, got [")
+    assert rule.startswith("some agents are alive")
+    assert problem.startswith(
+        "Haunted: rewards: expected 0 for an agent that is not alive, got "
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +230,9 @@ def test_the_command_prints_a_line_for_each_rule(capsys):
     assert cli.main([*words, "+env.fault=wrong_shape"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(RULES)
-    assert any("shape of rewards: expected (3, 1), got" in line for line in lines)
+    assert any(
+        "of shape (3, 1), got float32 of shape (3, 1, 1)" in line for line in lines
+    )
     assert cli.main(["check-env", "ppo.lr=1"]) == 2
     told = capsys.readouterr().err
     for part in ("env=NAME", "env.KEY=…", "env_timeout=SECONDS", "got 'ppo.lr=1'"):

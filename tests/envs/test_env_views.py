@@ -47,6 +47,13 @@ class Mortal(SimpleCentroid):
         alive[:, 0] = self.steps < 2
         return {"agent": alive}
 
+    def advance(
+        self, actions: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        alive = self.active["agent"]
+        rewards, ended = super().advance(actions)
+        return {"agent": rewards["agent"] * alive}, ended
+
 
 class Ending(SimpleCentroid):
     """The task ends at the third step."""

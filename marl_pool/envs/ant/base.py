@@ -75,7 +75,7 @@ class AntEnv(SimulatedEnv):
         channels: names of the channels, in the order of the tokens.
         num_frames: readings of a channel in its token; they are the token's features,
             the newest last.
-        channel_ids: give each channel a token type of its own.
+        channel_ids: give each channel a separate token type.
     """
 
     state_names = (*SimulatedEnv.state_names, "frames")
@@ -235,9 +235,9 @@ class _AntCanvas:
         slot = (size - 8) / len(weights)
         heights = (bottom - top) * np.clip(weights * len(weights) / FOCUS, 0, 1)
         for token, height in enumerate(heights):
-            left, right = 4 + np.array([token + 0.1, token + 0.9]) * slot
-            right = max(right, left + 1)
-            columns = slice(round(left), round(right))
+            left_edge, right_edge = 4 + np.array([token + 0.1, token + 0.9]) * slot
+            right_edge = max(right_edge, left_edge + 1)
+            columns = slice(round(left_edge), round(right_edge))
             self.image[top:bottom, columns] = GRID
             self.image[bottom - round(height) : bottom, columns] = ATTENTION
         # Mark the height of the uniform weight.

@@ -112,8 +112,8 @@ class AntBulletSimulator(Simulator[SimulatorStep]):
         channels, reward, terminated, _ = self._env.step(action)
         if not self._alive_bonus:
             reward = max(0.0, sum(self._env.rewards[1:]))
-        seen = self._with_parts(channels)
-        return SimulatorStep(seen, float(reward), bool(terminated))
+        readings = self._with_parts(channels)
+        return SimulatorStep(readings, float(reward), bool(terminated))
 
     def _with_parts(self, channels: np.ndarray) -> np.ndarray:
         client, body = self._env._p, self._env.robot.objects[0]
@@ -153,7 +153,7 @@ def gym_shim() -> Iterator[None]:
             parse_version=lambda text: [int(part) for part in text.split(".")],
         ),
     }
-    known = {name: sys.modules[name] for name in modules if name in sys.modules}
+    replaced = {name: sys.modules[name] for name in modules if name in sys.modules}
     path = list(sys.path)
     sys.modules.update(modules)
     try:
@@ -161,7 +161,7 @@ def gym_shim() -> Iterator[None]:
     finally:
         for name in modules:
             del sys.modules[name]
-        sys.modules.update(known)
+        sys.modules.update(replaced)
         sys.path[:] = path
 
 

@@ -87,7 +87,7 @@ class Ant(AntEnv):
             build=partial(
                 AntSimulator, contact_forces=contact_forces, alive_bonus=alive_bonus
             ),
-            channels=CHANNELS + CONTACTS * contact_forces,
+            channels=CHANNELS + CONTACTS if contact_forces else CHANNELS,
             **common,
         )
 
@@ -110,8 +110,8 @@ class AntSimulator(Simulator[SimulatorStep]):
         channels, reward, terminated, _, info = self._env.step(action)
         if not self._alive_bonus:
             reward = max(0.0, reward - info["reward_survive"])
-        seen = self._with_parts(channels)
-        return SimulatorStep(seen, float(reward), bool(terminated))
+        readings = self._with_parts(channels)
+        return SimulatorStep(readings, float(reward), bool(terminated))
 
     def _with_parts(self, channels: np.ndarray) -> np.ndarray:
         # Geom 0 is the floor, then come the torso and the three parts of each leg.

@@ -97,7 +97,7 @@ class BoxWorld(BatchedEnv):
     A missing held key and opened boxes are padding.
 
     Source: `AdaPool <https://arxiv.org/abs/2506.09215>`_, sections 4.4 and C.6, and the
-    published environment. The task is that of `Zambaldi et al., 2019
+    published environment. The task is from `Zambaldi et al., 2019
     <https://arxiv.org/abs/1806.01830>`_, where the agent walks onto a key after opening
     its box and the loose key gives no reward. Differences from AdaPool's published
     environment:
@@ -174,14 +174,16 @@ class BoxWorld(BatchedEnv):
     @override
     def observe(self) -> dict[str, Tokens]:
         # Add each token's color to its position relative to the agent.
-        own = self.places[:, 0]
+        agent_places = self.places[:, 0]
         if self.pixels:
             codes = self.codes[:, :-1].flatten()
-            features = self._offsets.index_select(0, own)
+            features = self._offsets.index_select(0, agent_places)
         else:
             codes = self.codes.gather(1, self.places).flatten()
-            seen = torch.add(self.places, own[:, None], alpha=self.n**2 + 2)
-            features = self._offsets.index_select(0, seen.flatten())
+            offset_rows = torch.add(
+                self.places, agent_places[:, None], alpha=self.n**2 + 2
+            )
+            features = self._offsets.index_select(0, offset_rows.flatten())
         shape = (self.num_envs, 1, -1)
         features = features.view(len(codes), 5)
         features.add_(self._colors.index_select(0, codes))
@@ -266,8 +268,8 @@ class BoxWorld(BatchedEnv):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Find the place ahead of the agent; at a wall it is the agent's own.
-        codes, here = self.codes, self.places[:, :1]
-        ahead = self._neighbors[here, actions["agent"]]
+        codes, current = self.codes, self.places[:, :1]
+        ahead = self._neighbors[current, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1
         # The code that the agent moves onto, or NOTHING if the way is blocked.
         meeting = torch.add(codes.gather(1, ahead), held, alpha=CODES)
@@ -277,13 +279,13 @@ class BoxWorld(BatchedEnv):
         content = codes.gather(1, beside)
         item = torch.where(opened, content, entered)
         hand = torch.where(takes, _look_up(self._held, item), held)
-        after = torch.where(entered == NOTHING, here, ahead)
+        after = torch.where(entered == NOTHING, current, ahead)
         # Remove content and lock of an opened box, then move the agent.
         codes.scatter_(1, beside, content.masked_fill_(opened, FLOOR))
-        codes.scatter_(1, here, FLOOR).scatter_(1, after, AGENT)
+        codes.scatter_(1, current, FLOOR).scatter_(1, after, AGENT)
         codes[:, :1] = hand
         self.places[:, :1] = after
-        # The token of the loose key becomes that of the held one.
+        # The loose key's token becomes the held key's.
         if not self.pixels:
             self.places[:, 1:2].masked_fill_(takes, 0)
         ends = _look_up(self._ends, entered)
@@ -295,8 +297,8 @@ class BoxWorld(BatchedEnv):
     ) -> Glyphs:
         # Rows and columns are relative to the agent's; the wall adds one to both.
         features = tokens.features.double().nan_to_num().cpu().numpy()
-        own = divmod(int(self.places[index, 0]) - 1, self.n)
-        cells = features[:, POSITION] * (self.n + 1) + own + 1.5
+        agent_cell = divmod(int(self.places[index, 0]) - 1, self.n)
+        cells = features[:, POSITION] * (self.n + 1) + agent_cell + 1.5
         side = size / (self.n + 2)
         colors = np.clip(255 * features[:, :3], 0, 255).round().astype(int)
         return Glyphs(
@@ -359,6 +361,6 @@ def _fill_square(
     color: Sequence[int],
 ) -> None:
     """Fill a square from ``reach[0]`` to ``reach[1]`` sides from a cell's corner."""
-    top, left = (round((at + reach[0]) * side) for at in cell)
-    bottom, right = (round((at + reach[1]) * side) for at in cell)
-    image[top:bottom, left:right] = color
+    top_edge, left_edge = (round((at + reach[0]) * side) for at in cell)
+    bottom_edge, right_edge = (round((at + reach[1]) * side) for at in cell)
+    image[top_edge:bottom_edge, left_edge:right_edge] = color

@@ -44,12 +44,12 @@ class Levels(NamedTuple):
 
 
 class LevelGenerator:
-    """Sampler of levels, each of which uses uniform numbers of its own.
+    """Sampler of levels, each from a separate stream of uniform numbers.
 
     *Colors.* The path is a chain: the loose key opens the box that holds the second
     key, and so on to the gem. A branch begins with a box that a random key of the path
-    opens, and is a chain too. Its colors differ from each other and from those of the
-    path; two branches may have colors in common, as published.
+    opens, and is a chain too. Its colors differ from each other and from the path's;
+    two branches may have colors in common, as published.
 
     *Places* are sampled in order, uniformly among the legal ones: the boxes, the loose
     key, the agent. As in `Zambaldi et al. (2019) <https://arxiv.org/abs/1806.01830>`_,
@@ -59,7 +59,7 @@ class LevelGenerator:
     generator of AdaPool never puts the key in the last column.
 
     With many boxes, the last ones may have no legal place. Such a level is sampled
-    again from the next numbers of its own stream, so other levels do not change. It
+    again from the next numbers of its stream, so other levels do not change. It
     cannot happen with default options, nor wherever `has_room` is True.
 
     The arguments are options of `BoxWorld`.
@@ -132,7 +132,7 @@ class LevelGenerator:
 
     def _attempt(self, uniforms: Tensor) -> tuple[Levels, Tensor]:
         """Build levels from ``(B, numbers)``; return a mask ``(B,)`` of failures."""
-        # Each part of a level has numbers of its own, whatever the others need.
+        # Each part of a level has separate numbers, whatever the others need.
         places, path, roots, branches, number = uniforms.split(self._sizes, 1)
         absent = None
         if self.random_distractors:
@@ -200,8 +200,8 @@ class LevelGenerator:
             free = free[:, None].repeat(1, self.branches, 1)
             ends = choose_several(free, branches.view(shape))
             # A float32 uniform number may be rounded up to 1.
-            which = (roots * self.path).long().clamp_(max=self.path - 1)
-            opening = colors.gather(1, which)
+            root_index = (roots * self.path).long().clamp_(max=self.path - 1)
+            opening = colors.gather(1, root_index)
             chain = torch.cat((opening[..., None], ends[..., :-1]), 2)
             contents.append(ends.flatten(1) + KEY)
             locks.append(chain.flatten(1) + TRAP)
@@ -297,9 +297,9 @@ def choose_several(legal: Tensor, uniforms: Tensor) -> Tensor:
 
     The chosen places are removed from ``legal`` in place.
     """
-    chosen = []
+    places = []
     for i in range(uniforms.shape[-1]):
         place, _ = choose(legal, uniforms[..., i : i + 1])
         legal.scatter_(-1, place, False)
-        chosen.append(place)
-    return torch.cat(chosen, -1)
+        places.append(place)
+    return torch.cat(places, -1)

@@ -69,12 +69,12 @@ class BoxWorldHeuristic(Heuristic):
 
     def steps_left(self, tokens: Tokens) -> Tensor:
         """Compute the steps ``(B, 4)`` to the next goal after each move, or `FAR`."""
-        seen = self.read(tokens)
+        room_map = self.read(tokens)
         # All boxes but the goal are obstacles.
-        goal = self.next_goal(seen)
-        barred = (seen.items != NO_COLOR) | (seen.locks != NO_COLOR)
+        goal = self.next_goal(room_map)
+        barred = (room_map.items != NO_COLOR) | (room_map.locks != NO_COLOR)
         barred.scatter_(1, goal, False)
-        steps = self.distances(seen.inside & ~barred, goal)
+        steps = self.distances(room_map.inside & ~barred, goal)
         # Without a way inside the known room, search beyond it.
         lost = (steps.min(1).values >= FAR).nonzero()[:, 0]
         if len(lost):
@@ -97,8 +97,8 @@ class BoxWorldHeuristic(Heuristic):
         # One extra cell receives the tokens that are not on this map.
         blank = color.new_full((len(color), cells + 1), NO_COLOR)
 
-        def mark(shown: Tensor) -> Tensor:
-            where = place.masked_fill(~shown, cells)
+        def mark(visible: Tensor) -> Tensor:
+            where = place.masked_fill(~visible, cells)
             return blank.scatter(1, where, color)[:, :cells]
 
         # Without a gem, take the middle, which no walk can improve.
@@ -111,19 +111,19 @@ class BoxWorldHeuristic(Heuristic):
             self._inside(away, (types >= 0) & ~held, held),
         )
 
-    def next_goal(self, seen: Map) -> Tensor:
+    def next_goal(self, room_map: Map) -> Tensor:
         """Return the cell ``(B, 1)`` to walk onto next: a lock or the loose key."""
         # The lock of a box lies on the right of its content.
-        beside = torch.nn.functional.pad(seen.locks[:, 1:], (0, 1), value=NO_COLOR)
-        item = seen.gem
+        beside = torch.nn.functional.pad(room_map.locks[:, 1:], (0, 1), value=NO_COLOR)
+        item = room_map.gem
         goal = item
         # Bounded by the number of boxes, because noise can make the chain a loop.
         for _ in range(self.n**2 // 2):
             lock = beside.gather(1, item)
             loose = lock == NO_COLOR
             goal = torch.where(loose, item, item + 1)
-            opening = seen.items == lock
-            done = loose | (lock == seen.held) | ~opening.any(1, keepdim=True)
+            opening = room_map.items == lock
+            done = loose | (lock == room_map.held) | ~opening.any(1, keepdim=True)
             if done.all():
                 break
             # Continue with the key that opens this lock.
@@ -154,7 +154,7 @@ class BoxWorldHeuristic(Heuristic):
         around = [steps[:, middle + down, middle + right] for down, right in MOVES]
         return torch.stack(around, 1)
 
-    def _inside(self, away: Tensor, shown: Tensor, held: Tensor) -> Tensor:
+    def _inside(self, away: Tensor, visible: Tensor, held: Tensor) -> Tensor:
         """Return the cells of the room if known, else a rectangle around all tokens."""
         far = self.side // 2
         line = torch.arange(-far, far + 1, device=away.device)
@@ -162,13 +162,13 @@ class BoxWorldHeuristic(Heuristic):
         for axis in range(2):
             at = away[..., axis]
             # The extent of all tokens, in case no wall is seen.
-            low = torch.where(shown, at, far).min(1, keepdim=True).values
-            high = torch.where(shown, at, -far).max(1, keepdim=True).values
+            low = torch.where(visible, at, far).min(1, keepdim=True).values
+            high = torch.where(visible, at, -far).max(1, keepdim=True).values
             # The held key lies on the wall and shows where the room begins.
             wall = torch.where(held, at, -2 * far).max(1, keepdim=True).values
-            known = held.any(1, keepdim=True)
-            low = torch.where(known, wall + 1, low)
-            high = torch.where(known, wall + self.n, high)
+            is_held = held.any(1, keepdim=True)
+            low = torch.where(is_held, wall + 1, low)
+            high = torch.where(is_held, wall + self.n, high)
             within.append((line >= low) & (line <= high))
         rows, columns = within
         return (rows[:, :, None] & columns[:, None]).flatten(1)

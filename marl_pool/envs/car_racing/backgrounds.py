@@ -69,9 +69,9 @@ def find_background(name: str) -> np.ndarray | None:
     if name in BACKGROUNDS:
         return BACKGROUNDS[name]()
     if not Path(name).is_file():
-        known = ", ".join(["none", *BACKGROUNDS])
+        choices = ", ".join(["none", *BACKGROUNDS])
         raise InputError(
-            f"env.background: expected one of {known}, or an image file, got {name!r}"
+            f"env.background: expected one of {choices}, or an image file, got {name!r}"
         )
     import pygame
 

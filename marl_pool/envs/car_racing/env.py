@@ -41,7 +41,7 @@ class CarRacing(SimulatedEnv):
        repeated in place of earlier ones.
     6. They are cut into patches, by rows from the upper left. A token's features are
        frame-major: all pixels of the oldest frame, row by row and with a pixel's
-       colors side by side, then those of the next frame; the newest comes last.
+       colors side by side, then the next frame; the newest comes last.
 
     With the defaults these are 256 tokens of 4 × 36 bytes, as in AttentionNeuron.
     AttentionAgent, the baseline, observes 529 overlapping patches of 7 × 7 pixels in

@@ -57,11 +57,11 @@ class _FastCarRacing(car_racing.CarRacing):
 
     @override
     def _create_track(self) -> bool:
-        found: bool = super()._create_track()
-        if found:
+        success: bool = super()._create_track()
+        if success:
             road = np.array([corners for corners, _ in self.road_poly])
             self._corners = np.concatenate([self._lawns, road])
-        return found
+        return success
 
     @override
     def _render_road(self, zoom: float, translation: Any, angle: float) -> None:

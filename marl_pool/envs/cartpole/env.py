@@ -88,7 +88,7 @@ class CartPole(BatchedEnv):
         noise_std: standard deviation of their Gaussian noise, sampled in each step.
         num_frames: consecutive readings of a channel in a token's features, the newest
             last; the first reading of an episode pads the history.
-        channel_ids: True to give each channel a type of its own; duplicates have equal
+        channel_ids: True to give each channel a separate type; duplicates have equal
             types.
         start_speed: largest initial velocity, of the cart in m/s and of the pole in
             rad/s.
@@ -131,11 +131,11 @@ class CartPole(BatchedEnv):
         self._types = self._order * channel_ids
         # Initial states are sampled within this scale.
         self._scale = self._constant((TRACK, start_speed, start_angle, start_speed))
-        shown = self.channel_names()
+        token_names = self.channel_names()
         spec = TokenSpec(
-            len(shown),
+            len(token_names),
             num_frames,
-            tuple(dict.fromkeys(shown)) if channel_ids else ("channel",),
+            tuple(dict.fromkeys(token_names)) if channel_ids else ("channel",),
             has_self=False,
             signal_types=CHANNELS if channel_ids else (),
             positions=(),
@@ -170,8 +170,8 @@ class CartPole(BatchedEnv):
 
     @override
     def signal(self) -> dict[str, Tensor]:
-        shown = self._order < len(CHANNELS)
-        return {"agent": shown.expand_as(self._batch_padding)}
+        is_signal = self._order < len(CHANNELS)
+        return {"agent": is_signal.expand_as(self._batch_padding)}
 
     def put(self, rows: Tensor, start: Tensor) -> None:
         """Set the states of ``rows`` ``(n,)``, and clear their history.

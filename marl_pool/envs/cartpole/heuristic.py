@@ -46,7 +46,7 @@ class CartPoleHeuristic(Heuristic):
     the middle, used where the cart would otherwise come to rest too far out.
     *Swing up* gives the cart the acceleration
     :math:`-k e \tanh(2 \dot\theta \cos\theta)` plus a pull to the middle, with e the
-    pole's energy less that of the pole upright at rest, in units of
+    pole's energy less its energy upright at rest, in units of
     :math:`m g l / 2` (Åström and Furuta, Swinging up a pendulum by energy control,
     2000).
 
@@ -69,19 +69,19 @@ class CartPoleHeuristic(Heuristic):
 
     @override
     def choose(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        seen = tokens.features[..., :5, -1].to(self.gain.dtype)
+        features = tokens.features[..., :5, -1].to(self.gain.dtype)
         # Padded slots may hold NaN, so replace them instead of multiplying by zero.
-        readings = torch.where(tokens.padding[..., :5], 0.0, seen)
-        wanted = self.decide(readings)[..., None]
-        return wanted.clamp(-1, 1), wanted
+        readings = torch.where(tokens.padding[..., :5], 0.0, features)
+        action = self.decide(readings)[..., None]
+        return action.clamp(-1, 1), action
 
     def decide(self, readings: Tensor) -> Tensor:
         """Compute the action ``(*B,)`` from the channels ``(*B, 5)``."""
         position, velocity, cos, sin, turn = readings.unbind(-1)
         swing = _swing(position, velocity, cos, sin, turn)
         # Brake where the cart would come to rest too far out.
-        rest = position + velocity * velocity.abs() / (2 * BRAKING)
-        action = torch.where(rest.abs() > LAST_STOP, -rest.sign(), swing)
+        stop = position + velocity * velocity.abs() / (2 * BRAKING)
+        action = torch.where(stop.abs() > LAST_STOP, -stop.sign(), swing)
         # Balance where the regulator's cost to go is low.
         errors = torch.stack((position, velocity, torch.atan2(sin, cos), turn), -1)
         balance = -(errors @ self.gain)
@@ -93,12 +93,12 @@ def _swing(
     position: Tensor, velocity: Tensor, cos: Tensor, sin: Tensor, turn: Tensor
 ) -> Tensor:
     energy = turn.square() * (POLE_LENGTH / (3 * GRAVITY)) + cos - 1
-    wanted = -PUMP * energy * torch.tanh(2 * turn * cos)
-    wanted = wanted - CENTER * position - DAMP * velocity
+    acceleration = -PUMP * energy * torch.tanh(2 * turn * cos)
+    acceleration = acceleration - CENTER * position - DAMP * velocity
     # The acceleration is linear in the force.
     drift, _ = accelerations(velocity, cos, sin, turn, torch.zeros_like(cos))
     inertia = TOTAL_MASS - 0.75 * POLE_MASS * cos.square()
-    return (wanted - drift) * inertia / MAX_FORCE
+    return (acceleration - drift) * inertia / MAX_FORCE
 
 
 @cache

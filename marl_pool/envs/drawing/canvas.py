@@ -140,7 +140,7 @@ def draw_attention(
     Args:
         image: the image to draw on.
         points: ``(n, 2)`` pixel coordinates.
-        observer: ``(2,)`` those of the observer; a point there becomes a halo.
+        observer: ``(2,)`` the observer's; a point there becomes a halo.
         weights: ``(n,)`` attention weights, at least 0.
     """
     strengths = attention_strengths(weights)

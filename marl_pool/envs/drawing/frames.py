@@ -58,8 +58,8 @@ def fit_square(image: np.ndarray, size: int) -> np.ndarray:
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
     small = cv2.resize(np.ascontiguousarray(image), (width, height), None, 0, 0, method)
     canvas = np.full((size, size, 3), PAPER, np.uint8)
-    top, left = (size - height) // 2, (size - width) // 2
-    canvas[top : top + height, left : left + width] = small
+    y, x = (size - height) // 2, (size - width) // 2
+    canvas[y : y + height, x : x + width] = small
     return canvas
 
 

@@ -102,7 +102,7 @@ def draw_perceived(
     image: np.ndarray,
     perception: Perception,
     true: Glyphs,
-    seen: Glyphs,
+    perceived: Glyphs,
     weights: np.ndarray | None,
 ) -> None:
     """Draw one agent's perceived tokens over a picture of the true ones.
@@ -113,29 +113,29 @@ def draw_perceived(
         image: picture of the environment, changed in place.
         perception: the tokens, without batch dimensions.
         true: appearance of the true tokens, ``N``.
-        seen: appearance of the perceived tokens, ``M``.
+        perceived: appearance of the perceived tokens, ``M``.
         weights: ``(M,)`` attention weights to draw as lines; None for none.
     """
     marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
     origin = perception.origin.numpy()
     altered = _where(marks, Mark.ALTERED)
     # Tokens as they are stay in place; the others are where their features say.
-    edge = max(seen.radii)
-    places = seen.places.clip(edge, len(image) - 1 - edge)
+    edge = max(perceived.radii)
+    places = perceived.places.clip(edge, len(image) - 1 - edge)
     still = np.setdiff1d(perception.known.numpy().nonzero()[0], altered)
     places[still] = true.places[origin[still]]
     # Lines first: attention, then those from true to perceived places.
-    if seen.observer is not None and weights is not None:
+    if perceived.observer is not None and weights is not None:
         # Several tokens at a place share a line.
         spots, spot = np.unique(places, axis=0, return_inverse=True)
         total = np.bincount(spot.flatten(), weights)
-        draw_attention(image, spots, seen.observer, total)
+        draw_attention(image, spots, perceived.observer, total)
     for token in altered:
         ends = np.stack((true.places[origin[token]], places[token]))
         draw_line(image, ends, blend(INK, 0.6), 1)
     # True tokens cover the lines again; those that nothing shows are faint.
     hidden = _where(marks, Mark.HIDDEN)
-    if seen.observer is not None:
+    if perceived.observer is not None:
         for token in (~perception.true.padding).numpy().nonzero()[0][::-1]:
             color = true.colors[token]
             color = blend(color, OPACITY) if token in hidden else color
@@ -146,25 +146,29 @@ def draw_perceived(
     # Perceived tokens, each with its marks.
     veil = image.copy()
     for token in altered:
-        draw_disc(veil, places[token], seen.radii[token], seen.colors[token])
+        draw_disc(veil, places[token], perceived.radii[token], perceived.colors[token])
     # Ghosts are translucent, so that the true tokens can be seen through them.
     image[:] = np.rint(OPACITY * veil + (1 - OPACITY) * image)
     for token in altered:
-        # Colors of BoxWorld's tokens are those of the ground below them.
-        rim = seen.colors[token] if seen.observer is not None else INK
-        draw_disc(image, places[token], seen.radii[token], rim, 1)
+        # BoxWorld's tokens have the color of the ground below them.
+        rim = perceived.colors[token] if perceived.observer is not None else INK
+        draw_disc(image, places[token], perceived.radii[token], rim, 1)
     for token in _where(marks, Mark.RETYPED):
-        at, radius, ground = places[token], seen.radii[token], seen.colors[token]
+        at, radius, ground = (
+            places[token],
+            perceived.radii[token],
+            perceived.colors[token],
+        )
         _rim(image, at, radius, true.colors[origin[token]])
         draw_disc(image, at, radius, ground)
-        if seen.letters[token]:
+        if perceived.letters[token]:
             ink = PAPER if sum(ground) < 384 else INK
             start = (round(at[0] - 0.45 * radius), round(at[1] + 0.5 * radius))
-            write(image, seen.letters[token], start, 2 * radius, ink)
+            write(image, perceived.letters[token], start, 2 * radius, ink)
     for mark in (Mark.INJECTED, Mark.REPEATED):
         for token in _where(marks, mark):
-            at, color = places[token], seen.colors[token]
-            DRAWERS[mark](image, at, seen.radii[token], color)
+            at, color = places[token], perceived.colors[token]
+            DRAWERS[mark](image, at, perceived.radii[token], color)
 
 
 def draw_perceived_patches(
@@ -172,7 +176,7 @@ def draw_perceived_patches(
 ) -> None:
     """Draw what is perceived of each patch within it, and cross out hidden ones.
 
-    Arguments as in `draw_perceived`; the features are those of `patch_tokens`.
+    Arguments as in `draw_perceived`; the features as in `patch_tokens`.
     """
     cv2, scale = opencv(), len(image) / grid.screen
     marks = {mark: mask.numpy() for mark, mask in perception.marks().items()}
@@ -181,12 +185,12 @@ def draw_perceived_patches(
     pictures = newest.unflatten(-1, (grid.patch, grid.patch, -1)).numpy()
     inner = round((1 - SHARE) * side)
     for token in _where(marks, Mark.ALTERED):
-        left, top = (np.array(grid.corner(origin[token])) * scale).round()
-        x, y = (round(at + SHARE / 2 * side) for at in (left, top))
-        shown = np.broadcast_to(pictures[token], (grid.patch, grid.patch, 3))
+        corner = (np.array(grid.corner(origin[token])) * scale).round()
+        x, y = (round(at + SHARE / 2 * side) for at in corner)
+        picture = np.broadcast_to(pictures[token], (grid.patch, grid.patch, 3))
         size = (inner, inner)
-        shown = cv2.resize(np.ascontiguousarray(shown), size, interpolation=0)
-        image[y : y + inner, x : x + inner] = shown
+        picture = cv2.resize(np.ascontiguousarray(picture), size, interpolation=0)
+        image[y : y + inner, x : x + inner] = picture
     for mark in (Mark.HIDDEN, Mark.REPEATED):
         for token in _where(marks, mark):
             place = int(token) if mark is Mark.HIDDEN else origin[token]
@@ -199,23 +203,23 @@ def draw_slots(
     top: int,
     height: int,
     perception: Perception,
-    seen: Glyphs | None,
+    perceived: Glyphs | None,
 ) -> None:
     """Draw a row of cells, the tokens in the order in which the policy gets them.
 
-    A cell has its token's color, or one for each true token where ``seen`` is None, and
-    its marks where it is wide enough. Cells without a token are empty.
+    A cell has its token's color, or one for each true token where ``perceived`` is
+    None, and its marks where it is wide enough. Cells without a token are empty.
 
     Args:
         image: image to draw on, in all its width.
         top: first row of pixels.
         height: height of the cells in pixels.
         perception: the tokens, without batch dimensions.
-        seen: appearance of the perceived tokens.
+        perceived: appearance of the perceived tokens.
     """
     origin, empty = perception.origin.numpy(), perception.seen.padding.numpy()
-    if seen is not None:
-        colors: Any = seen.colors
+    if perceived is not None:
+        colors: Any = perceived.colors
     else:  # from dark to light
         levels = np.linspace(0, 255, perception.true.num_tokens).astype(np.uint8)
         cv2 = opencv()
@@ -227,9 +231,9 @@ def draw_slots(
         first + height // 2, image.shape[1] - height // 2, len(origin) + 1
     )
     wide = bool(edges[1] - edges[0] >= 0.7 * height)
-    for slot, (left, right) in enumerate(itertools.pairwise(edges)):
-        cell = image[top : top + height, round(left) : round(right) - wide]
-        cell[:] = GRID if empty[slot] else colors[slot if seen else origin[slot]]
+    for slot, (start, end) in enumerate(itertools.pairwise(edges)):
+        cell = image[top : top + height, round(start) : round(end) - wide]
+        cell[:] = GRID if empty[slot] else colors[slot if perceived else origin[slot]]
         if origin[slot] < 0 and not empty[slot]:
             cell[2:-2, 1:-1] = PAPER
     # A hidden token leaves its slot empty, unless it is perceived as something else.
@@ -240,13 +244,13 @@ def draw_slots(
         masks[Mark.HIDDEN] = gone & empty
     for mark in IN_SLOTS:
         for slot in _where(masks, mark):
-            left, right = edges[slot : slot + 2]
+            start, end = edges[slot : slot + 2]
             if wide:
-                middle = np.array(((left + right) / 2 - 1, top + (height - 1) / 2))
+                middle = np.array(((start + end) / 2 - 1, top + (height - 1) / 2))
                 DRAWERS[mark](image, middle, height / 6, ATTENTION)
             elif mark is not Mark.HIDDEN:
                 low = top + 2 * height // 3
-                image[low : top + height, round(left) : round(right)] = ATTENTION
+                image[low : top + height, round(start) : round(end)] = ATTENTION
 
 
 def _where(marks: Mapping[Mark, np.ndarray], mark: Mark) -> np.ndarray:

@@ -95,7 +95,7 @@ class ChaseHeuristic(ForceHeuristic):
 class FleeHeuristic(ForceHeuristic):
     """Flee from predators, like the scripted prey of ``prey="flee"``.
 
-    The force is that of `flight`. The environment's prey has its home at the origin,
+    The force is `flight`'s. The environment's prey has its home at the origin,
     which no token shows; here the home is the mean position of all other entities.
     Padded tokens are ignored; without another entity the force is zero.
     """
@@ -105,9 +105,11 @@ class FleeHeuristic(ForceHeuristic):
     @override
     def force(self, tokens: Tokens) -> Tensor:
         predators, missing = _of_type(tokens, simple_tag.TYPE_NAMES.index("predator"))
-        others = ~tokens.padding & (tokens.types != simple_tag.TYPE_NAMES.index("self"))
-        shown = torch.where(others[..., None], tokens.features[..., :2], 0.0)
-        home = shown.sum(-2) / others.sum(-1, keepdim=True).clamp(min=1)
+        neighbors = ~tokens.padding & (
+            tokens.types != simple_tag.TYPE_NAMES.index("self")
+        )
+        positions = torch.where(neighbors[..., None], tokens.features[..., :2], 0.0)
+        home = positions.sum(-2) / neighbors.sum(-1, keepdim=True).clamp(min=1)
         away = simple_tag.flight(predators[..., :2], home, missing)
         return away * self.acceleration
 

@@ -83,8 +83,8 @@ class Steering:
     def push(self, choices: Tensor) -> Tensor:
         """Convert choices ``(num_envs, agents)`` to forces ``(…, 2)``."""
         # Flat, since index_select is several times faster than advanced indexing.
-        chosen = self._pushes.index_select(0, choices.flatten())
-        return chosen.view(*choices.shape, 2)
+        pushes = self._pushes.index_select(0, choices.flatten())
+        return pushes.view(*choices.shape, 2)
 
     def toward(self, force: Tensor) -> Tensor:
         """Find the actions whose force is nearest to ``force`` ``(*B, 2)``."""
@@ -92,9 +92,11 @@ class Steering:
             away = force[..., None, :] - self._pushes.to(force)
             return away.square().sum(-1).argmin(-1)
         push = (force / self.acceleration).clamp(-1, 1)
-        left, down = (-push).clamp(min=0).unbind(-1)
-        right, up = push.clamp(min=0).unbind(-1)
-        return torch.stack((torch.zeros_like(left), left, right, down, up), -1)
+        leftward, downward = (-push).clamp(min=0).unbind(-1)
+        rightward, upward = push.clamp(min=0).unbind(-1)
+        return torch.stack(
+            (torch.zeros_like(leftward), leftward, rightward, downward, upward), -1
+        )
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,9 @@ class ParticleEnv(BatchedEnv):
                 len(kinds),
                 4,
                 self.type_names,
-                signal_types=tuple(each for each in self.type_names if each in signal),
+                signal_types=tuple(
+                    type_name for type_name in self.type_names if type_name in signal
+                ),
                 positions=POSITION,
             )
             # It refuses numbers that no memory holds, before any list of them.
@@ -219,10 +223,10 @@ class ParticleEnv(BatchedEnv):
     def observe(self) -> dict[str, Tokens]:
         """Return tokens ``(num_envs, agents, N)``; types and padding are shared."""
         observations = {}
-        for name, (own, types, padding) in self._views.items():
+        for name, (origin, types, padding) in self._views.items():
             # index_select on flat indices is several times faster than indexing by [].
             features = self.state.index_select(1, self._order[name].flatten())
-            features = features.view(*types.shape, 4).sub_(own)
+            features = features.view(*types.shape, 4).sub_(origin)
             if self.feature_scale != 1:
                 features.div_(self.feature_scale)
             observations[name] = Tokens(features, types, padding)
@@ -281,10 +285,10 @@ class ParticleEnv(BatchedEnv):
         state = self.state[index].double().cpu().numpy()
         frame = Frame(Projection(self.extent, size))
         if weights is not None:
-            shown = self.token_entities(group)[agent].cpu().numpy()
+            entities = self.token_entities(group)[agent].cpu().numpy()
             # Sum the weights of tokens that show the same entity.
-            by_entity = np.bincount(shown, weights=weights, minlength=len(state))
-            frame.attention(state[:, :2], int(shown[0]), by_entity)
+            by_entity = np.bincount(entities, weights=weights, minlength=len(state))
+            frame.attention(state[:, :2], int(entities[0]), by_entity)
         discs = [Disc(kind.kind, kind.color, kind.size) for kind in self.entities]
         goals = self.goals()[index].double().cpu().numpy()
         frame.crosses(goals)
@@ -296,15 +300,15 @@ class ParticleEnv(BatchedEnv):
     def glyphs(
         self, tokens: Tokens, index: int, *, group: str, agent: int, size: int
     ) -> Glyphs:
-        own = int(self.token_entities(group)[agent, 0])
+        entity = int(self.token_entities(group)[agent, 0])
         projection = Projection(self.extent, size)
         # Positions are relative to the observer.
-        observer = self.state[index, own, :2].double().cpu().numpy()
+        observer = self.state[index, entity, :2].double().cpu().numpy()
         away = tokens.features[:, POSITION].double().nan_to_num().cpu().numpy()
         kinds = {kind.kind: kind for kind in self.entities}
-        kinds[self.type_names[SELF_TYPE]] = self.entities[own]
+        kinds[self.type_names[SELF_TYPE]] = self.entities[entity]
         looks = [
-            kinds.get(self.type_names[number], self.entities[own])
+            kinds.get(self.type_names[number], self.entities[entity])
             for number in tokens.types.tolist()
         ]
         return Glyphs(
@@ -348,8 +352,8 @@ class ParticleEnv(BatchedEnv):
         self._views = {}
         for kind, order in self._order.items():
             types = self._types[kind].expand(len(state), len(order), -1).contiguous()
-            own = state[:, self._slices[kind], None]
-            self._views[kind] = own, types, torch.zeros_like(types, dtype=torch.bool)
+            origin = state[:, self._slices[kind], None]
+            self._views[kind] = origin, types, torch.zeros_like(types, dtype=torch.bool)
 
     @override
     def _set_tensors(self, tensors: Mapping[str, Tensor]) -> None:

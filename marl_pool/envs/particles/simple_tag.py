@@ -56,7 +56,7 @@ class SimpleTag(ParticleEnv):
     - Every agent receives the reward and observation of the present step, and all are
       truncated together; there all but the first received them a step late.
 
-    Physics, sizes, accelerations and speeds are those of mpe2's ``simple_tag_v3``.
+    Physics, sizes, accelerations and speeds are as in mpe2's ``simple_tag_v3``.
     There, the default is 3 predators, 1 prey and 2 colliding obstacles; agents start
     at rest in [-1, 1] and obstacles in [-0.9, 0.9]; all prey learn; an observation is
     a flat vector; predators share their rewards; two entities touch at a distance
@@ -69,7 +69,7 @@ class SimpleTag(ParticleEnv):
         num_obstacles: obstacles; None uses ``counts``.
         prey: policy of the prey: ``"random"`` samples one of the five actions,
             ``"flee"`` flees from predators (`flight`), ``"learned"`` makes the prey a
-            group of its own.
+            separate group.
         obstacles_collide: True if obstacles push predators and prey away.
         continuous_actions: True for five numbers in [0, 1], of which the second to
             fifth push left, right, down and up; False for one of five choices: no-op,

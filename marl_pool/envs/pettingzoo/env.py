@@ -27,7 +27,8 @@ from marl_pool.envs.pettingzoo.views import (
 )
 from marl_pool.envs.pettingzoo.workers import EnvWorkers
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
-from marl_pool.observations.view import MASK, with_action_mask
+from marl_pool.observations.masks import MASK
+from marl_pool.observations.view import with_action_mask
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.types import NonNegativeInt, PositiveInt
@@ -366,8 +367,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         """Convert the rows of all teams, one after the other, to agents' actions."""
         by_agent: dict[Any, Any] = {}
         for team in self._teams.values():
-            own, row = row[: team.width], row[team.width :]
-            by_agent |= team.decode(own)
+            team_row, row = row[: team.width], row[team.width :]
+            by_agent |= team.decode(team_row)
         return by_agent
 
     def _step_arrays(self, num_envs: int) -> StepArrays:

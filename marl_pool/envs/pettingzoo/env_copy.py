@@ -11,11 +11,19 @@ import numpy as np
 import pettingzoo
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 from typing_extensions import override
 
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.gymnasium_agents import GymnasiumAgents
-from marl_pool.envs.pettingzoo.life import RESET_PARTS, STEP_PARTS, Lives, split
+from marl_pool.envs.pettingzoo.life import (
+    RESET_PARTS,
+    STEP_PARTS,
+    Lives,
+    agent_names,
+    split,
+)
+from marl_pool.envs.pettingzoo.methods import validate_methods
 from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents, parallel_of
 from marl_pool.envs.simulation import (
     ActionLog,
@@ -23,7 +31,7 @@ from marl_pool.envs.simulation import (
     ReplayCursor,
     Simulator,
 )
-from marl_pool.observations.view import MASK
+from marl_pool.observations.masks import MASK
 from marl_pool.utils.errors import InputError, described
 from marl_pool.utils.names import validate_trusted
 
@@ -49,7 +57,7 @@ def find_factory(module: str) -> Factory:
     path, _, attribute = module.partition(":")
     names = [attribute] if attribute else ["parallel_env", "env"]
     try:
-        found = importlib.import_module(path)
+        imported = importlib.import_module(path)
     except (Exception, SystemExit) as error:  # third-party code may raise any exception
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         extra = EXTRA_OF.get((missing or "").partition(".")[0])
@@ -57,13 +65,13 @@ def find_factory(module: str) -> Factory:
         raise InputError(
             f"env.module: {path!r} cannot be imported: {described(error)}{hint}"
         ) from error
-    attribute = next((name for name in names if hasattr(found, name)), names[0])
-    factory: Factory | None = getattr(found, attribute, None)
+    attribute = next((name for name in names if hasattr(imported, name)), names[0])
+    factory: Factory | None = getattr(imported, attribute, None)
     # Importing a package may have registered environments with Gymnasium.
     if factory is None and attribute in gymnasium.registry:
         factory = partial(gymnasium.make, attribute, disable_env_checker=True)
     if not callable(factory):
-        names = [*vars(found), *gymnasium.registry] if ":" in module else []
+        names = [*vars(imported), *gymnasium.registry] if ":" in module else []
         near = difflib.get_close_matches(attribute, names, n=1)
         hint = f". Did you mean {near[0]!r}?" if near else ""
         raise InputError(
@@ -86,7 +94,8 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     """Build one environment.
 
     Raises:
-        InputError: no such environment, rejected options, or another kind of object.
+        InputError: no such environment, rejected options, another kind of object, or
+            methods that cannot be called as in the API.
     """
     factory = find_factory(module)
     # Report any error of the factory as one of the options.
@@ -100,6 +109,10 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
         raise InputError(
             f"env.options: {module} rejects {dict(options)}: {described(error)}"
         ) from error
+    if isinstance(env, aec_to_parallel_wrapper):
+        env = env.aec_env  # of which more can be checked
+    if isinstance(env, gymnasium.Env | AECEnv | ParallelEnv):
+        validate_methods(env)
     if isinstance(env, gymnasium.Env):
         return GymnasiumAgents(env)
     if isinstance(env, AECEnv):
@@ -149,7 +162,7 @@ class ParallelSimulator(Simulator[ParallelStep]):
         decode: Callable[[np.ndarray], dict[Any, Any]],
     ) -> None:
         self.env, self.decode = env, decode
-        self.lives = Lives(env.possible_agents)
+        self.lives = Lives(agent_names(env))
 
     @override
     def reset(self, seed: int) -> ParallelStep:
@@ -183,9 +196,12 @@ class ParallelSimulator(Simulator[ParallelStep]):
     ) -> ParallelStep:
         """Return a step with what is seen after it."""
         lives, turn_based = self.lives, isinstance(self.env, TurnBasedAgents)
-        seen = lives.seen(observations, self.env.in_turn if turn_based else None)
+        lives.require_infos(infos)
+        observed = lives.seen(observations, self.env.in_turn if turn_based else None)
         alive = (lives.alive or lives.timed_out) if turn_based else ()
-        return ParallelStep(seen, alive=alive, masks=_masks(infos, seen), **results)
+        return ParallelStep(
+            observed, alive=alive, masks=_masks(infos, observed), **results
+        )
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)
@@ -193,12 +209,8 @@ class ParallelSimulator(Simulator[ParallelStep]):
 
 def _masks(infos: Mapping[Any, Any], agents: Iterable[Any]) -> dict[Any, Any]:
     """Return the action masks in the infos of some agents."""
-    masks = {}
-    for agent in agents:
-        info = infos.get(agent)
-        if isinstance(info, Mapping) and info.get(MASK) is not None:
-            masks[agent] = info[MASK]
-    return masks
+    masks = {agent: infos.get(agent, {}).get(MASK) for agent in agents}
+    return {agent: mask for agent, mask in masks.items() if mask is not None}
 
 
 class FrameRenderer:
@@ -222,11 +234,11 @@ class FrameRenderer:
                 simulator = self.build()
                 self._copy, self._env = LoggedSimulator(simulator), simulator.env
             copy = self._copy
-            own = copy.log.actions if copy.log else []
-            if cursor.log is not self._source or cursor.length < len(own):
+            replayed = copy.log.actions if copy.log else []
+            if cursor.log is not self._source or cursor.length < len(replayed):
                 copy.replay(ActionLog(cursor.log.seed))
-                self._source, own = cursor.log, []
-            for actions in cursor.log.actions[len(own) : cursor.length]:
+                self._source, replayed = cursor.log, []
+            for actions in cursor.log.actions[len(replayed) : cursor.length]:
                 copy.step(actions)
             image: Any = self._env.render()
             return to_rgb(image)

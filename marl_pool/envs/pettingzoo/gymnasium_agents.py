@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.life import as_array
+from marl_pool.observations.parts import as_array
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[str, Any]
@@ -24,7 +24,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     Where observations and actions are Tuples of one length, as in level-based foraging
     and the robotic warehouse, each entry is an agent. Otherwise there is one agent.
     Agents are named ``agent_0``, ``agent_1`` and so on. They all end together. A single
-    reward is that of every agent.
+    reward is every agent's.
 
     Args:
         env: the environment.
@@ -36,7 +36,6 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env
-        self.metadata = {**env.metadata, "name": type(env.unwrapped).__name__}
         self.render_mode = env.render_mode
         observed, acted = env.observation_space, env.action_space
         self.single = not (
@@ -64,7 +63,7 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(seed=seed)
         observation, info = self._unpack("reset", result, RESET_PARTS)
         self.agents = [*self.possible_agents]
         observations = self._by_agent("reset", observation)
@@ -98,27 +97,27 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         self.env.close()
 
     def _unpack(self, call: str, result: Any, parts: tuple[str, ...]) -> Any:
-        got = type(result).__name__
+        actual = type(result).__name__
         if isinstance(result, tuple):
-            got = f"a tuple of {len(result)}"
+            actual = f"a tuple of {len(result)}"
             if len(result) == len(parts):
                 if isinstance(result[-1], Mapping):
                     return result
-                got = f"{type(result[-1]).__name__} as info"
-        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {got}")
+                actual = f"{type(result[-1]).__name__} as info"
+        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {actual}")
 
     def _by_agent(self, call: str, observation: Any) -> ByAgent:
         agents = self.possible_agents
         observations = (observation,) if self.single else observation
         counted = isinstance(observations, tuple | list | np.ndarray)
         if not counted or len(observations) != len(agents):
-            got = len(observations) if counted else type(observations).__name__
+            actual = len(observations) if counted else type(observations).__name__
             expected = f"expected observations of {len(agents)} agents"
-            raise self._error(call, f"{expected}, got {got}")
+            raise self._error(call, f"{expected}, got {actual}")
         return dict(zip(agents, observations, strict=True))
 
     def _infos(self, info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return each agent's info; that of a single agent is the environment's."""
+        """Return each agent's info; a single agent's is the environment's."""
         if self.single:
             return {self.possible_agents[0]: dict(info)}
         return {agent: {} for agent in self.possible_agents}

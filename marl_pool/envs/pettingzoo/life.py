@@ -1,6 +1,6 @@
 """The lives of agents in an episode of PettingZoo's API, and the rules of that API.
 
-The rules are those of PettingZoo's documentation and of its ``parallel_api_test``.
+The rules follow PettingZoo's documentation and its ``parallel_api_test``.
 Where environments are laxer and the meaning is clear, `Lives` documents it; where it is
 not, they are refused.
 """
@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool.utils.errors import InputError
+from marl_pool.observations.parts import as_array
+from marl_pool.utils.errors import InputError, described
 
 RESET_PARTS = ("observations", "infos")
 """Dicts that ``ParallelEnv.reset`` returns, by agent."""
@@ -124,25 +125,33 @@ class Lives:
         return earned
 
     def seen(
-        self, observations: Mapping[Any, Any], in_turn: Any = None
+        self, observations: Mapping[Any, Any], in_turn: tuple[Any] | None = None
     ) -> dict[Any, Any]:
         """Return the observations that are needed: to act on, or to bootstrap from.
 
         Args:
             observations: by agent.
-            in_turn: the only agent to act in the next step; None for all.
+            in_turn: the only agent to act in the next step, as a tuple; None for all.
         """
         agents = self.alive or self.timed_out
         if in_turn is not None and self.alive:
-            if in_turn not in self.alive:
+            if in_turn[0] not in self.alive:
                 raise self.error(
                     "agent_selection: expected an agent that is alive, one of "
-                    f"{self.alive}, got {in_turn!r}"
+                    f"{self.alive}, got {in_turn[0]!r}"
                 )
-            agents = (in_turn,)
+            agents = in_turn
         return {
             agent: self._value("observation", observations, agent) for agent in agents
         }
+
+    def require_infos(self, infos: Mapping[Any, Any]) -> None:
+        """Raise an error unless each agent's info is a dict, or missing."""
+        for agent, info in infos.items():
+            if type(info) is dict or isinstance(info, Mapping):
+                continue
+            if agent in self.possible:
+                raise self.error(f"info: expected a dict, got {_kind(info)}", agent)
 
     def error(self, problem: str, agent: Any = None) -> InputError:
         """Return an error that names the step, and the agent unless it is None."""
@@ -157,8 +166,9 @@ class Lives:
         if isinstance(agents, str) or not isinstance(agents, Iterable):
             raise self.error(f"env.agents: expected a list of names, got {agents!r}")
         listed = tuple(agents)
-        for agent in listed:
-            self._require_known("env.agents", {agent: None})
+        if not _are_names(listed):
+            raise self.error(f"env.agents: expected names, got {listed!r:.80}")
+        self._require_known("env.agents", dict.fromkeys(listed))
         if len(set(listed)) < len(listed):
             raise self.error(f"env.agents: expected each agent once, got {listed}")
         self.listed, self._members = listed, frozenset(listed)
@@ -199,13 +209,13 @@ class Lives:
             raise self.error(f"{name}: expected one, got none", agent) from None
 
     def _flag(self, name: str, flags: Mapping[Any, Any], agent: Any) -> bool:
-        flag = self._value(name, flags, agent)
-        if flag is True or flag is False:
-            return flag
-        array = as_array(flag)
-        if array is None or array.dtype != np.bool_ or array.size != 1:
-            raise self.error(f"{name}: expected True or False, got {flag!r:.80}", agent)
-        return bool(array.item())
+        value = self._value(name, flags, agent)
+        flag = read_flag(value)
+        if flag is None:
+            raise self.error(
+                f"{name}: expected True or False, got {value!r:.80}", agent
+            )
+        return flag
 
     def _reward(self, rewards: Mapping[Any, Any], agent: Any) -> float:
         reward = self._value("reward", rewards, agent)
@@ -215,22 +225,58 @@ class Lives:
         return number
 
 
+def read_flag(flag: Any) -> bool | None:
+    """Return a flag as a bool; None if it is not one."""
+    if flag is True or flag is False:
+        return flag
+    array = as_array(flag)
+    if array is None or array.dtype != np.bool_ or array.size != 1:
+        return None
+    return bool(array.item())
+
+
 def read_reward(reward: Any) -> float | None:
     """Return a reward as a float; None if it is not one number."""
-    if type(reward) is float:
-        return reward
+    if isinstance(reward, float):
+        return float(reward)
     array = as_array(reward)
     if array is None or array.dtype.kind not in "biuf" or array.size != 1:
         return None
     return float(array.item())
 
 
-def as_array(value: Any) -> np.ndarray | None:
-    """Return an array; None for what is ragged, or a tensor that requires grad."""
+def agent_names(env: Any) -> list[Any]:
+    """Return the names of all agents of an environment.
+
+    Raises:
+        InputError: ``possible_agents`` that is no list of different names.
+    """
     try:
-        return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError):
-        return None
+        names = getattr(env, "possible_agents", None)
+    except Exception as error:  # third-party code may raise any exception
+        raise InputError(f"env.module: possible_agents: {described(error)}") from error
+    if not isinstance(names, list | tuple) or not names:
+        # A set would have another order in each process.
+        raise InputError(
+            "env.module: expected an env with possible_agents, a list of names, got "
+            f"{names!r:.80}"
+        )
+    if not _are_names(names):
+        raise InputError(
+            f"env.module: possible_agents: expected names, got {names!r:.80}"
+        )
+    if len({*map(str, names)}) < len(names):
+        raise InputError(
+            f"env.module: expected possible_agents of different names, got {[*names]}"
+        )
+    return [*names]
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    try:
+        return len({*names}) > 0 or not names
+    except TypeError:  # what is unhashable
+        return False
 
 
 def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
@@ -241,9 +287,9 @@ def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
     """
     is_sequence = isinstance(result, Sequence) and not isinstance(result, str)
     if not is_sequence or len(result) != len(names):
-        got = f"{len(result)} values" if is_sequence else _kind(result)
+        actual = f"{len(result)} values" if is_sequence else _kind(result)
         raise InputError(
-            f"{where}: expected {len(names)} dicts, {', '.join(names)}, got {got}"
+            f"{where}: expected {len(names)} dicts, {', '.join(names)}, got {actual}"
         )
     for name, part in zip(names, result, strict=True):
         if type(part) is not dict and not isinstance(part, Mapping):

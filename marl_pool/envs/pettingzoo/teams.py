@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 import string
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from mmap import mmap
@@ -17,10 +17,11 @@ from pettingzoo import ParallelEnv
 from torch import Tensor
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
+from marl_pool.envs.pettingzoo.life import agent_names
 from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents
 from marl_pool.observations.make import split_action_mask, validate_space
-from marl_pool.observations.parts import Part
-from marl_pool.observations.view import MASK, TokenView, join_masks
+from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
+from marl_pool.observations.view import TokenView
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.utils.errors import InputError, described
@@ -91,22 +92,7 @@ def make_teams(
         InputError: agents that are unknown, missing, in two groups or of different
             spaces, or unsupported spaces.
     """
-    names = getattr(env, "possible_agents", None)
-    if not isinstance(names, list | tuple) or not names:
-        # A set would have another order in each process.
-        raise InputError(
-            "env.module: expected an env with possible_agents, a list of names, got "
-            f"{names!r:.80}"
-        )
-    if not all(isinstance(name, Hashable) for name in names):
-        raise InputError(
-            f"env.module: possible_agents: expected names, got {names!r:.80}"
-        )
-    agents = list(names)
-    if len({*map(str, agents)}) < len(agents):
-        raise InputError(
-            f"env.module: expected possible_agents of different names, got {agents}"
-        )
+    agents = agent_names(env)
     members = by_name(env, agents) if groups is None else _listed(agents, groups)
     return {name: _make_team(env, name, names) for name, names in members.items()}
 
@@ -129,39 +115,41 @@ def by_name(env: ParallelEnv[Any, Any, Any], agents: list[Any]) -> dict[str, lis
                 break
         else:
             groups.append([agent])
-    named: dict[str, list[Any]] = {}
+    by_group: dict[str, list[Any]] = {}
     for prefix, groups in by_prefix.items():
         shared = re.sub(r"^\W+|\W+$", "", prefix)
         name = re.sub(r"[^\w.-]+", "_", shared) or "agent"
-        is_free = name == prefix or name not in {*by_prefix, *named}
+        is_free = name == prefix or name not in {*by_prefix, *by_group}
         if len(groups) == 1 and is_free:
-            named[name] = groups[0]
+            by_group[name] = groups[0]
             continue
         for members in groups:
-            named[next(_suffixed(name, {*by_prefix, *named}))] = members
-    return named
+            by_group[next(_suffixed(name, {*by_prefix, *by_group}))] = members
+    return by_group
 
 
-def _suffixed(name: str, taken: Collection[str]) -> Iterator[str]:
+def _suffixed(name: str, used_names: Collection[str]) -> Iterator[str]:
     """Yield NAME_a, …, NAME_z, NAME_aa, … without the names that are taken."""
     for length in itertools.count(1):
         for letters in itertools.product(string.ascii_lowercase, repeat=length):
             suffixed = f"{name}_{''.join(letters)}"
-            if suffixed not in taken:
+            if suffixed not in used_names:
                 yield suffixed
 
 
 def _listed(
     agents: list[Any], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Any]]:
-    known = {str(agent): agent for agent in agents}
+    by_label = {str(agent): agent for agent in agents}
     listed = [agent for members in groups.values() for agent in members]
-    if sorted(listed) != sorted(known) or not all(groups.values()):
+    if sorted(listed) != sorted(by_label) or not all(groups.values()):
         raise InputError(
-            f"env.groups: expected each agent of {', '.join(known)} in one group, and "
-            f"no empty group, got {dict(groups)}"
+            f"env.groups: expected each agent of {', '.join(by_label)} in one group, "
+            f"and no empty group, got {dict(groups)}"
         )
-    return {name: [known[agent] for agent in group] for name, group in groups.items()}
+    return {
+        name: [by_label[agent] for agent in group] for name, group in groups.items()
+    }
 
 
 def _spaces(env: ParallelEnv[Any, Any, Any], agent: Any) -> tuple[Any, Any]:
@@ -200,13 +188,17 @@ def _make_team(
         )
     # A mask has an entry for each option of each choice.
     _, mask = split_action_mask(observation)
-    if mask is not None and (not spec.sizes or mask.shape != (spec.num_options,)):
-        expected = (
-            f"of shape ({spec.num_options},)" if spec.sizes else "of choices only"
-        )
+    if mask is not None and not fits(mask_sizes(mask), spec.sizes):
+        expected = "of choices only"
+        if spec.sizes:
+            expected = f"of shape ({spec.num_options},)"
+        if len(spec.sizes) > 1:
+            expected += f", or a Tuple of the sizes {spec.sizes}"
+        sizes = mask_sizes(mask)
+        actual = f"a Tuple of the sizes {sizes}" if len(sizes) > 1 else sizes
         raise InputError(
-            f"{where} expected an action_mask {expected}, as for {_one_line(action)}, "
-            f"got {mask.shape}"
+            f"{where} expected an {MASK} {expected}, as for {_one_line(action)}, "
+            f"got {actual}"
         )
     return team
 
@@ -335,21 +327,8 @@ class StepArrays:
     def _read_mask(self, name: str, mask: Any) -> np.ndarray | bool:
         if mask is None:
             return True
-        spec = self.teams[name].spec
-        if isinstance(mask, tuple) and mask and np.ndim(mask[0]) == 1:
-            sizes = tuple(map(np.size, mask))
-            if sizes != spec.sizes:
-                raise InputError(
-                    f"infos: {MASK}: expected masks of the sizes {spec.sizes}, one for "
-                    f"each choice, got {sizes}"
-                )
-        space = spaces.MultiBinary(spec.num_options)
-        values = Part.of(space, f"infos: {MASK}", np.float32).read(join_masks(mask))
-        if not np.isin(values, (0, 1)).all():
-            raise InputError(
-                f"infos: {MASK}: expected numbers 0 and 1, got {values.tolist()}"
-            )
-        return values != 0
+        sizes = self.teams[name].spec.sizes
+        return read_mask(mask, sizes, f"infos: {MASK}")
 
     def tensors(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return active agents and observations, by ``group/part``.
@@ -399,8 +378,8 @@ class StepArrays:
                 row, column = np.argwhere(stuck)[0]
                 agent = self.teams[name].agents[column]
                 number = int(allowed[row, column].argmin())
-                which = "" if spec.discrete else f" of choice {number}"
+                choice = "" if spec.discrete else f" of choice {number}"
                 raise InputError(
                     f"{self._where[row]}: agent {agent!r} of group {name!r}: "
-                    f"{MASK}: expected at least one allowed action{which}, got none"
+                    f"{MASK}: expected at least one allowed action{choice}, got none"
                 )

@@ -62,11 +62,11 @@ class ViewMaker:
 
         team = self.teams[group]
         by_option = {key: self._of_group(key, group) for key in self.by_option}
-        chosen = {key: value for key, value in by_option.items() if value is not None}
+        options = {key: value for key, value in by_option.items() if value is not None}
         try:
             view = make_view(
                 team.observation,
-                TokenOptions(**chosen),
+                TokenOptions(**options),
                 number=self.number,
                 vector=view_of_vector,
                 prefix="env.",

@@ -44,7 +44,7 @@ def serve(commands: int, life: int, memory: int) -> None:
             return
         connection.send((None, ""))
         while True:
-            connection.send([simulators.run(one) for one in connection.recv()])
+            connection.send([simulators.run(command) for command in connection.recv()])
 
 
 def _end_with(life: int) -> None:

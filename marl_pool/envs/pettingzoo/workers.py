@@ -147,7 +147,7 @@ class EnvWorkers:
     A simulator is built in one of the processes, in turn, and stays there. Its resets
     and steps only take note; `finish` lets all processes work and waits for them. They
     write observations and rewards into arrays in shared memory, which has no name, so
-    that nothing remains of it. They are in a session of their own, where no Ctrl-C
+    that nothing remains of it. They are in a separate session, where no Ctrl-C
     reaches them, and end when this object or the parent process does, or as
     `kept_workers` says. After any error they end, and the object is of no more use.
 
@@ -243,17 +243,17 @@ class EnvWorkers:
         """Do what was posted, and return the steps in the order of ``posted``.
 
         Raises:
-            InputError: an environment broke a rule; as that of `ParallelSimulator`.
+            InputError: an environment broke a rule, as in `ParallelSimulator`.
             RemoteError: an environment raised another error, or a process ended.
         """
         commands, replies = self._commands, dict[int, Reply]()
         self._commands = [[] for _ in commands]
         try:
-            for connection, own in zip(self._connections, commands, strict=True):
-                if own:
-                    connection.send(own)
-            for number, own in enumerate(commands):
-                if own:
+            for connection, queue in zip(self._connections, commands, strict=True):
+                if queue:
+                    connection.send(queue)
+            for number, queue in enumerate(commands):
+                if queue:
                     replies |= {reply.place: reply for reply in self._receive(number)}
             # The first error in the order of the environments, as without processes.
             for place in sorted(replies):
@@ -264,16 +264,16 @@ class EnvWorkers:
         return [replies[step.place].result() for step in posted]
 
     def _start(self, life: int, memory: int) -> None:
-        ours, theirs = Pipe()
-        descriptors = (theirs.fileno(), life, memory)
+        parent_end, child_end = Pipe()
+        descriptors = (child_end.fileno(), life, memory)
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps([sys.path, descriptors])],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             start_new_session=True,
         )
-        theirs.close()
-        self._connections.append(ours)
+        child_end.close()
+        self._connections.append(parent_end)
         self._processes.append(process)
 
     def _receive(self, number: int) -> Any:
@@ -293,7 +293,7 @@ class EnvWorkers:
 
 
 class RemoteSimulator(Simulator[ParallelStep]):
-    """A simulator in another process, whose steps are those of `EnvWorkers.post`.
+    """A simulator in another process, stepped by `EnvWorkers.post`.
 
     Args:
         workers: its process and the others.

@@ -93,9 +93,9 @@ class Console:
 
     def step(self, action: int) -> int:
         """Play one of Pong's six actions; return points won minus points lost."""
-        chosen, points = self._actions[action], 0
+        native_action, points = self._actions[action], 0
         for _ in range(self.frame_skip):
-            points += self.emulator.act(chosen)
+            points += self.emulator.act(native_action)
         return points
 
     def read(self) -> GameState:

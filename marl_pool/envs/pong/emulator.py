@@ -77,8 +77,8 @@ class BatchedEmulator:
         """
         # Count the call, and note the start that each game has to reach.
         self.turn += 1
-        wanted = np.full(self.num_games, UNKNOWN)
-        wanted[games] = numbers
+        targets = np.full(self.num_games, UNKNOWN)
+        targets[games] = numbers
         # Reseed games with another seed, or past the wanted start.
         passed = np.zeros(self.num_games, bool)
         passed[games] = (self._seeds[games] != seeds) | (self._starts[games] > numbers)
@@ -87,7 +87,7 @@ class BatchedEmulator:
             frames = self._reset(passed, self._seeds[passed])
         self._starts[passed] = 1
         # Start over and over until each game is at its start number.
-        while (behind := self._starts <= wanted).any():
+        while (behind := self._starts <= targets).any():
             frames = self._reset(behind)
             self._starts[behind] += 1
         self._over[games] = False
@@ -108,8 +108,8 @@ class BatchedEmulator:
         return frames, rewards, self._over
 
     def _reset(self, games: np.ndarray, seeds: np.ndarray | None = None) -> np.ndarray:
-        chosen = {"reset_mask": games}
+        options = {"reset_mask": games}
         frames: np.ndarray
-        frames, infos = self._native.reset(seed=seeds, options=chosen)
+        frames, infos = self._native.reset(seed=seeds, options=options)
         self.noops[games] = infos["episode_frame_number"][games]
         return frames

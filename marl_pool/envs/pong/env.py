@@ -35,7 +35,7 @@ class Pong(BatchedEnv):
     A frame is the maximum of an action's last two emulated frames, in grey, resized
     from 210 × 160 to 84 × 84 pixels. The last ``num_frames`` frames are cut into
     patches of 6 × 6 pixels: 196 tokens of 4 × 36 = 144 bytes. A token's features are
-    frame-major: the 36 pixels of the oldest frame, row by row, then those of the next
+    frame-major: the 36 pixels of the oldest frame, row by row, then the next
     frame; the newest comes last. Tokens are ordered by rows from the upper left. After
     a reset the first frame is repeated in place of earlier ones.
 
@@ -65,7 +65,7 @@ class Pong(BatchedEnv):
     <https://arxiv.org/abs/2109.02869>`_, on the `Arcade Learning Environment
     <https://arxiv.org/abs/1207.4708>`_ through ale-py. As in the published code there
     are six actions and no sticky ones, the 10 rows with the score are black, and the
-    first frame is repeated. Frames and rewards are those of Gymnasium's
+    first frame is repeated. Frames and rewards are as in Gymnasium's
     ``AtariPreprocessing`` of ``PongNoFrameskip-v4``, whose no-ops are 1 to 30.
 
     Args:
@@ -205,8 +205,8 @@ class Pong(BatchedEnv):
         native = self.native_actions[actions["agent"][:, 0]]
         if int(self.steps.max()) >= self.action_log.shape[1]:
             # Double the log, so that steps rarely allocate.
-            more = max(1024, self.action_log.shape[1])
-            longer = self.action_log.new_zeros(self.num_envs, more)
+            extra = max(1024, self.action_log.shape[1])
+            longer = self.action_log.new_zeros(self.num_envs, extra)
             self.action_log = torch.cat([self.action_log, longer], 1)
         self.action_log.scatter_(1, self.steps[:, None], native[:, None].byte())
         rewards = self._step_games(native)

@@ -108,8 +108,8 @@ class PongHeuristic(Heuristic):
         shape = (self.side, self.side, -1, pixels, pixels)
         patches = features.unflatten(-1, shape[2:]).unflatten(-4, shape[:2])
         first = max(patches.shape[-3] - 2, 0)
-        both = patches[..., [first, -1], :, :].movedim(-3, -5)
-        stacked = both.transpose(-3, -2).flatten(-4, -3).flatten(-2)
+        last_frames = patches[..., [first, -1], :, :].movedim(-3, -5)
+        stacked = last_frames.transpose(-3, -2).flatten(-4, -3).flatten(-2)
         return stacked.select(-3, 0), stacked.select(-3, 1)
 
     def _target(self, ball: BrightSpot, old: BrightSpot) -> Tensor:

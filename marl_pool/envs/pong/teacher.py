@@ -165,22 +165,22 @@ class ValueTableTeacher:
             raise InputError("pong: expected games that have begun, got none: reset it")
         # Find the controller of each game, or make one.
         numbers, options = env.env_ids.tolist(), (env.frame_skip, env.sticky_actions)
-        asked = {}
+        controllers = {}
         for number in numbers:
-            known = self._controllers.get(number)
-            if known is None or known.options != options:
-                known = ValueController(*options)
-            asked[number] = known
+            cached = self._controllers.get(number)
+            if cached is None or cached.options != options:
+                cached = ValueController(*options)
+            controllers[number] = cached
         # Keep some others: training and validation environments ask in turn.
-        others = {k: v for k, v in self._controllers.items() if k not in asked}
-        self._controllers = {**dict(list(others.items())[-SPARE:]), **asked}
+        idle = {k: v for k, v in self._controllers.items() if k not in controllers}
+        self._controllers = {**dict(list(idle.items())[-SPARE:]), **controllers}
         # Lead each controller through its game's actions, then ask it.
         logs, steps = env.action_log.cpu().numpy(), env.steps.tolist()
         starts = zip(env.noops.tolist(), env.game_seeds.tolist(), strict=True)
         order = env.native_actions.tolist()
         actions, values, targets = [], [], []
         for number, start, row, count in zip(numbers, starts, logs, steps, strict=True):
-            controller = asked[number]
+            controller = controllers[number]
             controller.follow(start, row[:count].tobytes())
             actions.append([order.index(controller.action)])
             values.append([[controller.values[DIRECTIONS[native]] for native in order]])
@@ -211,20 +211,20 @@ def action_values(
     # Offsets are relative to the row where the ball arrives.
     row = crossing(state)
     # Earlier than the tables begin, take their first entry of the same phase.
-    left = max((PADDLE_COLUMN - state.ball_x) // state.velocity_x, 1)
-    if left > FRAMES:
-        left -= -(-(left - FRAMES) // frame_skip) * frame_skip
+    frames_left = max((PADDLE_COLUMN - state.ball_x) // state.velocity_x, 1)
+    if frames_left > FRAMES:
+        frames_left -= -(-(frames_left - FRAMES) // frame_skip) * frame_skip
     shot = SHOTS.index(winning_shots(row))
-    table = solve(frame_skip, sticky)[left, shot, DIRECTIONS[last] % 3]
-    rest, paddle = state.rest - row, state.paddle_y - row
-    if abs(rest) > OFFSETS[-1]:  # beyond the grid: towards the ball
-        return np.array([0.0, -rest, rest]) / 100
-    return _interpolate(table, rest, paddle)
+    table = solve(frame_skip, sticky)[frames_left, shot, DIRECTIONS[last] % 3]
+    rest_offset, paddle = state.rest - row, state.paddle_y - row
+    if abs(rest_offset) > OFFSETS[-1]:  # beyond the grid: towards the ball
+        return np.array([0.0, -rest_offset, rest_offset]) / 100
+    return _interpolate(table, rest_offset, paddle)
 
 
-def _interpolate(table: np.ndarray, rest: float, paddle: float) -> np.ndarray:
+def _interpolate(table: np.ndarray, rest_offset: float, paddle: float) -> np.ndarray:
     """Read a table ``(3, rest, paddle)`` bilinearly."""
-    places = np.array([rest, paddle]) / CELL + HALF_WIDTH
+    places = np.array([rest_offset, paddle]) / CELL + HALF_WIDTH
     places = np.clip(places, 0, 2 * HALF_WIDTH - 0.001)
     (i, j), (x, y) = places.astype(int), places % 1
     near, far = ((1 - y) * table[:, k, j] + y * table[:, k, j + 1] for k in (i, i + 1))
@@ -256,28 +256,31 @@ def solve(frame_skip: int, sticky: float) -> np.ndarray:
     size = len(OFFSETS)
     values = np.zeros((FRAMES + 1, len(SHOTS), 3, 3, size, size), np.float32)
     # Coordinates of the grid: indices of the rest position, offsets of the paddle.
-    rest, paddle = np.arange(size)[:, None], OFFSETS[None]
-    for left, last, now in product(range(1, FRAMES + 1), range(3), range(3)):
-        frames, total = min(left, frame_skip), values[left, :, last, now]
+    rest_index, paddle = np.arange(size)[:, None], OFFSETS[None]
+    for frames_left, last, current in product(range(1, FRAMES + 1), range(3), range(3)):
+        frames, total = (
+            min(frames_left, frame_skip),
+            values[frames_left, :, last, current],
+        )
         # Average over the number of frames for which the last action sticks.
         for stuck in range(frames + 1):
             # The dynamics are linear: paddle' = kept * paddle + gained * rest + shift.
             chance = sticky**stuck * (1 - sticky if stuck < frames else 1)
-            moved, kept, gained, shift = _move(last, now, stuck, frames)
+            moved, kept, gained, shift = _move(last, current, stuck, frames)
             place = kept * paddle + gained * OFFSETS[:, None] + shift
             place = np.clip(place / CELL + HALF_WIDTH, 0, size - 1.001)
             i, x = place.astype(int), (place % 1).astype(np.float32)
             # Take the value of the arrival, or the best value after this step.
-            if left <= frame_skip:
+            if frames_left <= frame_skip:
                 low, high = ends[:, i], ends[:, i + 1]
             else:
-                executed = now if stuck < frames else last
-                after = values[left - frame_skip, :, executed].max(1)
-                to = np.clip(rest + moved, 0, size - 1)
+                executed = current if stuck < frames else last
+                after = values[frames_left - frame_skip, :, executed].max(1)
+                to = np.clip(rest_index + moved, 0, size - 1)
                 low, high = after[:, to, i], after[:, to, i + 1]
             # Interpolate between the two nearest offsets.
             total += chance * ((1 - x) * low + x * high)
-        total -= PRESS_COST * (now > 0)
+        total -= PRESS_COST * (current > 0)
     return values
 
 
@@ -294,7 +297,7 @@ def _arrival_values(down: bool, up: bool) -> np.ndarray:
 
 
 def _move(
-    last: int, now: int, stuck: int, frames: int
+    last: int, current: int, stuck: int, frames: int
 ) -> tuple[int, float, float, float]:
     """Compute the motion of the paddle if the first frames of an action stick.
 
@@ -306,5 +309,5 @@ def _move(
     for frame in range(frames):
         kept, gained = (1 - LAG) * kept, (1 - LAG) * gained + LAG
         shift = (1 - LAG) * shift + LAG * moved * CELL
-        moved += 3 * SIGNS[last if frame < stuck else now]
+        moved += 3 * SIGNS[last if frame < stuck else current]
     return moved, kept, gained, shift

@@ -67,7 +67,7 @@ class Tokenizer(ABC):
 
 
 class FeatureTokenizer(Tokenizer):
-    """Each number of an observation is a token of its own type.
+    """Each number of an observation is a token of a separate type.
 
     Token i has one feature, ``observation[i]``, and the type ``feature_i``. Only the
     type identifies a number, so a policy needs a type embedding. No token belongs to
@@ -96,7 +96,7 @@ class Slot(NamedTuple):
 class SlotTokenizer(Tokenizer):
     """Tokenizer whose features have fixed positions in the observation.
 
-    The first of the ``type_names`` is that of the observing agent. For ``signal_types``
+    The first of the ``type_names`` is the observing agent's. For ``signal_types``
     and ``positions`` see `TokenSpec`.
     """
 

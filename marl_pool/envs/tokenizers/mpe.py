@@ -35,15 +35,15 @@ class MpeTokenizer(SlotTokenizer):
     neighbors: ClassVar[bool] = True
     """True if the observation may be limited to the nearest agents."""
 
-    others: Counter[str]
+    other_counts: Counter[str]
     """Numbers of the other agents by kind."""
 
     def __init__(self, observer: Observer) -> None:
         self.options, self.size = observer.options, 0
         self.slots: list[Slot] = []
         # Count the agents of each kind; observations list them by kind.
-        self.others = Counter(a.rpartition("_")[0] for a in observer.all_agents)
-        if not set(self.others) <= {"adversary", "agent"}:
+        self.other_counts = Counter(a.rpartition("_")[0] for a in observer.all_agents)
+        if not set(self.other_counts) <= {"adversary", "agent"}:
             self.fail(
                 f"expected agents named agent_N or adversary_N, "
                 f"got {', '.join(observer.all_agents)}"
@@ -52,7 +52,7 @@ class MpeTokenizer(SlotTokenizer):
         kinds = {agent.rpartition("_")[0] for agent in observer.agents}
         if len(kinds) > 1:
             self.fail(f"group {observer.group!r} mixes {', '.join(sorted(kinds))}")
-        self.others[kinds.pop()] -= 1
+        self.other_counts[kinds.pop()] -= 1
         if self.options.get("num_agent_neighbors") is not None and not self.neighbors:
             self.fail(
                 "expected num_agent_neighbors=None, because the observation does not "
@@ -127,15 +127,15 @@ class SimpleSpreadTokenizer(MpeTokenizer):
 
     @override
     def parse(self) -> None:
-        others = self.others["agent"]
+        num_others = self.other_counts["agent"]
         velocity, position = self.read(2)
         self.add("self", position=position, velocity=velocity)
-        landmarks = self.visible("num_landmark_neighbors", others + 1)
-        self.add_positions("landmark", landmarks, present=others + 1)
-        visible = self.visible("num_agent_neighbors", others)
+        landmarks = self.visible("num_landmark_neighbors", num_others + 1)
+        self.add_positions("landmark", landmarks, present=num_others + 1)
+        visible = self.visible("num_agent_neighbors", num_others)
         places, messages = self.read(visible), self.read(visible)
         for i, (place, message) in enumerate(zip(places, messages, strict=True)):
-            padded = i >= others
+            padded = i >= num_others
             self.add("agent", position=place, communication=message, padded=padded)
 
 
@@ -170,8 +170,8 @@ class SimpleTagTokenizer(MpeTokenizer):
         self.add("self", position=position, velocity=velocity)
         visible = self.visible("num_landmark_neighbors", obstacles)
         self.add_positions("obstacle", visible, present=obstacles)
-        self.add_positions("adversary", self.others["adversary"])
-        agents = self.others["agent"]
+        self.add_positions("adversary", self.other_counts["adversary"])
+        agents = self.other_counts["agent"]
         places, moves = self.read(agents), self.read(agents)
         for place, move in zip(places, moves, strict=True):
             self.add("agent", position=place, velocity=move)

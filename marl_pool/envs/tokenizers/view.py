@@ -62,14 +62,14 @@ class TokenizedView(TokenView):
             raise InputError(f"{where}: {first}") from error
         # Compare shapes and types with the spec.
         shape = (2, spec.num_tokens)
-        for part, tensor, wanted, dtype in (
+        for part, tensor, expected, dtype in (
             ("features", tokens.features, (*shape, spec.num_features), None),
             ("types", tokens.types, shape, torch.int64),
             ("padding", tokens.padding, shape, torch.bool),
         ):
-            if tensor.shape != wanted or dtype not in (None, tensor.dtype):
+            if tensor.shape != expected or dtype not in (None, tensor.dtype):
                 raise InputError(
-                    f"{where}: expected {part} of shape {wanted}"
+                    f"{where}: expected {part} of shape {expected}"
                     f"{f' and {dtype}' if dtype else ''}, got {tuple(tensor.shape)} "
                     f"and {tensor.dtype}"
                 )

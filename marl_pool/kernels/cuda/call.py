@@ -108,13 +108,13 @@ def gradients(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradients by the values, if asked for, and by each parameter.
 
-    The arguments are those of `marl_pool.kernels.native.call.gradients`.
+    The arguments are as in `marl_pool.kernels.native.call.gradients`.
     """
     call, parameters = _Launch(inputs), inputs.parameters
     starts, size = _starts(tuple(map(torch.numel, parameters)))
     blocks = min(call.groups, _BLOCKS)
     partial = call.values.new_zeros((max(blocks, 1), size))
-    found = torch.empty_like(call.values) if for_values else None
+    value_gradient = torch.empty_like(call.values) if for_values else None
     out_gradient = out_gradient.contiguous()
     values = inputs.values
     require_memory(
@@ -125,11 +125,11 @@ def gradients(
             _POINTER(out_gradient.data_ptr()),
             ctypes.c_longlong(size),
             _POINTER(partial.data_ptr()),
-            _POINTER(_address(found)),
+            _POINTER(_address(value_gradient)),
         ]
         call.launch("backward", blocks, arguments)
     total = partial.sum(0)
-    return found, [
+    return value_gradient, [
         total[start : start + parameter.numel()].view_as(parameter)
         for start, parameter in zip(starts, parameters, strict=True)
     ]
@@ -150,8 +150,8 @@ def _pack(parameters: Sequence[Tensor]) -> Tensor:
     parts, zeros = [], parameters[0].new_zeros(3)
     for parameter in parameters:
         parts.append(parameter.reshape(-1))
-        if rest := -parameter.numel() % 4:
-            parts.append(zeros[:rest])
+        if gap := -parameter.numel() % 4:
+            parts.append(zeros[:gap])
     return torch.cat(parts)
 
 
@@ -183,7 +183,11 @@ class _Launch:
         self.groups = math.ceil(rows / sets)
         self.batch = _Batch(
             *(_address(part) for part in (self.values, self.types, self.padding)),
-            *(rows, count, sets, sizes.scale, sizes.pooling_scale),
+            rows,
+            count,
+            sets,
+            sizes.scale,
+            sizes.pooling_scale,
         )
 
     def launch(self, name: str, blocks: int, arguments: list[Any]) -> None:
@@ -225,14 +229,14 @@ def definitions(
     sizes: NetworkSizes, threads: int, dtype: torch.dtype
 ) -> dict[str, str]:
     """Return the definitions with which network.cu is compiled."""
-    given = vars(sizes) | {"residual": int(sizes.residual)}
-    del given["scale"], given["pooling_scale"]
+    macros = vars(sizes) | {"residual": int(sizes.residual)}
+    del macros["scale"], macros["pooling_scale"]
     # Only AdaPool has heads and a query.
     if sizes.pooling != POOLINGS["ada"]:
-        given |= {"pooling_heads": 1, "query": QUERIES["mean"]}
+        macros |= {"pooling_heads": 1, "query": QUERIES["mean"]}
     real = "double" if dtype == torch.float64 else "float"
-    given |= {"real": real, "most_threads": threads}
-    return {name.upper(): str(value) for name, value in given.items()}
+    macros |= {"real": real, "most_threads": threads}
+    return {name.upper(): str(value) for name, value in macros.items()}
 
 
 @functools.cache
@@ -257,8 +261,8 @@ def _machine_code(
 ) -> bytes:
     source = Path(__file__).with_name("network.cu").read_text()
     defined = definitions(sizes, threads, dtype).items()
-    given = [f"-D{name}={value}" for name, value in defined]
+    flags = [f"-D{name}={value}" for name, value in defined]
     return compile_source(
         source,
-        [f"--gpu-architecture={target}", "-std=c++17", "-default-device", "-w", *given],
+        [f"--gpu-architecture={target}", "-std=c++17", "-default-device", "-w", *flags],
     )

@@ -22,7 +22,7 @@ class CompilerError(RuntimeError):
 
 @functools.cache
 def nvrtc() -> ctypes.CDLL | None:
-    """Load NVRTC; None, with a warning, where it is missing."""
+    """Load NVRTC, or return None with a warning where it is missing."""
     name = f"libnvrtc.so.{(torch.version.cuda or '').partition('.')[0]}"
     for file in [*_in_wheels(name), name]:
         try:
@@ -65,9 +65,9 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
         library, "nvrtcCreateProgram", ctypes.byref(program), text, name, 0, None, None
     )
     try:
-        given = [option.encode() for option in options]
-        array = (ctypes.c_char_p * len(given))(*given)
-        if library.nvrtcCompileProgram(program, len(given), array):
+        encoded = [option.encode() for option in options]
+        array = (ctypes.c_char_p * len(encoded))(*encoded)
+        if library.nvrtcCompileProgram(program, len(encoded), array):
             log = _read(library, "ProgramLog", program).rstrip(b"\0")
             raise CompilerError(log.decode(errors="replace"))
         return _read(library, "CUBIN", program)
@@ -75,11 +75,11 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+def _read(library: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
-    _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
+    _call(library, f"nvrtcGet{kind}Size", program, ctypes.byref(size))
     content = ctypes.create_string_buffer(size.value)
-    _call(library, f"nvrtcGet{what}", program, content)
+    _call(library, f"nvrtcGet{kind}", program, content)
     return content.raw
 
 
@@ -109,8 +109,8 @@ class Kernel:
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver, function = _driver(), name.encode()
         _call(driver, "cuModuleLoadData", ctypes.byref(self._module), code)
-        found = ctypes.byref(self._function)
-        _call(driver, "cuModuleGetFunction", found, self._module, function)
+        reference = ctypes.byref(self._function)
+        _call(driver, "cuModuleGetFunction", reference, self._module, function)
         _call(driver, "cuFuncSetAttribute", self._function, _ALLOW_SHARED, shared)
 
     def __call__(
@@ -121,8 +121,8 @@ class Kernel:
         with torch.cuda.device(self._device):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             grid = (blocks, 1, 1, threads, 1, 1)
-            more = (shared, stream, pointers, None)
-            _call(_driver(), "cuLaunchKernel", self._function, *grid, *more)
+            launch = (shared, stream, pointers, None)
+            _call(_driver(), "cuLaunchKernel", self._function, *grid, *launch)
 
 
 @functools.cache
@@ -130,6 +130,6 @@ def most_shared_memory(device: int) -> int:
     """Return the bytes of shared memory that a block of the device may have."""
     value = ctypes.c_int()
     torch.cuda.init()
-    found = ctypes.byref(value)
-    _call(_driver(), "cuDeviceGetAttribute", found, _LARGEST_SHARED, device)
+    reference = ctypes.byref(value)
+    _call(_driver(), "cuDeviceGetAttribute", reference, _LARGEST_SHARED, device)
     return value.value

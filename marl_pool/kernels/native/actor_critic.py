@@ -107,7 +107,7 @@ class ActorCritic:
 
 
 class ActorCriticCall(KernelCall):
-    """The arguments of one call, with those of the heads.
+    """The arguments of one call, for the network and its heads.
 
     Args:
         policy: policy of which `ActorCritic.fits` is True.
@@ -128,8 +128,8 @@ class ActorCriticCall(KernelCall):
         heads = (policy.action, policy.value)
         parts = [mlp_arguments(h.activation, rows, dim, h.parameters) for h in heads]
         sizes, weights = zip(*parts, strict=True)
-        for each in weights:
-            require(each.dtype == self.dtype, "heads of the network's dtype")
+        for head_weights in weights:
+            require(head_weights.dtype == self.dtype, "heads of the network's dtype")
         width, dtype = policy.num_logits, self.dtype
         require(policy.value.parameters[-1].shape == (1,), "a single value")
         if value_scale is not None:
@@ -143,7 +143,9 @@ class ActorCriticCall(KernelCall):
         numbers = (lowest, highest, value_scale, logits, values)
         # Keep the copies and arrays until the kernel has read them.
         self._numbers, self._weights = numbers, weights
-        addresses = [ctypes.addressof(each.addresses) for each in weights]
+        addresses = [
+            ctypes.addressof(head_weights.addresses) for head_weights in weights
+        ]
         self._heads = _Heads(*sizes, *addresses, *map(pointer, numbers))
         self.arguments = (*self.arguments, ctypes.byref(self._heads))
 

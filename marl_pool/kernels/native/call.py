@@ -81,7 +81,7 @@ QUERIES = {"self": 0, "mean": 1, "learned": 2}
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """Sizes and options of a network, without those of a batch.
+    """Sizes and options of a network, without a batch's.
 
     Args:
         features: F, number of features of a token; 0 if the input is embedded already.
@@ -226,15 +226,15 @@ def _libraries() -> list[Path]:
     """Find the libraries: beside this file, or of an editable installation."""
     installed = Path(sysconfig.get_path("platlib"), "marl_pool", "kernels", "native")
     folders = (Path(__file__).parent, installed)
-    each = (list(folder.glob("kernel-*.so")) for folder in folders)
-    return next(filter(None, each), [])
+    libraries = (list(folder.glob("kernel-*.so")) for folder in folders)
+    return next(filter(None, libraries), [])
 
 
 def _hash_sources() -> bytes:
     """Hash the sources as CMakeLists.txt does."""
     sources = sorted(Path(__file__).parent.glob("src/*.[ch]pp"))
-    each = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
-    return hashlib.sha256("".join(each).encode()).hexdigest().encode()
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
+    return hashlib.sha256("".join(digests).encode()).hexdigest().encode()
 
 
 def run(inputs: NetworkInputs) -> Tensor:
@@ -270,7 +270,7 @@ def gradients(
     """Return the gradients by the values, if asked for, and by each parameter.
 
     Args:
-        inputs: those of `run`.
+        inputs: as in `run`.
         out_gradient: gradient by the result of `run`.
         for_values: compute the gradient by the values, too.
     """
@@ -278,11 +278,13 @@ def gradients(
     values, parameters = inputs.values, inputs.parameters
     flat = values.new_empty(sum(map(torch.numel, parameters)))
     parts = torch._utils._unflatten_dense_tensors(flat, parameters)
-    found = values.new_empty(values.shape) if for_values else None  # contiguous
+    value_gradient = (
+        values.new_empty(values.shape) if for_values else None
+    )  # contiguous
     out_gradient = out_gradient.contiguous()
     require_memory(out_gradient, "gradient", result_shape(inputs), values.dtype)
-    call("run", None, pointer(out_gradient), pointers(parts), pointer(found))
-    return found, list(parts)
+    call("run", None, pointer(out_gradient), pointers(parts), pointer(value_gradient))
+    return value_gradient, list(parts)
 
 
 @functools.cache
@@ -311,9 +313,9 @@ class Weights(tuple[Tensor, ...]):
             # A parameter may have another shape since, its kept memory has not.
             require(parameters.shapes == shapes, "weights of the shapes before")
             return parameters
-        found = list(map(_SHAPE, parameters))
-        if found != shapes:
-            require(False, f"weights of shapes {shapes}, got {[*map(tuple, found)]}")
+        actual = list(map(_SHAPE, parameters))
+        if actual != shapes:
+            require(False, f"weights of shapes {shapes}, got {[*map(tuple, actual)]}")
         weights = cls([parameter.contiguous() for parameter in parameters])
         weights.dtype, weights.shapes = parameters[0].dtype, shapes
         require(all(map(_IS_CPU, weights)), "weights on the CPU")

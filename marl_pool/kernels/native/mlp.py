@@ -93,12 +93,17 @@ class _MlpPlan(NativePlan):
     ) -> list[Tensor | None]:
         values, *parameters = inputs
         flat = values.new_empty(sum(map(torch.numel, parameters)))
-        found = values.new_empty(values.shape) if for_first else None  # contiguous
+        input_gradient = (
+            values.new_empty(values.shape) if for_first else None
+        )  # contiguous
         gradient = gradient.contiguous()
         shape = (*values.shape[:-1], len(parameters[-1]))
         kernel.require_memory(gradient, "gradient", shape, values.dtype)
-        self._call(values, parameters, (None, gradient, flat, found))
-        return [found, *torch._utils._unflatten_dense_tensors(flat, parameters)]
+        self._call(values, parameters, (None, gradient, flat, input_gradient))
+        return [
+            input_gradient,
+            *torch._utils._unflatten_dense_tensors(flat, parameters),
+        ]
 
     def _call(
         self,

@@ -61,7 +61,7 @@ class RecordedSteps:
     """Columns of the training batch.
 
     Args:
-        actions: as those of an `ActionSpec`: ``(B, K + A)``, int64 without a Box, or
+        actions: as in an `ActionSpec`: ``(B, K + A)``, int64 without a Box, or
             ``(B,)`` int64 for one choice.
         log_probs: ``(B,)``.
         logits: ``(B, L)`` of the policy that sampled.

@@ -115,6 +115,7 @@ def own_turns(trajectory: Trajectory) -> Trajectory:
         next_active=(alive & acts_next).gather(0, final),
         active=kept,
         next_alive=None,
+        alive=None,
     )
     # Put the turns of each agent at the beginning.
     count = max(1, int(kept.sum(0).max()))

@@ -1,0 +1,142 @@
+"""Groups, shapes and dtypes of what an environment returns; see `BatchedEnv`.
+
+No value is read, so a check costs a few microseconds and never waits for a GPU.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from marl_pool.observations.view import MASK
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from marl_pool.envs.base import AgentGroup, BatchedEnv, Step
+
+
+def validate_groups(env: "BatchedEnv", kind: type) -> None:
+    """Raise InputError unless ``env.groups`` are instances of ``kind`` by name."""
+    groups = getattr(env, "groups", None)
+    if not isinstance(groups, Mapping) or not groups:
+        actual = "an empty one" if isinstance(groups, Mapping) else kind_of(groups)
+        raise misfit(env, "groups", f"a dict of {kind.__name__} by name", actual)
+    for name, group in groups.items():
+        if not isinstance(name, str):
+            raise misfit(env, "groups", "names", repr(name))
+        if not isinstance(group, kind):
+            raise misfit(env, f"groups[{name!r}]", kind.__name__, kind_of(group))
+
+
+def validate_results(env: "BatchedEnv", results: Any) -> tuple[dict[str, Tensor], Any]:
+    """Return what `BatchedEnv.advance` returned, if it has the right form.
+
+    Raises:
+        InputError: no pair, other groups than the environment's, or a part that is no
+            tensor of the right shape and dtype.
+    """
+    if not (isinstance(results, tuple) and len(results) == 2):
+        actual = kind_of(results)
+        if isinstance(results, tuple):
+            actual = f"{len(results)} of them"
+        raise misfit(env, "advance", "a tuple of rewards and terminated", actual)
+    rewards, terminated = results
+    validate_by_group(env, "rewards", rewards)
+    _validate_tensor(env, "terminated", terminated, (env.num_envs,), torch.bool)
+    return rewards, terminated
+
+
+def validate_step(env: "BatchedEnv", step: "Step") -> None:
+    """Raise InputError if a step, of an overridden `BatchedEnv.step`, is malformed."""
+    if not (isinstance(step, tuple) and hasattr(step, "truncated")):
+        raise misfit(env, "step", "a Step", kind_of(step))
+    validate_results(env, (step.rewards, step.terminated))
+    _validate_tensor(env, "truncated", step.truncated, (env.num_envs,), torch.bool)
+
+
+def validate_by_group(
+    env: "BatchedEnv", part: str, tensors: Any, dtype: torch.dtype | None = None
+) -> None:
+    """Raise InputError unless there is a tensor ``(num_envs, agents)`` for each group.
+
+    Without a ``dtype`` they hold floats.
+    """
+    _validate_groups(env, part, tensors)
+    for name, group in env.groups.items():
+        shape = (env.num_envs, group.num_agents)
+        _validate_tensor(env, f"{part} of {name!r}", tensors[name], shape, dtype)
+
+
+def validate_observation(env: "BatchedEnv", observed: Any) -> None:
+    """Raise InputError unless there are tokens of the specified form for each group."""
+    _validate_groups(env, "observations", observed)
+    for name, group in env.groups.items():
+        tokens = observed[name]
+        if not isinstance(tokens, Tokens):
+            part = f"observations of {name!r}"
+            raise misfit(env, part, "Tokens", kind_of(tokens))
+        for part, tensor, shape, dtype in _token_parts(env, group, tokens):
+            _validate_tensor(env, f"{part} of {name!r}", tensor, shape, dtype)
+
+
+def _token_parts(
+    env: "BatchedEnv", group: "AgentGroup", tokens: Tokens
+) -> list[tuple[str, Any, tuple[int, ...], torch.dtype | None]]:
+    """Return name, tensor, expected shape and expected dtype (None: floats) of each."""
+    spec, agents = group.tokens, (env.num_envs, group.num_agents)
+    shape = (*agents, spec.num_tokens)
+    real = torch.uint8 if spec.dtype == "uint8" else None
+    parts: list[tuple[str, Any, tuple[int, ...], torch.dtype | None]] = [
+        ("features", tokens.features, (*shape, spec.num_features), real),
+        ("types", tokens.types, shape, torch.int64),
+        ("padding", tokens.padding, shape, torch.bool),
+    ]
+    if group.has_action_masks or tokens.action_mask is not None:
+        options = (*agents, group.actions.num_options)
+        parts.append((MASK, tokens.action_mask, options, torch.bool))
+    return parts
+
+
+def _validate_groups(env: "BatchedEnv", part: str, by_group: Any) -> None:
+    if not isinstance(by_group, Mapping):
+        raise misfit(env, part, "a dict by group", kind_of(by_group))
+    if by_group.keys() != env.groups.keys():
+        names = ", ".join(map(str, by_group)) or "none"
+        raise misfit(env, part, f"the groups {', '.join(env.groups)}", names)
+
+
+def _validate_tensor(
+    env: "BatchedEnv",
+    part: str,
+    value: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+) -> None:
+    if (
+        isinstance(value, Tensor)
+        and value.shape == shape
+        and (value.dtype == dtype if dtype else value.is_floating_point())
+    ):
+        return
+    expected = f"{_name_of(dtype) if dtype else 'floats'} of shape {shape}"
+    raise misfit(env, part, f"a tensor of {expected}", kind_of(value))
+
+
+def misfit(env: object, part: str, expected: object, actual: object) -> InputError:
+    """Build the error for a part of what an environment of some class returned."""
+    return InputError(
+        f"{type(env).__name__}: {part}: expected {expected}, got {actual}"
+    )
+
+
+def kind_of(value: object) -> str:
+    """Describe a value by its type, and a tensor by its dtype and shape, too."""
+    if isinstance(value, Tensor):
+        return f"{_name_of(value.dtype)} of shape {tuple(value.shape)}"
+    return "None" if value is None else type(value).__name__
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

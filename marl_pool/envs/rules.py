@@ -1,0 +1,149 @@
+"""The rules of steps and of agents' lives, which hold wherever an env is played."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from marl_pool.envs.base import BatchedEnv, Step
+from marl_pool.envs.contract import (
+    misfit,
+    validate_by_group,
+    validate_observation,
+    validate_step,
+)
+from marl_pool.tokens import Tokens
+from marl_pool.utils.randomness import place_in_batch
+
+
+class Lives(NamedTuple):
+    """Who lives and who acts, by group; each ``(num_envs, agents)`` bool."""
+
+    alive: Mapping[str, Tensor]
+    """Agents of the running episode; see `BatchedEnv.alive`."""
+    active: Mapping[str, Tensor]
+    """Those that act in the next step; see `BatchedEnv.active`."""
+
+
+def checked_observation(env: BatchedEnv) -> dict[str, Tokens]:
+    """Observe, into a dict that the environment does not keep.
+
+    Raises:
+        InputError: other groups, shapes or dtypes than the environment declares.
+    """
+    observed = env.observe()
+    validate_observation(env, observed)
+    return dict(observed)
+
+
+def checked_step(env: BatchedEnv, actions: Mapping[str, Tensor]) -> Step:
+    """Step, and check the result of an overridden `BatchedEnv.step` as well.
+
+    Raises:
+        InputError: other groups, shapes or dtypes than the environment declares.
+    """
+    step = env.step(actions)
+    if type(env).step is not BatchedEnv.step:
+        validate_step(env, step)
+    return step
+
+
+def lives_of(env: BatchedEnv) -> Lives:
+    """Return the present lives of an environment.
+
+    Raises:
+        InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
+    """
+    active = env.active
+    # The same masks, which need no second check.
+    alive = active if type(env).alive is BatchedEnv.alive else env.alive
+    if _may_end(env):
+        validate_by_group(env, "active", active, torch.bool)
+        validate_by_group(env, "alive", alive, torch.bool)
+    return Lives(alive, active)
+
+
+def validate_lives(
+    env: BatchedEnv,
+    lives: Lives,
+    rewards: Mapping[str, Tensor] | None = None,
+    *,
+    first_steps: Tensor | None = None,
+    playing: Tensor | None = None,
+) -> None:
+    """Raise InputError if an agent acts, waits or earns against the rules.
+
+    While an episode runs some agent is alive; agents that act are alive; those that are
+    alive act, unless the environment is `BatchedEnv.turn_based`; and those that are not
+    alive earn nothing. Where an environment leaves ``alive`` and ``active`` to
+    `BatchedEnv`, all agents live and nothing is computed. It reads values.
+
+    Args:
+        env: the environment.
+        lives: before each of T steps, ``(T, num_envs, agents)`` or without T.
+        rewards: of the steps, likewise, or None if not known yet.
+        first_steps: ``(num_envs,)`` number of the first of the steps, for the message;
+            None for 0.
+        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+    """
+    if not _may_end(env):
+        return
+    rules = _breaches(env, lives, rewards)
+    if playing is not None:
+        rules = {rule: mask & playing[:, None] for rule, mask in rules.items()}
+    if not torch.stack([mask.any() for mask in rules.values()]).any():
+        return
+    # Report the earliest step, in which the first of the rules is broken.
+    firsts = {
+        rule: mask.view(-1, *mask.shape[-2:]).nonzero()[0].tolist()
+        for rule, mask in rules.items()
+        if mask.any()
+    }
+    rule = min(firsts, key=lambda rule: firsts[rule][0])
+    step, row, agent = firsts[rule]
+    actual = f"agent {agent} of group {rule.group!r}" if rule.group else "none"
+    if rule.part == "rewards" and rewards is not None:
+        part = rewards[rule.group]
+        earned = part.view(-1, *part.shape[-2:])[step, row, agent]
+        actual = f"{float(earned):g} of {actual}"
+    step += 0 if first_steps is None else int(first_steps[row])
+    actual += f" in environment {place_in_batch(int(env.env_ids[row]))} at step {step}"
+    raise misfit(env, rule.part, rule.expected, actual)
+
+
+class _Rule(NamedTuple):
+    """A rule of agents' lives; ``group`` is empty for one of all agents together."""
+
+    part: str
+    group: str
+    expected: str
+
+
+def _breaches(
+    env: BatchedEnv, lives: Lives, rewards: Mapping[str, Tensor] | None
+) -> dict[_Rule, Tensor]:
+    """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
+
+    Of a rule of all agents there is one column.
+    """
+    nobody = ~torch.cat([*lives.alive.values()], -1).any(-1, keepdim=True)
+    somebody = "at least one agent while the episode runs"
+    breaches = {_Rule("alive", "", somebody): nobody}
+    for name, alive in lives.alive.items():
+        active = lives.active[name]
+        if not env.turn_based:
+            acting = "the active agents only, since turn_based is False"
+            breaches[_Rule("alive", name, acting)] = alive & ~active
+        breaches[_Rule("active", name, "agents that are alive")] = active & ~alive
+        if rewards is not None:
+            nothing = "0 for an agent that is not alive"
+            earns = ~alive & (rewards[name] != 0)
+            breaches[_Rule("rewards", name, nothing)] = earns
+    return breaches
+
+
+def _may_end(env: BatchedEnv) -> bool:
+    """Return True if agents may be absent, which the environment says by itself."""
+    kind = type(env)
+    return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive

@@ -1,0 +1,97 @@
+"""Action masks: which options of an agent's choices are allowed."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from gymnasium import spaces
+
+from marl_pool.observations.parts import Part, PlainSpace, as_array
+from marl_pool.utils.errors import InputError
+
+MASK = "action_mask"
+"""Key of an entry, of an observation or of infos, that says which actions are valid."""
+
+
+def mask_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
+    """Return the lengths of a mask's rows: of one, or of each entry of a Tuple.
+
+    Empty if the space is neither a vector nor a Tuple of vectors.
+    """
+    rows = space.spaces if isinstance(space, spaces.Tuple) else (space,)
+    if not all(isinstance(row, PlainSpace) and len(row.shape) == 1 for row in rows):
+        return ()
+    return tuple(int(np.prod(row.shape)) for row in rows)
+
+
+def fits(sizes: tuple[int, ...], choices: tuple[int, ...]) -> bool:
+    """Return whether masks of ``sizes`` are of these choices, in one row or each."""
+    return bool(choices) and sizes in (choices, (sum(choices),))
+
+
+@dataclass(frozen=True)
+class MaskPart:
+    """Storage of the action mask of an observation, in one row."""
+
+    part: Part
+    sizes: tuple[int, ...]
+    """Lengths of the rows of its space, see `mask_sizes`."""
+
+    @classmethod
+    def of(cls, space: spaces.Space[Any], number: Any) -> Self:
+        """Describe the storage of a mask; ``number`` is the dtype of stored floats."""
+        sizes, row = mask_sizes(space), space
+        if isinstance(space, spaces.Tuple):
+            row = spaces.MultiBinary(sum(sizes))
+            if any(np.dtype(row.dtype).kind == "f" for row in space.spaces):
+                row = spaces.Box(-np.inf, np.inf, row.shape, number)
+        return cls(Part.of(row, MASK, number), sizes)  # type: ignore[arg-type]
+
+
+def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
+    """Concatenate the masks of several choices; one row is returned as it is.
+
+    Args:
+        mask: a row, or a tuple or list of rows.
+        sizes: lengths of the rows.
+        name: begin of the error.
+
+    Raises:
+        InputError: rows of other lengths.
+    """
+    if not isinstance(mask, tuple | list):
+        return mask
+    rows = [*map(as_array, mask)]
+    if all(row is not None and not row.ndim for row in rows):
+        return mask
+    lengths = tuple(row.size for row in rows if row is not None and row.ndim == 1)
+    if len(lengths) < len(rows) or lengths != sizes:
+        expected = f"masks of the sizes {sizes}, one for each choice"
+        if len(sizes) == 1:
+            expected = f"one row of {sizes[0]} numbers"
+        actual = lengths if len(lengths) == len(rows) else f"{mask!r:.80}"
+        raise InputError(f"{name}: expected {expected}, got {actual}")
+    return np.concatenate(mask)
+
+
+def read_mask(mask: Any, choices: tuple[int, ...], name: str) -> np.ndarray:
+    """Return the allowed options of a mask that no space describes.
+
+    Args:
+        mask: numbers 0 and 1, or bools, in one row or in one for each choice.
+        choices: numbers of options.
+        name: begin of the error.
+
+    Raises:
+        InputError: other numbers, or another number of them.
+    """
+    row = as_array(join_masks(mask, choices, name))
+    if row is None or row.shape != (sum(choices),) or not _is_binary(row):
+        raise InputError(
+            f"{name}: expected {sum(choices)} numbers 0 and 1, got {mask!r:.80}"
+        )
+    return row != 0
+
+
+def _is_binary(row: np.ndarray) -> bool:
+    return row.dtype.kind in "biuf" and bool(np.isin(row, (0, 1)).all())
