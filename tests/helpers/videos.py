@@ -32,7 +32,7 @@ def read(path: Path) -> list[np.ndarray]:
     capture = cv2.VideoCapture(str(path))
     images = []
     while True:
-        there, image = capture.read()
-        if not there:
+        success, image = capture.read()
+        if not success:
             return images
         images.append(image[..., ::-1])
