@@ -54,8 +54,8 @@ def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
     x, padding, _ = random_set(seed)
     permuted = encoder(x[:, order], padding[:, order])
     expected = encoder(x, padding)[:, order]
-    there = ~padding[:, order]
-    return torch.allclose(permuted[there], expected[there], rtol=1e-9, atol=1e-9)
+    present = ~padding[:, order]
+    return torch.allclose(permuted[present], expected[present], rtol=1e-9, atol=1e-9)
 
 
 @encoders
@@ -64,14 +64,14 @@ def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
 ) -> None:
     encoder = build(name, **options)
     try:
-        found: object = find(
+        counterexample: object = find(
             st.tuples(seeds, orders),
             lambda case: not keeps_order(encoder, *case),
             settings=settings(database=None, derandomize=True),
         )
     except NoSuchExample:
-        found = None
-    assert (found is None) == encoder.permutation_equivariant
+        counterexample = None
+    assert (counterexample is None) == encoder.permutation_equivariant
 
 
 @encoders
@@ -82,12 +82,12 @@ def test_padding_never_matters(
     encoder = build(name, **options)
     x, padding, _ = random_set(seed)
     expected = encoder(x, padding)
-    other = encoder(x.masked_fill(padding[..., None], content), padding)
-    torch.testing.assert_close(other[~padding], expected[~padding])
+    output = encoder(x.masked_fill(padding[..., None], content), padding)
+    torch.testing.assert_close(output[~padding], expected[~padding])
     for row in range(len(x)):
-        here = ~padding[row]
-        alone = encoder(x[row : row + 1, here])[0]
-        torch.testing.assert_close(alone, expected[row, here])
+        present = ~padding[row]
+        alone = encoder(x[row : row + 1, present])[0]
+        torch.testing.assert_close(alone, expected[row, present])
 
 
 @encoders
@@ -243,8 +243,8 @@ def test_dropout_keeps_the_mean() -> None:
 # Other encoders
 
 
-def without(each: torch.Tensor, i: int) -> torch.Tensor:
-    return torch.cat([each[:, :i], each[:, i + 1 :]], 1)
+def without(tokens: torch.Tensor, i: int) -> torch.Tensor:
+    return torch.cat([tokens[:, :i], tokens[:, i + 1 :]], 1)
 
 
 def by_hand(pool: Any) -> Any:
@@ -260,25 +260,25 @@ def by_hand(pool: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("others", "pool"),
+    ("aggregation", "pool"),
     [
-        ("sum", lambda each, i: without(each, i).sum(1)),
-        ("mean", lambda each, i: without(each, i).mean(1)),
-        # As published: the own one is among them.
-        ("max", lambda each, i: torch.stack(each.unbind(1)).max(0).values),
+        ("sum", lambda tokens, i: without(tokens, i).sum(1)),
+        ("mean", lambda tokens, i: without(tokens, i).mean(1)),
+        # As published: the token itself is among them.
+        ("max", lambda tokens, i: torch.stack(tokens.unbind(1)).max(0).values),
     ],
 )
-def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
-    encoder = build("set_linear", num_layers=1, others=others)
+def test_a_set_linear_layer_by_hand(aggregation: str, pool: Any) -> None:
+    encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0]
     x[:, 3] = x[:, 1]  # two that tie
     (layer,) = encoder.layers
     torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
 
 
-@pytest.mark.parametrize("others", ["sum", "mean"])
-def test_the_pooling_of_no_others_is_zero(others: str) -> None:
-    encoder = build("set_linear", num_layers=1, others=others)
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_the_pooling_of_no_others_is_zero(aggregation: str) -> None:
+    encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
 
@@ -310,10 +310,10 @@ def test_a_swarm_of_torchs_cells() -> None:
     x = random_set()[0]
     hidden = memory = torch.zeros(x.shape[0] * NUM_TOKENS, units).double()
     for _ in range(iterations):
-        each = hidden.unflatten(0, x.shape[:2])
-        pooled = each.mean(1, keepdim=True).expand_as(each)
-        seen = torch.cat([x, pooled], -1).flatten(0, 1)
-        hidden, memory = cell(seen, (hidden, memory))
+        states = hidden.unflatten(0, x.shape[:2])
+        pooled = states.mean(1, keepdim=True).expand_as(states)
+        inputs = torch.cat([x, pooled], -1).flatten(0, 1)
+        hidden, memory = cell(inputs, (hidden, memory))
     expected = layer.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
     torch.testing.assert_close(encoder(x), expected)
 
@@ -348,13 +348,13 @@ def test_the_set_transformer_with_published_weights_is_the_published_one() -> No
         feedforward_layers=4,
         bias=True,
     ).double()
-    weights = {name: torch.tensor(each) for name, each in golden["weights"].items()}
+    weights = {name: torch.tensor(values) for name, values in golden["weights"].items()}
     encoder.load_state_dict(weights)
     x, padding = torch.tensor(golden["x"]).double(), torch.tensor(golden["padding"])
-    there = [row for rows in golden["result"] for row in rows if row is not None]
+    expected = [row for rows in golden["result"] for row in rows if row is not None]
     torch.testing.assert_close(
         encoder(x, padding)[~padding],
-        torch.tensor(there, dtype=torch.float64),
+        torch.tensor(expected, dtype=torch.float64),
         rtol=1e-12,
         atol=1e-12,
     )
@@ -423,6 +423,6 @@ def test_copies_may_change_places_but_not_what_is_pooled(seed: int) -> None:
     x = torch.randn(1, 8, DIM, generator=generator).double()
     x[:, 3], x[:, 6] = x[:, 1], x[:, 2]
     order = torch.randperm(8, generator=generator)
-    found, other = encoder(x), encoder(x[:, order])
-    torch.testing.assert_close(other.mean(1), found.mean(1))
-    torch.testing.assert_close(other.amax(1), found.amax(1))
+    output, permuted = encoder(x), encoder(x[:, order])
+    torch.testing.assert_close(permuted.mean(1), output.mean(1))
+    torch.testing.assert_close(permuted.amax(1), output.amax(1))
