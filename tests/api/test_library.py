@@ -1,4 +1,4 @@
-"""Policies from anywhere: functions of observations, measured like those of ours."""
+"""Policies from anywhere: functions of observations, measured like our policies."""
 
 import json
 import threading
@@ -55,8 +55,8 @@ def means(measured: EvaluationResults) -> dict[tuple[str, str, float], float]:
 
 
 def evaluate(policy: Any, **options: Any) -> EvaluationResults:
-    given = {"env": ENV, "episodes": EPISODES, **options}
-    return marl_pool.evaluate(policy, **given)
+    arguments = {"env": ENV, "episodes": EPISODES, **options}
+    return marl_pool.evaluate(policy, **arguments)
 
 
 def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
@@ -69,17 +69,17 @@ def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
 
 
 def test_a_function_sees_plain_arrays_of_many_agents() -> None:
-    seen: list[Observation] = []
+    observations: list[Observation] = []
 
     def act(observation: Observation) -> np.ndarray:
-        seen.append(observation)
+        observations.append(observation)
         return still(observation)
 
     evaluate(act, suite={"perturbations": []}, threads=1)
     spec = centroid().groups["agent"].tokens
     for name, space in spec.space().spaces.items():
-        assert seen[0][name].dtype == space.dtype
-        assert seen[0][name].shape == (EPISODES, *(space.shape or ()))
+        assert observations[0][name].dtype == space.dtype
+        assert observations[0][name].shape == (EPISODES, *(space.shape or ()))
 
 
 def test_actions_are_in_the_units_of_the_space() -> None:
@@ -133,8 +133,8 @@ def test_several_groups_take_one_policy_each_or_one_for_all() -> None:
     groups = make_batched_env(num_envs=1, **tag).groups
     plain = {"perturbations": []}
     shared = evaluate(still, env=tag, suite=plain)
-    each = evaluate(dict.fromkeys(groups, still), env=tag, suite=plain)
-    assert means(shared) == means(each)
+    separate = evaluate(dict.fromkeys(groups, still), env=tag, suite=plain)
+    assert means(shared) == means(separate)
     with pytest.raises(InputError, match="one for each group"):
         evaluate({"prey": still}, env=tag)
 
@@ -257,33 +257,33 @@ def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
             memory[:, 1:3] += observation["features"][:, 1, :2] * (step % 2)
         return memory[: len(observation["types"])]
 
-    one, two = (means(evaluate(act, threads=threads)) for threads in (1, 2))
-    assert one == two
+    serial, parallel = (means(evaluate(act, threads=threads)) for threads in (1, 2))
+    assert serial == parallel
 
 
 def test_actions_are_copied_before_another_thread_asks() -> None:
     env = centroid()
-    tokens, asked, others = env.observe()["agent"], [], []
+    tokens, calls, workers = env.observe()["agent"], [], []
 
     class Late:
         """Actions of a foreign library, which become numbers when they are read."""
 
         def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-            if not others:
-                others.append(threading.Thread(target=policy.act, args=(tokens,)))
-                others[0].start()
-                others[0].join(0.2)
-                assert len(asked) == 1
+            if not workers:
+                workers.append(threading.Thread(target=policy.act, args=(tokens,)))
+                workers[0].start()
+                workers[0].join(0.2)
+                assert len(calls) == 1
             return np.zeros((EPISODES, 5), np.float32)
 
     def act(observation: Observation) -> Any:
-        asked.append(observation)
+        calls.append(observation)
         return Late()
 
     policy = CallablePolicy(act, env.groups["agent"])
     policy.act(tokens)
-    others[0].join()
-    assert len(asked) == 2
+    workers[0].join()
+    assert len(calls) == 2
 
 
 def test_another_env_is_no_drop() -> None:
