@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def in_new_process(source: str, cwd: Path) -> list:
-    """Run Python source in a process of its own; return what it prints, as JSON."""
+    """Run Python source in a new process; return what it prints, as JSON."""
     done = subprocess.run(
         [sys.executable, "-c", source],
         cwd=cwd,
@@ -356,13 +356,13 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
 
 
 def test_resume_takes_run_control(provide, run_folder):
-    seen = []
-    provide("marl_pool.training.ppo", train=lambda run, config: seen.append(config))
+    configs = []
+    provide("marl_pool.training.ppo", train=lambda run, config: configs.append(config))
     before = (run_folder / "config.yaml").read_bytes()
     changes = ["total_steps=5e6", "checkpoint.keep=1", "resources.num_env_runners=2"]
     assert cli.main(["resume", str(run_folder), *changes]) == 0
-    assert seen[0]["total_steps"] == 5_000_000
-    assert seen[0]["checkpoint"] == {"every": 20, "keep": 1}
+    assert configs[0]["total_steps"] == 5_000_000
+    assert configs[0]["checkpoint"] == {"every": 20, "keep": 1}
     # Training writes it, once it is known to fit.
     assert (run_folder / "config.yaml").read_bytes() == before
 
@@ -421,11 +421,11 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
-    printed, told = capsys.readouterr()
+    printed, notes = capsys.readouterr()
     assert printed.split() == [str(run_folder / name) for name in "abc"]
     # What may follow allows the same plug-ins.
-    assert told.count("marl-pool render") == 1
-    assert told.count(" --plugin a.b:C --plugin d:E\n") == 2
+    assert notes.count("marl-pool render") == 1
+    assert notes.count(" --plugin a.b:C --plugin d:E\n") == 2
 
 
 def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
