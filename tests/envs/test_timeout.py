@@ -43,7 +43,7 @@ def limit(fault: str) -> list[str]:
 
 
 def evolved(path, fault: str, monkeypatch) -> int:
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
     words = ["evolve", *kept, *env, "+env.after=90", *limit(fault)]
@@ -84,7 +84,7 @@ def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkey
 
 
 def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     kept = [text for text in CLONE if not text.startswith(("env", "teacher"))]
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
     teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
@@ -93,25 +93,25 @@ def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("hangs", "took longer than 2 seconds"),
         ("raises", ", raised by a step of FaultyPole"),
     ],
 )
-def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, told):
+def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, message):
     assert clone_of_a_faulty_pole(tmp_path / "run", fault, monkeypatch) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
-    assert told in errors.splitlines()[-1]
+    assert message in errors.splitlines()[-1]
 
 
-def read(verb: str, tmp_path, monkeypatch, *more: str) -> int:
+def read(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
     env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs"]
-    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *more])
+    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *arguments])
 
 
 LATE_POLE = "a step of FaultyPole took longer than 1 seconds, the limit env_timeout"
@@ -154,7 +154,7 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
     threads: list[threading.Thread] = []
     monkeypatch.setattr("marl_pool.play.server.announce", announce)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
     assert cli.main(["play", policy, *env, "env_timeout=1"]) == 1
@@ -169,17 +169,17 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
 def test_a_report_ends_in_one_line(evaluates, tmp_path, capsys, monkeypatch):
     pytest.importorskip("cv2")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     kept = [text for text in EVOLVE if not text.startswith("env")]
     env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
     assert cli.main(["evolve", *kept, *env, "--run-dir", "run"]) == 0
     few = ["episodes=2", "perturbations=[]"]
-    own = ["--plugin", "helpers.faulty_envs:FaultyPole"]
+    plugin = ["--plugin", "helpers.faulty_envs:FaultyPole"]
     if not evaluates:
-        assert cli.main(["evaluate", "run", *few, *own]) == 0
-    monkeypatch.setattr(FaultyPole, "taken", 9999)
+        assert cli.main(["evaluate", "run", *few, *plugin]) == 0
+    monkeypatch.setattr(FaultyPole, "num_steps", 9999)
     words = ["evaluate=true", *few] if evaluates else []
-    assert cli.main(["report", "run", *words, *own, "env_timeout=1"]) == 1
+    assert cli.main(["report", "run", *words, *plugin, "env_timeout=1"]) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -64,17 +64,17 @@ def act(env: BoxWorld, action: int) -> tuple[float, bool, bool]:
 
 def run(env: BoxWorld, steps: int, first: int = 0) -> list[Tensor]:
     """States, tokens and rewards of some moves that env and step number decide."""
-    seen: list[Tensor] = []
+    record: list[Tensor] = []
     for step in range(first, first + steps):
         choice = (env.env_ids * 7 + step * step + step // 3)[:, None] % 4
         rewards = env.step({"agent": choice}).rewards["agent"]
-        seen += [rewards, env.codes.clone(), *env.observe()["agent"]]
-    return seen
+        record += [rewards, env.codes.clone(), *env.observe()["agent"]]
+    return record
 
 
-def equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    pairs = zip(some, others, strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def shown(env: BoxWorld, index: int = 0) -> Counter:
@@ -98,9 +98,9 @@ def shown(env: BoxWorld, index: int = 0) -> Counter:
 
 
 def expected(level: Level, observation: str) -> Counter:
-    seen = level.pixels() if observation == "pixels" else level.entities()
+    entities = level.pixels() if observation == "pixels" else level.entities()
     row, column = level.agent
-    return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in seen)
+    return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in entities)
 
 
 # What there is
@@ -132,8 +132,8 @@ def test_observation_matches_its_description(
     group.tokens.check(tokens)
     assert tokens.features.dtype == torch.float32
     assert tokens.batch_shape == (3, 1)
-    one = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
-    assert group.tokens.space().contains(one)
+    arrays = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
+    assert group.tokens.space().contains(arrays)
     assert tokens.features.abs().max() <= 1
 
 
@@ -240,10 +240,10 @@ def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None
         wise = solver.act(env.observe()["agent"]).action
         action = torch.where(coin < 0.5, wise[:, 0], (4 * choice).long())[:, None]
         step = env.step({"agent": action})
-        taken = step.rewards["agent"][:, 0] != 0
+        rewarded = step.rewards["agent"][:, 0] != 0
         gone = locks + loose - sum(count())
-        assert torch.equal(gone, taken.long())
-        assert torch.equal(env.codes[:, 0] != held, taken)
+        assert torch.equal(gone, rewarded.long())
+        assert torch.equal(env.codes[:, 0] != held, rewarded)
         assert ((env.codes == AGENT).sum(1) == 1).all()
         at = env.codes.gather(1, env.places[:, :1])
         assert (at == AGENT).all()
@@ -321,9 +321,9 @@ def test_entities_stand_in_a_fixed_order_and_leave_padding_behind() -> None:
 
     def names() -> list[str]:
         tokens = env.observe()["agent"].at((0, 0))
-        known = env.groups["agent"].tokens.type_names
+        type_names = env.groups["agent"].tokens.type_names
         return [
-            "" if absent else known[kind]
+            "" if absent else type_names[kind]
             for kind, absent in zip(tokens.types, tokens.padding, strict=True)
         ]
 
@@ -359,9 +359,9 @@ def test_there_is_one_token_of_the_agents_own(observation: str) -> None:
     env.reset()
     for step in range(20):
         tokens = env.observe()["agent"]
-        own = (tokens.types == 0) & ~tokens.padding
-        assert (own.sum(-1) == 1).all()
-        assert not tokens.features[own][:, 3:].any()
+        is_self = (tokens.types == 0) & ~tokens.padding
+        assert (is_self.sum(-1) == 1).all()
+        assert not tokens.features[is_self][:, 3:].any()
         run(env, 1, first=step)
 
 
@@ -396,11 +396,11 @@ def test_a_policy_does_not_see_what_lies_under_padding(observation: str) -> None
 
 
 def test_one_seed_gives_one_level_and_another_seed_another() -> None:
-    first, again, other = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
-    for env in (first, again, other):
+    first, again, second = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
+    for env in (first, again, second):
         env.reset()
     assert torch.equal(first.codes, again.codes)
-    assert (first.codes != other.codes).any(1).all()
+    assert (first.codes != second.codes).any(1).all()
     assert len({tuple(row) for row in first.codes.tolist()}) == 50
     before = first.codes.clone()
     first.reset()

@@ -36,8 +36,8 @@ def levels(count: int, **options: Any) -> list[Level]:
     return [read(env, index) for index in range(count)]
 
 
-def touch(some: list[Cell], others: list[Cell]) -> bool:
-    return any(max(abs(r - s), abs(c - d)) <= 1 for r, c in some for s, d in others)
+def touch(first: list[Cell], second: list[Cell]) -> bool:
+    return any(max(abs(r - s), abs(c - d)) <= 1 for r, c in first for s, d in second)
 
 
 def chi_squared(counts: Tensor) -> float:
@@ -66,11 +66,11 @@ def test_the_choice_is_uniform_among_the_legal() -> None:
 def test_several_choices_differ(count: int, seed: int) -> None:
     numbers = torch.rand(20, count, generator=torch.Generator().manual_seed(seed))
     legal = torch.ones(20, 5, dtype=torch.bool)
-    chosen = choose_several(legal, numbers)
-    assert all(len(set(row)) == count for row in chosen.tolist())
-    left = [set(row.nonzero()[:, 0].tolist()) for row in legal]
-    for row, rest in zip(chosen.tolist(), left, strict=True):
-        assert rest == set(range(5)) - set(row)
+    choices = choose_several(legal, numbers)
+    assert all(len(set(row)) == count for row in choices.tolist())
+    remainders = [set(row.nonzero()[:, 0].tolist()) for row in legal]
+    for row, remainder in zip(choices.tolist(), remainders, strict=True):
+        assert remainder == set(range(5)) - set(row)
 
 
 # What a level is
@@ -84,7 +84,7 @@ def test_nothing_touches_and_all_is_within_the_walls(options: dict[str, Any]) ->
         things.append([level.loose[0]])
         for i, thing in enumerate(things):
             assert all(1 <= part <= level.n for cell in thing for part in cell)
-            assert not any(touch(thing, other) for other in things[:i])
+            assert not any(touch(thing, neighbor) for neighbor in things[:i])
             assert level.agent not in thing
 
 
@@ -154,17 +154,17 @@ def test_the_number_of_branches_is_exact_or_uniform() -> None:
 def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
     """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
     env = BoxWorld(400, n=5, seed=7)
-    asked: list[tuple[int, int]] = []
+    draws: list[tuple[int, int]] = []
 
     def draw(keys: Tensor, count: int, start: int = 0) -> Tensor:
-        asked.append((len(keys), start))
+        draws.append((len(keys), start))
         return BoxWorld.sample_uniform(env, keys, count, start)
 
     env.sample_uniform = draw  # type: ignore[method-assign]
     env.reset()
     numbers = env.generator.numbers
-    assert [start for _, start in asked] == [numbers * i for i in range(len(asked))]
-    assert 30 < asked[1][0] < 90
+    assert [start for _, start in draws] == [numbers * i for i in range(len(draws))]
+    assert 30 < draws[1][0] < 90
     for number in range(0, 400, 23):
         alone = BoxWorld(1, n=5, seed=7, first_env=number)
         alone.reset()

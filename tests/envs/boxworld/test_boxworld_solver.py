@@ -149,11 +149,11 @@ def test_it_ignores_what_lies_under_padding(observation: str) -> None:
     padding[:, :, -2:] = True
     features = torch.where(padding[..., None], torch.nan, tokens.features)
     types = tokens.types.masked_fill(padding, 0)
-    got = policy.act(Tokens(features, types, padding))
+    decision = policy.act(Tokens(features, types, padding))
     short = Tokens(
         tokens.features[:, :, :-2], tokens.types[..., :-2], padding[..., :-2]
     )
-    assert torch.equal(got.logits, policy.act(short).logits)
+    assert torch.equal(decision.logits, policy.act(short).logits)
 
 
 def test_it_acts_on_whatever_it_is_shown() -> None:

@@ -64,12 +64,12 @@ class Reader(Policy):
         explore: bool = False,
     ) -> Decision:
         hidden = tokens.features.masked_fill(tokens.padding[..., None], 0)
-        seen = hidden.sum((-1, -2))
+        total = hidden.sum((-1, -2))
         if isinstance(self.space, spaces.Discrete):
-            action = (seen.round().abs().long() + 1) % int(self.space.n)
+            action = (total.round().abs().long() + 1) % int(self.space.n)
         else:
-            action = (torch.stack([seen.sin(), seen.cos()], -1) * 8).round() / 8
-        return Decision(action, -seen, seen, seen[..., None], ())
+            action = (torch.stack([total.sin(), total.cos()], -1) * 8).round() / 8
+        return Decision(action, -total, total, total[..., None], ())
 
 
 def readers(env: PettingZooEnv) -> dict[str, Policy]:
@@ -97,25 +97,25 @@ def some_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
 
 def run(env: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
     """All that shows in ``steps`` steps."""
-    shown = []
+    record = []
     for step in range(first, first + steps):
-        taken = env.step(some_actions(env, step))
-        shown.append((taken, env.observe(), env.active))
-    return shown
+        result = env.step(some_actions(env, step))
+        record.append((result, env.observe(), env.active))
+    return record
 
 
-def assert_same(left: Any, right: Any, rows: Any = slice(None)) -> None:
-    """``left`` in the environments ``rows`` equals ``right``."""
-    assert type(left) is type(right)
-    if isinstance(left, Tensor):
-        assert left[rows].equal(right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_same(left[key], right[key], rows)
-    elif left is not None:  # an absent action mask
-        for mine, theirs in zip(left, right, strict=True):
-            assert_same(mine, theirs, rows)
+def assert_same(actual: Any, expected: Any, rows: Any = slice(None)) -> None:
+    """``actual`` in the environments ``rows`` equals ``expected``."""
+    assert type(actual) is type(expected)
+    if isinstance(actual, Tensor):
+        assert actual[rows].equal(expected)
+    elif isinstance(actual, dict):
+        assert actual.keys() == expected.keys()
+        for key in actual:
+            assert_same(actual[key], expected[key], rows)
+    elif actual is not None:  # an absent action mask
+        for part, expected_part in zip(actual, expected, strict=True):
+            assert_same(part, expected_part, rows)
 
 
 # Lives, against the plainest bookkeeping: one env, one agent, one step at a time
@@ -128,11 +128,11 @@ def play(
     episode, env = 0, None
     while steps > 0:
         env = Crowd(**options)
-        seen, _ = env.reset(seed=reset_seed(seed, env_id, episode))
+        obs, _ = env.reset(seed=reset_seed(seed, env_id, episode))
         before, time, over = list(env.agents), 0, False
         while not over and steps > 0:
-            actions = {agent: naive_action(env, agent, seen[agent]) for agent in before}
-            given = {agent: naive_value(seen[agent]) for agent in before}
+            actions = {agent: naive_action(env, agent, obs[agent]) for agent in before}
+            values = {agent: naive_value(obs[agent]) for agent in before}
             after, rewards, died, late, _ = env.step(actions)
             timeout = time + 1 == max_steps
             over = not env.agents or timeout
@@ -141,16 +141,16 @@ def play(
             on = list(env.agents) or last
             yield {
                 "time": time,
-                "seen": {agent: seen[agent] for agent in before},
+                "seen": {agent: obs[agent] for agent in before},
                 "actions": actions,
-                "values": given,
+                "values": values,
                 "rewards": rewards,
                 "next": {a: naive_value(after[a]) for a in before if a in on},
                 "goes_on": [] if over else [a for a in before if a in env.agents],
                 "terminated": not on,
                 "truncated": timeout or bool(on and over),
             }
-            before, seen, time = list(env.agents), after, time + 1
+            before, obs, time = list(env.agents), after, time + 1
             steps -= 1
         episode += 1
 
@@ -160,10 +160,10 @@ def naive_value(observation: np.ndarray) -> float:
 
 
 def naive_action(env: Crowd, agent: str, observation: np.ndarray) -> Any:
-    seen = observation.sum()
+    total = observation.sum()
     if agent.startswith("hen"):
-        return (round(abs(float(seen))) + 1) % 3
-    return (np.array([np.sin(seen), np.cos(seen)], np.float32) * 8).round() / 8
+        return (round(abs(float(total))) + 1) % 3
+    return (np.array([np.sin(total), np.cos(total)], np.float32) * 8).round() / 8
 
 
 def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
@@ -236,7 +236,7 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
     from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
     before = rollout.env.steps.numpy().copy()
-    found: dict[Any, Any] = {}
+    chunks: dict[Any, Any] = {}
     for group, part in rollout.steps(steps).items():
         dead = ~part.active
         assert not part.rewards[dead].any()
@@ -253,14 +253,14 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
             first_steps=before,
         ):
             env, start = int(chunk.id_.split("-")[1]), int(chunk.id_.split("-")[-1])
-            found[env, chunk.agent_id, start] = chunk
+            chunks[env, chunk.agent_id, start] = chunk
     expected = {
         (env, *key): chunk
         for env, rows in enumerate(alone)
         for key, chunk in naive_chunks(rows).items()
     }
-    assert found.keys() == expected.keys()
-    for key, chunk in found.items():
+    assert chunks.keys() == expected.keys()
+    for key, chunk in chunks.items():
         naive, length = expected[key], len(chunk)
         features = chunk.observations.data["features"][:length, :, 0]
         np.testing.assert_array_equal(features, np.stack(naive["seen"]))
@@ -278,7 +278,7 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
 def test_the_crowd_dies_is_born_and_ends_in_every_way():
     """The property above would be empty if such things did not happen."""
     rows = [row for n in range(20) for row in play({}, 0, n, 40, 7)]
-    seen = {
+    events = {
         "death": any(set(r["seen"]) - set(r["next"]) for r in rows),
         "terminated": any(r["terminated"] for r in rows),
         "truncated": any(r["truncated"] for r in rows),
@@ -289,7 +289,7 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
             if later["time"]
         ),
     }
-    assert all(seen.values()), seen
+    assert all(events.values()), events
 
 
 # Seeds and replay
@@ -317,26 +317,26 @@ def test_each_episode_and_seed_begins_elsewhere():
         env.reset()
         starts.append(env.observe()["agent"].features)
     again = PettingZooEnv(2, module=TAG, first_episode=1)
-    other = PettingZooEnv(2, module=TAG, seed=1)
-    for each in (again, other):
-        each.reset()
+    reseeded = PettingZooEnv(2, module=TAG, seed=1)
+    for instance in (again, reseeded):
+        instance.reset()
     assert not starts[0].equal(starts[1])
     assert again.observe()["agent"].features.equal(starts[1])
-    assert not other.observe()["agent"].features.equal(starts[0])
+    assert not reseeded.observe()["agent"].features.equal(starts[0])
 
 
 def test_a_partial_reset_leaves_the_others_alone():
     env, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
-    for each in (env, untouched):
-        each.reset()
-        run(each, 3)
-    seen = env.observe()["agent"].features
-    kept = seen.clone()
+    for instance in (env, untouched):
+        instance.reset()
+        run(instance, 3)
+    features = env.observe()["agent"].features
+    kept = features.clone()
     env.reset(torch.tensor([False, True, False]))
     rows = torch.tensor([0, 2])
     assert_same(env.observe(), untouched.select(rows).observe(), rows)
-    assert not env.observe()["agent"].features[1].equal(seen[1])
-    assert seen.equal(kept)
+    assert not env.observe()["agent"].features[1].equal(features[1])
+    assert features.equal(kept)
     assert env.steps.tolist() == [3, 0, 3]
 
 
@@ -344,17 +344,17 @@ def test_a_partial_reset_leaves_the_others_alone():
 def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     options: dict[str, Any] = {"module": module, "seed": 5}
     env, reference = (PettingZooEnv(4, **options) for _ in range(2))
-    for each in (env, reference):
-        each.reset()
-        run(each, 3)
+    for instance in (env, reference):
+        instance.reset()
+        run(instance, 3)
     rows = torch.tensor([2, 0, 2])
-    taken = env.select(rows)
+    subset = env.select(rows)
     expected = run(reference, 4, first=3)
     # The copies are shared until both step; each must see its own future.
-    assert_same(expected, run(taken, 4, first=3), rows)
+    assert_same(expected, run(subset, 4, first=3), rows)
     assert_same(expected, run(env, 4, first=3))
     env.reset()
-    late = taken.select(torch.tensor([1]))
+    late = subset.select(torch.tensor([1]))
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
@@ -368,10 +368,10 @@ def test_a_state_continues_exactly(module):
     state = env.state_dict()
     expected = run(env, 4, first=5)
     for _ in range(2):
-        other = PettingZooEnv(3, module=module, seed=6)
-        other.reset()
-        other.load_state_dict(state)
-        assert_same(expected, run(other, 4, first=5))
+        restored = PettingZooEnv(3, module=module, seed=6)
+        restored.reset()
+        restored.load_state_dict(state)
+        assert_same(expected, run(restored, 4, first=5))
 
 
 def test_an_env_that_no_seed_determines_is_told_of():
@@ -391,22 +391,22 @@ def test_rewards_and_ends_are_the_env_s_own():
     for number in range(2):
         native = simple_tag_v3.parallel_env(max_cycles=6)
         native.reset(seed=reset_seed(3, number, 0))
-        mine = env.select(torch.tensor([number]))
+        subset = env.select(torch.tensor([number]))
         for step in range(6):
-            chosen = some_actions(mine, step)
+            actions = some_actions(subset, step)
             flat = {
                 f"{name}_{i}": int(action)
-                for name, part in chosen.items()
+                for name, part in actions.items()
                 for i, action in enumerate(part[0])
             }
             _, rewards, *_ = native.step(flat)
-            taken = mine.step(chosen)
-            for name, part in taken.rewards.items():
-                own = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
-                np.testing.assert_allclose(part[0], own, 1e-6)
-        assert taken.truncated.tolist() == [True]
-        assert taken.terminated.tolist() == [False]
-        assert all(part.all() for part in mine.active.values())
+            result = subset.step(actions)
+            for name, part in result.rewards.items():
+                expected = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
+                np.testing.assert_allclose(part[0], expected, 1e-6)
+        assert result.truncated.tolist() == [True]
+        assert result.terminated.tolist() == [False]
+        assert all(part.all() for part in subset.active.values())
 
 
 def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
@@ -442,17 +442,17 @@ def test_groups_may_be_named_and_ordered():
         PettingZooEnv(2, groups=groups, **options),
         PettingZooEnv(2, **options),
     )
-    for each in (env, plain):
-        each.reset()
+    for instance in (env, plain):
+        instance.reset()
     order = {"second": [2, 0], "first": [1]}
     for name, places in order.items():
-        mine = env.observe()[name].features
-        assert mine.equal(plain.observe()["agent"].features[:, places])
+        grouped = env.observe()[name].features
+        assert grouped.equal(plain.observe()["agent"].features[:, places])
     moves = torch.tensor([[1, 2, 3], [4, 0, 1]])
-    mine = env.step({name: moves[:, places] for name, places in order.items()})
-    theirs = plain.step({"agent": moves})
+    grouped = env.step({name: moves[:, places] for name, places in order.items()})
+    reference = plain.step({"agent": moves})
     for name, places in order.items():
-        assert mine.rewards[name].equal(theirs.rewards["agent"][:, places])
+        assert grouped.rewards[name].equal(reference.rewards["agent"][:, places])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -593,10 +593,10 @@ class Vague(Crowd):
         self.stranger, self.brief = stranger, brief
 
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
+        obs, infos = super().reset(seed)
         if self.stranger:
             self.agents = ["ghost_0"]
-        return {agent: seen[agent][:1] for agent in seen if self.brief}, infos
+        return {agent: obs[agent][:1] for agent in obs if self.brief}, infos
 
 
 def not_an_env():
@@ -723,8 +723,8 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     Touch.imported.clear()
     monkeypatch.delitem(sys.modules, "sent_env", raising=False)
     (tmp_path / "sent_env.py").write_text(PROBE)
-    own = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
-    path = untrained_run(tmp_path / "run", "env.module=sent_env", own)
+    tokenizer = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
+    path = untrained_run(tmp_path / "run", "env.module=sent_env", tokenizer)
     monkeypatch.delitem(sys.modules, "sent_env")
     Touch.imported.clear()
     command = [verb, path, "episodes=2", *(["suite=quick"] * (verb == "evaluate"))]
@@ -734,9 +734,9 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     assert not Touch.imported
     command += ["--plugin", "sent_env"]
     assert main(command) == 2
-    assert f"--plugin {own}" in capsys.readouterr().err
+    assert f"--plugin {tokenizer}" in capsys.readouterr().err
     assert Touch.imported == ["sent_env"]
-    assert main([*command, "--plugin", own]) == 0
+    assert main([*command, "--plugin", tokenizer]) == 0
     assert Touch.imported == ["sent_env"]
 
 
@@ -818,12 +818,12 @@ def golden() -> list[dict[str, Any]]:
     env = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
     env.reset()
     rows = []
-    for taken, seen, _ in run(env, 5):
+    for result, observations, _ in run(env, 5):
         rows.append(
             {
                 name: {
-                    "rewards": taken.rewards[name].round(decimals=6).tolist(),
-                    "features": seen[name].features.round(decimals=6).tolist(),
+                    "rewards": result.rewards[name].round(decimals=6).tolist(),
+                    "features": observations[name].features.round(decimals=6).tolist(),
                 }
                 for name in env.groups
             }
@@ -832,10 +832,10 @@ def golden() -> list[dict[str, Any]]:
 
 
 def test_golden_trajectory():
-    for mine, saved in zip(golden(), json.loads(GOLDEN.read_text()), strict=True):
+    for row, saved in zip(golden(), json.loads(GOLDEN.read_text()), strict=True):
         for name, parts in saved.items():
             for key, values in parts.items():
-                np.testing.assert_allclose(mine[name][key], values, atol=2e-6)
+                np.testing.assert_allclose(row[name][key], values, atol=2e-6)
 
 
 if __name__ == "__main__":

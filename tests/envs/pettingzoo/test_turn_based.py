@@ -169,10 +169,10 @@ def test_advantages_are_those_of_plain_gae_over_own_turns(
     advantages, targets = estimate_advantages(turns, gamma, lam)
     rows = trajectory_rows(turns, advantages, targets)
     expected = plain_advantages(part, gamma, lam)
-    got = dict(zip(rows["actions"].tolist(), rows["advantages"].tolist(), strict=True))
-    assert got.keys() == expected.keys()
+    gae = dict(zip(rows["actions"].tolist(), rows["advantages"].tolist(), strict=True))
+    assert gae.keys() == expected.keys()
     for value, advantage in expected.items():
-        assert got[value] == pytest.approx(advantage, rel=1e-5, abs=1e-5)
+        assert gae[value] == pytest.approx(advantage, rel=1e-5, abs=1e-5)
     # Observations go with their turns.
     assert torch.equal(rows["obs"]["features"][..., 0, 0], rows["actions"])
 

@@ -60,22 +60,22 @@ def wait_for_end(ended: list[int]) -> None:
         time.sleep(0.05)
 
 
-def assert_same(mine: Any, theirs: Any) -> None:
+def assert_same(first: Any, second: Any) -> None:
     """Compare trees of tensors, lists and numbers bit by bit."""
-    if isinstance(mine, torch.Tensor):
-        assert torch.equal(mine, theirs)
-    elif isinstance(mine, dict):
-        assert mine.keys() == theirs.keys()
-        for key, value in mine.items():
-            assert_same(value, theirs[key])
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(theirs)
-        for left, right in zip(mine, theirs, strict=True):
-            assert_same(left, right)
-    elif hasattr(mine, "shape"):
-        assert mine.tolist() == theirs.tolist()
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert_same(value, second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for a, b in zip(first, second, strict=True):
+            assert_same(a, b)
+    elif hasattr(first, "shape"):
+        assert first.tolist() == second.tolist()
     else:
-        assert mine == theirs
+        assert first == second
 
 
 def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:
@@ -165,8 +165,8 @@ def test_processes_end_with_the_environment_and_share_memory_without_a_name():
     for pid in processes:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         assert any("memfd:marl_pool" in line for line in maps)
-        named = [line for line in maps if "/dev/shm/" in line]
-        assert all(line.endswith("(deleted)") for line in named)
+        shared_lines = [line for line in maps if "/dev/shm/" in line]
+        assert all(line.endswith("(deleted)") for line in shared_lines)
     del env
     gc.collect()
     assert not any(map(lives, processes))
@@ -179,9 +179,9 @@ def test_environments_of_equal_options_take_over_kept_processes():
     with kept_workers():
         rollout = rollout_of(PettingZooEnv(4, **options))
         processes, steps = pids(rollout.env), [rollout.steps(7)]
-        # Another environment of the same time has processes of its own.
-        other = PettingZooEnv(4, **options)
-        assert not set(processes) & set(pids(other))
+        # Another environment of the same time has separate processes.
+        second = PettingZooEnv(4, **options)
+        assert not set(processes) & set(pids(second))
         del rollout
         gc.collect()
         rollout = rollout_of(PettingZooEnv(4, **options))
@@ -189,8 +189,8 @@ def test_environments_of_equal_options_take_over_kept_processes():
         steps.append(rollout.steps(7))
         fewer = PettingZooEnv(2, **options)
         assert not set(processes) & set(pids(fewer))
-        processes += [*pids(other), *pids(fewer)]
-        del rollout, other, fewer
+        processes += [*pids(second), *pids(fewer)]
+        del rollout, second, fewer
         gc.collect()
         assert all(map(lives, processes))
     assert not any(map(lives, processes))
@@ -324,6 +324,6 @@ def test_resume_may_change_the_number_and_runs_stay_comparable(tmp_path):
     assert "workers: 2" in (run / "config.yaml").read_text()
     options = {"name": "pettingzoo", "module": CROWD}
     assert expand_counts({**options, "workers": 2}) == options
-    # An option of that name of any other environment is its own.
-    other = {"name": "plug_in:Env", "workers": 2}
-    assert expand_counts(other) == other
+    # Any other environment keeps an option of that name.
+    plugin_options = {"name": "plug_in:Env", "workers": 2}
+    assert expand_counts(plugin_options) == plugin_options
