@@ -88,8 +88,8 @@ def evolve(callbacks: str) -> int:
 
 
 def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
-    given = [f"--plugin={each}" for each in ("helpers.valley:Valley", *plugins)]
-    return cli.main(["resume", "run", *given, *overrides])
+    words = [f"--plugin={plugin}" for plugin in ("helpers.valley:Valley", *plugins)]
+    return cli.main(["resume", "run", *words, *overrides])
 
 
 def test_callbacks_follow_a_run_and_end_it():
@@ -134,10 +134,10 @@ def test_a_callback_that_fails_around_a_run_ends_it_in_one_line(capsys, name, ro
 @pytest.mark.parametrize("name", ["FailsToEnd", "Swallows"])
 def test_a_session_does_not_hide_what_ended_the_run(capsys, name):
     assert evolve(f"[{OWN}:{name},{OWN}:Fails]") == 1
-    *others, last = capsys.readouterr().err.splitlines()
+    *lines, last = capsys.readouterr().err.splitlines()
     assert "iteration 2: a callback failed: RuntimeError: no network" in last
-    told = any("a callback failed, too" in line for line in others)
-    assert told == (name == "FailsToEnd")
+    has_note = any("a callback failed, too" in line for line in lines)
+    assert has_note == (name == "FailsToEnd")
 
 
 @pytest.mark.parametrize("name", ["wanb", f"{OWN}:NoSuch"])

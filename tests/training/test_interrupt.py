@@ -50,9 +50,9 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     done = int(run.rows()[-1]["iteration"])
     assert run.latest_checkpoint().name == f"iter_{done:06d}"
     assert (run.policy_dir / "config.json").is_file()
-    more = f"total_steps={32 * (done + 2)}"
+    override = f"total_steps={32 * (done + 2)}"
     resumed = subprocess.run(
-        [*COMMAND, "resume", str(path), more],
+        [*COMMAND, "resume", str(path), override],
         capture_output=True,
         text=True,
         check=False,
@@ -61,7 +61,7 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     iterations = [row["iteration"] for row in Run.open(path).rows()]
     assert iterations == list(range(1, done + 3))
     again = subprocess.run(
-        [*COMMAND, "resume", str(path), more],
+        [*COMMAND, "resume", str(path), override],
         capture_output=True,
         text=True,
         check=True,

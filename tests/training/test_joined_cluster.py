@@ -117,8 +117,8 @@ def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
 
 
 def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
-    more = ("--num-env-runners=3", "ppo.batch_size=48")
-    done = train(tmp_path / "run", *more, f"--address={head}")
+    options = ("--num-env-runners=3", "ppo.batch_size=48")
+    done = train(tmp_path / "run", *options, f"--address={head}")
     assert done.returncode == 2
     assert "resources: expected at most 2 CPUs, got 3" in done.stderr
     assert "Traceback" not in done.stderr
@@ -175,8 +175,8 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
 def test_every_learner_has_rows_of_every_module(tmp_path):
     # One environment: the fox's only chunk went to one learner, and both waited.
     few = ["env=helpers.toy:FoxAndHens", "ppo.num_envs=1", "resources.num_learners=2"]
-    others = [each for each in SMALL if not each.startswith(("env.", "ppo.num_envs"))]
-    config = compose("train", [*others, *few, "total_steps=16"])
+    base = [text for text in SMALL if not text.startswith(("env.", "ppo.num_envs"))]
+    config = compose("train", [*base, *few, "total_steps=16"])
     (first, last) = run_of(tmp_path / "run", config).rows()
     for row in (first, last):
         assert row["fox/policy_loss"] == row["fox/policy_loss"]

@@ -198,9 +198,9 @@ def test_nobody_waits_for_runners_that_will_not_come_back():
             _worker_manager=manager, num_healthy_remote_env_runners=lambda: healthy
         )
 
-    gone, there = Runner.remote(), Runner.remote()
+    gone, alive = Runner.remote(), Runner.remote()
     ray.kill(gone)
-    for runners in (group(), group(gone), group(gone, there), group(gone, healthy=1)):
+    for runners in (group(), group(gone), group(gone, alive), group(gone, healthy=1)):
         wait_for_runner(runners, seconds=1e9)
 
 
@@ -267,7 +267,7 @@ def whole(tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("method", "limit", "kept", "what"),
+    ("method", "limit", "kept", "target"),
     [
         ("checkpoint", 0, 2, "the checkpoint"),
         ("checkpoint", 1000, 2, "the checkpoint"),
@@ -277,12 +277,12 @@ def whole(tmp_path_factory) -> Run:
     ],
 )
 def test_a_full_disk_stops_the_run_and_spoils_nothing(
-    tmp_path, monkeypatch, whole, method, limit, kept, what
+    tmp_path, monkeypatch, whole, method, limit, kept, target
 ):
     path = tmp_path / "run"
     with monkeypatch.context() as patched:
         fill_disk(patched, method, 3, limit)
-        message = rf"iteration 3: cannot write {what}: .*File too large.*; kept .*"
+        message = rf"iteration 3: cannot write {target}: .*File too large.*; kept .*"
         with pytest.raises(StoppedError, match=message) as caught:
             trained(path, *PLAIN, f"total_steps={BATCH * 4}")
     assert "\n" not in str(caught.value)
@@ -338,18 +338,18 @@ def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
     assert [item.name for item in checkpoints.iterdir()] == ["iter_000001"]
 
 
-def assert_alike(one, other) -> None:
+def assert_alike(first, second) -> None:
     """The same numbers in the same nested dictionaries and lists."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        pairs = [(one[key], other[key]) for key in one]
-    elif isinstance(one, list | tuple):
-        pairs = list(zip(one, other, strict=True))
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        pairs = [(first[key], second[key]) for key in first]
+    elif isinstance(first, list | tuple):
+        pairs = list(zip(first, second, strict=True))
     else:
-        assert (np.asarray(one) == np.asarray(other)).all()
+        assert (np.asarray(first) == np.asarray(second)).all()
         return
-    for left, right in pairs:
-        assert_alike(left, right)
+    for a, b in pairs:
+        assert_alike(a, b)
 
 
 @pytest.mark.parametrize("learners", [1, 2])
@@ -358,7 +358,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
 ):
     settings = [*PLAIN, f"resources.num_learners={learners}"]
     straight = trained(tmp_path / "straight", *settings, f"total_steps={BATCH * 4}")
-    build, states, found = PPOMethod._build, [], []
+    build, states, restored = PPOMethod._build, [], []
 
     def elsewhere(method):
         algo = build(method)
@@ -373,7 +373,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
 
     def loaded(algo, folder):
         load_algorithm(algo, folder)
-        found.extend(algo.learner_group.foreach_learner(Learner.get_state))
+        restored.extend(algo.learner_group.foreach_learner(Learner.get_state))
 
     monkeypatch.setattr(PPOMethod, "_build", elsewhere)
     monkeypatch.setattr(module, "save_algorithm", saved)
@@ -388,11 +388,11 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
         )
         for name in ("fox", "hen")
     }
-    again, had = resumed(tmp_path / "run", BATCH * 4), states[1]
-    assert len(found) == learners
-    for state in (kept, *(answer.get() for answer in found)):
-        assert_alike(state["rl_module"], had["rl_module"])
-        assert_alike(state["optimizer"], had["optimizer"])
+    again, learner_state = resumed(tmp_path / "run", BATCH * 4), states[1]
+    assert len(restored) == learners
+    for state in (kept, *(answer.get() for answer in restored)):
+        assert_alike(state["rl_module"], learner_state["rl_module"])
+        assert_alike(state["optimizer"], learner_state["optimizer"])
     if learners == 1:  # RLlib shares a batch out in another way after a resume
         assert_same(again, straight)
 
@@ -426,10 +426,10 @@ def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
             resumed(path, BATCH * 5)
         return
     again = resumed(path, BATCH * 5)
-    told = capsys.readouterr().err
-    assert f"{newest}: " in told
-    assert "is missing" in told
-    assert f"continuing from {older}" in told
+    message = capsys.readouterr().err
+    assert f"{newest}: " in message
+    assert "is missing" in message
+    assert f"continuing from {older}" in message
     assert_gapless(again, 5)
 
 
@@ -451,9 +451,9 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
     content[len(content) // 2] ^= 1
     (newest / file).write_bytes(content)
     again = resumed(path, BATCH * 5)
-    told = capsys.readouterr().err
-    assert f"{newest}: {file} has changed since it was written" in told
-    assert f"continuing from {older}" in told
+    message = capsys.readouterr().err
+    assert f"{newest}: {file} has changed since it was written" in message
+    assert f"continuing from {older}" in message
     assert_gapless(again, 5)
 
 

@@ -84,8 +84,8 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
     files = sorted(path.name for path in whole.policy_dir.iterdir())
     assert sorted(path.name for path in run.policy_dir.iterdir()) == files
     for name in files:
-        ours, theirs = run.policy_dir / name, whole.policy_dir / name
-        assert ours.read_bytes() == theirs.read_bytes(), name
+        file, reference = run.policy_dir / name, whole.policy_dir / name
+        assert file.read_bytes() == reference.read_bytes(), name
     assert ("nothing to do" in capsys.readouterr().out) == (count == 2)
 
 
@@ -96,7 +96,7 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
         (["device=cuda"], "cuda", 0),
         (["device=cuda:1", "resources.num_gpus_per_learner=1"], "cuda:1", 0),
         (["resources.num_gpus_per_learner=1"], "cuda", 0),
-        # Ray gives a learner of its own a GPU.
+        # Ray gives a GPU to a learner in a separate process.
         (["resources.num_learners=1", "resources.num_gpus_per_learner=1"], None, 1),
         (["resources.num_learners=2", "device=cuda"], None, 0),
     ],
