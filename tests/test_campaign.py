@@ -77,7 +77,7 @@ def link(file: Path, outside: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, Path], None]] = {
-    each.__name__: each for each in (delete, halve, flip, empty, link)
+    damage.__name__: damage for damage in (delete, halve, flip, empty, link)
 }
 
 
@@ -130,8 +130,8 @@ def make_train(path: Path) -> None:
 def make_sweep(path: Path) -> None:
     from marl_pool.config import plan_sweep
 
-    own = [text for text in FIT if not text.startswith("threads")]
-    plan = plan_sweep([*own, "seed=0,1", "sweep.cpus_per_trial=1"], None, "fit")
+    words = [text for text in FIT if not text.startswith("threads")]
+    plan = plan_sweep([*words, "seed=0,1", "sweep.cpus_per_trial=1"], None, "fit")
     sweep = Sweep(path, plan.grid, plan.overrides, None, "fit")
     with sweep.lock():
         sweep.write()
@@ -188,9 +188,9 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def limited(what: str) -> Iterator[None]:
+def limited(subject: str) -> Iterator[None]:
     def hangs(*_: Any) -> None:
-        raise TimeoutError(f"{what} hangs")
+        raise TimeoutError(f"{subject} hangs")
 
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(SECONDS)
@@ -208,8 +208,8 @@ def command(verb: str, kind: str, folder: Path, out: Path) -> list[str]:
     if verb == "report":
         return [*words, "--out", str(out / "page.html"), "videos=false", "threads=1"]
     bare = ["--out", str(out / "made")] if kind == "policy" else []
-    own = EVALUATE if verb == "evaluate" else ("size=64", "threads=1")
-    return [*words, *bare, *own]
+    options = EVALUATE if verb == "evaluate" else ("size=64", "threads=1")
+    return [*words, *bare, *options]
 
 
 def done(verb: str, kind: str, folder: Path, out: Path, capsys) -> Told:
@@ -217,13 +217,13 @@ def done(verb: str, kind: str, folder: Path, out: Path, capsys) -> Told:
     capsys.readouterr()
     with limited(f"{verb} of {folder}"):
         status = cli.main(command(verb, kind, folder, out))
-    said = capsys.readouterr()
-    result = None if status else result_of(verb, kind, folder, out, said.out)
-    return Told(status, said.err, result)
+    captured = capsys.readouterr()
+    result = None if status else result_of(verb, kind, folder, out, captured.out)
+    return Told(status, captured.err, result)
 
 
-def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
-    paths = [Path(line) for line in said.splitlines() if line.startswith("/")]
+def result_of(verb: str, kind: str, folder: Path, out: Path, output: str) -> Any:
+    paths = [Path(line) for line in output.splitlines() if line.startswith("/")]
     if verb == "evaluate":
         (document,) = (path for path in paths if path.suffix == ".json")
         return json.loads(document.read_text())["results"]
@@ -234,7 +234,7 @@ def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
         # It says when it was written.
         return MOMENT.sub("", (out / "page.html").read_text())
     if kind == "sweep":
-        return (folder / "table.csv").read_text(), said.count("failed")
+        return (folder / "table.csv").read_text(), output.count("failed")
     return results_of(folder)
 
 
@@ -253,14 +253,14 @@ def frames_of(video: Path) -> list[bytes]:
 @pytest.fixture(scope="module")
 def undamaged(folders, tmp_path_factory) -> Callable[..., Told]:
     """The result of a command on the undamaged folder."""
-    known: dict[tuple[str, str], Told] = {}
+    answers: dict[tuple[str, str], Told] = {}
 
     def get(verb: str, kind: str, capsys) -> Told:
-        if (verb, kind) not in known:
+        if (verb, kind) not in answers:
             place = tmp_path_factory.mktemp("undamaged")
             folder = copied(folders(kind), place)
-            known[verb, kind] = done(verb, kind, folder, place / "out", capsys)
-        return known[verb, kind]
+            answers[verb, kind] = done(verb, kind, folder, place / "out", capsys)
+        return answers[verb, kind]
 
     return get
 
@@ -277,33 +277,33 @@ def gaps(page: str) -> list[str]:
     marked = re.findall(
         r'class="missing"[^>]*>([^<]*)|title="([^"]*)" class="missing"', page
     )
-    return sorted("".join(each) for each in marked)
+    return sorted("".join(match) for match in marked)
 
 
-def check(verb: str, kind: str, name: str, told: Told, whole: Told) -> None:
+def check(verb: str, kind: str, name: str, answer: Told, whole: Told) -> None:
     """Accept only the answers that the module's docstring allows."""
-    assert "Traceback" not in told.err
-    lines = [line for line in told.err.splitlines() if line.startswith("marl-pool: ")]
-    assert told.status in (0, 1, 2)
-    if told.status:
-        assert len(lines) >= 1, told.err
-        if told.status == 2:
-            assert told.err.splitlines()[-1] == lines[-1]
-        assert whole.status == 2 or told.status
+    assert "Traceback" not in answer.err
+    lines = [line for line in answer.err.splitlines() if line.startswith("marl-pool: ")]
+    assert answer.status in (0, 1, 2)
+    if answer.status:
+        assert len(lines) >= 1, answer.err
+        if answer.status == 2:
+            assert answer.err.splitlines()[-1] == lines[-1]
+        assert whole.status == 2 or answer.status
         return
     assert whole.status == 0, "what is refused when whole is refused when damaged"
-    if told.result == whole.result:
+    if answer.result == whole.result:
         return
     if verb == "report":
-        assert gaps(told.result) != gaps(whole.result), "the page differs in silence"
+        assert gaps(answer.result) != gaps(whole.result), "the page differs in silence"
     elif verb == "resume":
         lost = "policy" if name.startswith("policy/") else "metrics"
         assert any(lost in line for line in lines), "the run differs in silence"
         if kind != "sweep" and lost == "metrics":
-            told.result["rows"] = whole.result["rows"]
-            assert told.result == whole.result
+            answer.result["rows"] = whole.result["rows"]
+            assert answer.result == whole.result
         elif kind != "sweep":
-            assert told.result["rows"] == whole.result["rows"]
+            assert answer.result["rows"] == whole.result["rows"]
     else:
         raise AssertionError("the result is another in silence")
 
@@ -323,8 +323,8 @@ def run_case(
     folder, outside = copied(folders(kind), place), place / "outside"
     DAMAGES[damage](folder / name, outside)
     before = outside.read_bytes() if outside.exists() else None
-    told = done(verb, kind, folder, place / "out", capsys)
-    check(verb, kind, name, told, whole)
+    answer = done(verb, kind, folder, place / "out", capsys)
+    check(verb, kind, name, answer, whole)
     assert (outside.read_bytes() if outside.exists() else None) == before
 
 
@@ -338,13 +338,13 @@ def cases(folders: Callable[[str], Path], kind: str) -> list[tuple[str, str, str
 
 def campaign(
     kind: str,
-    chosen: list[tuple[str, str, str]],
+    selection: list[tuple[str, str, str]],
     tmp_path: Path,
     **fixtures: Any,
 ) -> None:
     """Run cases and name all that fail, not the first one alone."""
     failed = []
-    for number, (verb, name, damage) in enumerate(chosen):
+    for number, (verb, name, damage) in enumerate(selection):
         place = tmp_path / str(number)
         place.mkdir()
         try:
@@ -353,7 +353,7 @@ def campaign(
             first = str(error).partition("\n")[0]
             failed.append(f"{verb} after {damage} of {name}: {type(error)}: {first}")
         shutil.rmtree(place)
-    assert not failed, "\n".join([f"{len(failed)} of {len(chosen)}", *failed])
+    assert not failed, "\n".join([f"{len(failed)} of {len(selection)}", *failed])
 
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
@@ -386,13 +386,13 @@ def test_every_damage_is_refused_or_harmless(
     names, verbs = sorted({name for _, name, _ in every}), KINDS[kind].verbs
     if kind == "train":
         draw = random.SystemRandom() if EXPLORES else random.Random(damage)
-        chosen = draw.sample(every, TRAINED)
+        selection = draw.sample(every, TRAINED)
     else:
         first = [*DAMAGES].index(damage)
-        chosen = [
+        selection = [
             case
             for case in every
             if EXPLORES or case[0] == verbs[(names.index(case[1]) + first) % len(verbs)]
         ]
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
-    campaign(kind, chosen, tmp_path, **fixtures)
+    campaign(kind, selection, tmp_path, **fixtures)
