@@ -179,7 +179,7 @@ def folders(tmp_path_factory) -> Callable[[str], Path]:
 # Commands
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """The exit status and output of a command."""
 
     status: int
@@ -212,14 +212,14 @@ def command(verb: str, kind: str, folder: Path, out: Path) -> list[str]:
     return [*words, *bare, *options]
 
 
-def done(verb: str, kind: str, folder: Path, out: Path, capsys) -> Told:
+def run_command(verb: str, kind: str, folder: Path, out: Path, capsys) -> Answer:
     out.mkdir()
     capsys.readouterr()
     with limited(f"{verb} of {folder}"):
         status = cli.main(command(verb, kind, folder, out))
     captured = capsys.readouterr()
     result = None if status else result_of(verb, kind, folder, out, captured.out)
-    return Told(status, captured.err, result)
+    return Answer(status, captured.err, result)
 
 
 def result_of(verb: str, kind: str, folder: Path, out: Path, output: str) -> Any:
@@ -251,15 +251,15 @@ def frames_of(video: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def undamaged(folders, tmp_path_factory) -> Callable[..., Told]:
+def undamaged(folders, tmp_path_factory) -> Callable[..., Answer]:
     """The result of a command on the undamaged folder."""
-    answers: dict[tuple[str, str], Told] = {}
+    answers: dict[tuple[str, str], Answer] = {}
 
-    def get(verb: str, kind: str, capsys) -> Told:
+    def get(verb: str, kind: str, capsys) -> Answer:
         if (verb, kind) not in answers:
             place = tmp_path_factory.mktemp("undamaged")
             folder = copied(folders(kind), place)
-            answers[verb, kind] = done(verb, kind, folder, place / "out", capsys)
+            answers[verb, kind] = run_command(verb, kind, folder, place / "out", capsys)
         return answers[verb, kind]
 
     return get
@@ -280,7 +280,7 @@ def gaps(page: str) -> list[str]:
     return sorted("".join(match) for match in marked)
 
 
-def check(verb: str, kind: str, name: str, answer: Told, whole: Told) -> None:
+def check(verb: str, kind: str, name: str, answer: Answer, whole: Answer) -> None:
     """Accept only the answers that the module's docstring allows."""
     assert "Traceback" not in answer.err
     lines = [line for line in answer.err.splitlines() if line.startswith("marl-pool: ")]
@@ -315,7 +315,7 @@ def run_case(
     damage: str,
     *,
     folders: Callable[[str], Path],
-    undamaged: Callable[..., Told],
+    undamaged: Callable[..., Answer],
     place: Path,
     capsys: Any,
 ) -> None:
@@ -323,7 +323,7 @@ def run_case(
     folder, outside = copied(folders(kind), place), place / "outside"
     DAMAGES[damage](folder / name, outside)
     before = outside.read_bytes() if outside.exists() else None
-    answer = done(verb, kind, folder, place / "out", capsys)
+    answer = run_command(verb, kind, folder, place / "out", capsys)
     check(verb, kind, name, answer, whole)
     assert (outside.read_bytes() if outside.exists() else None) == before
 

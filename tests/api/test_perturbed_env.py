@@ -69,7 +69,7 @@ class TokenCrowd(Crowd):
         }
 
 
-class Still(Policy):
+class NoopPolicy(Policy):
     """Never acts."""
 
     def act(
@@ -111,7 +111,7 @@ def batched(
     made = make_batched_env(env_name, 1, seed=seed, **options)
     specs = [group_spec.tokens for group_spec in made.groups.values()]
     perturbation = make_perturbation(specs=specs, **config_of(name))
-    policies = {name: Still() for name in made.groups}
+    policies = {name: NoopPolicy() for name in made.groups}
     rollout = Rollout(made, policies, perturbation=perturbation)
     return [rollout.steps(1)[group].tokens.at((0, 0)) for _ in range(16)]
 

@@ -214,14 +214,14 @@ def test_only_the_feed_forward_parts_have_biases() -> None:
 
 def test_dropout_acts_in_training_only() -> None:
     x, padding, _ = random_set()
-    encoder, without = build(dropout=0.5), build(dropout=0.0)
+    encoder, without_row = build(dropout=0.5), build(dropout=0.0)
     torch.manual_seed(0)
-    assert torch.equal(encoder(x, padding), without(x, padding))
+    assert torch.equal(encoder(x, padding), without_row(x, padding))
     encoder.train()
-    without.train()
+    without_row.train()
     first, second = encoder(x, padding), encoder(x, padding)
     assert not torch.equal(first, second)
-    assert torch.equal(without(x, padding), without(x, padding))
+    assert torch.equal(without_row(x, padding), without_row(x, padding))
     # It drops what the feed-forward parts add, and nothing else.
     with torch.no_grad():
         for layer in encoder.layers:
@@ -243,7 +243,7 @@ def test_dropout_keeps_the_mean() -> None:
 # Other encoders
 
 
-def without(tokens: torch.Tensor, i: int) -> torch.Tensor:
+def without_row(tokens: torch.Tensor, i: int) -> torch.Tensor:
     return torch.cat([tokens[:, :i], tokens[:, i + 1 :]], 1)
 
 
@@ -262,8 +262,8 @@ def by_hand(pool: Any) -> Any:
 @pytest.mark.parametrize(
     ("aggregation", "pool"),
     [
-        ("sum", lambda tokens, i: without(tokens, i).sum(1)),
-        ("mean", lambda tokens, i: without(tokens, i).mean(1)),
+        ("sum", lambda tokens, i: without_row(tokens, i).sum(1)),
+        ("mean", lambda tokens, i: without_row(tokens, i).mean(1)),
         # As published: the token itself is among them.
         ("max", lambda tokens, i: torch.stack(tokens.unbind(1)).max(0).values),
     ],

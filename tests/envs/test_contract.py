@@ -78,7 +78,7 @@ def actions_for(env: BatchedEnv, step: int) -> dict[str, Tensor]:
     return actions
 
 
-def seen(env: BatchedEnv) -> list[Tensor]:
+def obs(env: BatchedEnv) -> list[Tensor]:
     return [part for tokens in env.observe().values() for part in tokens.parts]
 
 
@@ -87,7 +87,7 @@ def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
     rows = []
     for number in range(first, first + steps):
         step = env.step(actions_for(env, number))
-        rows.append([*seen(env), *step.rewards.values(), step.terminated])
+        rows.append([*obs(env), *step.rewards.values(), step.terminated])
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
@@ -121,10 +121,10 @@ def test_observations_fit_their_description(name: str, options: Any) -> None:
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
 def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
     many = started(name, 37, options)
-    start, expected = seen(many), run(many, 70)
+    start, expected = obs(many), run(many, 70)
     for number in (0, 3, 36):
         solo = started(name, 1, options, first_env=number)
-        assert_equal(seen(solo), [part[number : number + 1] for part in start])
+        assert_equal(obs(solo), [part[number : number + 1] for part in start])
         assert_equal(run(solo, 70), [part[:, number : number + 1] for part in expected])
 
 
@@ -135,12 +135,12 @@ def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
     rows = torch.tensor([3, 1])
     subset = env.select(rows)
     assert subset.num_envs == 2
-    assert_equal(seen(subset), [part[rows] for part in seen(env)])
+    assert_equal(obs(subset), [part[rows] for part in obs(env)])
     expected = [part[:, rows] for part in run(env, 90, first=9)]
     assert_equal(run(subset, 90, first=9), expected)
     for instance in (env, subset):
         instance.reset()
-    assert_equal(seen(subset), [part[rows] for part in seen(env)])
+    assert_equal(obs(subset), [part[rows] for part in obs(env)])
 
 
 @each_env
@@ -158,7 +158,7 @@ def test_a_saved_state_continues_exactly_and_survives_its_use(
     for where in (torch.tensor([True, False, True]), None):
         env.reset(where)
         twin.reset(where)
-        assert_equal(seen(env), seen(twin))
+        assert_equal(obs(env), obs(twin))
 
 
 @each_env
@@ -170,7 +170,7 @@ def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) ->
     where = torch.tensor([False, True, False, True])
     env.reset(where)
     assert env.steps.tolist() == [10, 0, 10, 0]
-    assert_equal([part[where] for part in seen(env)], [p[where] for p in seen(fresh)])
+    assert_equal([part[where] for part in obs(env)], [p[where] for p in obs(fresh)])
     # The same actions at the same row; the streams of the restarted start anew.
     after, old, new = (run(instance, 80) for instance in (env, calm, fresh))
     assert_equal([part[:, ~where] for part in after], [part[:, ~where] for part in old])
@@ -186,14 +186,14 @@ def test_first_episode_is_where_a_restarted_runner_continues(
         run(env, 4)
         env.reset()
         later = started(name, 2, options, first_episode=episode)
-        assert_equal(seen(later), seen(env))
+        assert_equal(obs(later), obs(env))
     assert_equal(run(later, 4), run(env, 4))
 
 
 @each_env
 def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -> None:
     env = started(name, 5, options)
-    observation = seen(env)
+    observation = obs(env)
     before = [part.clone() for part in observation]
     run(env, 10)
     assert_equal(observation, before)

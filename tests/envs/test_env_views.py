@@ -48,7 +48,7 @@ class Mortal(SimpleCentroid):
         return {"agent": alive}
 
 
-class Ending(SimpleCentroid):
+class ThreeStepTask(SimpleCentroid):
     """The task ends at the third step."""
 
     def advance(
@@ -183,7 +183,7 @@ def test_truncation_ends_the_episode_for_all() -> None:
 
 
 def test_termination_ends_the_episode_for_all() -> None:
-    view = make_env(f"{__name__}:Ending", num_agents=2)
+    view = make_env(f"{__name__}:ThreeStepTask", num_agents=2)
     view.reset(seed=0)
     for last in (False, False, True):
         actions = {agent: np.zeros(5, np.float32) for agent in view.agents}

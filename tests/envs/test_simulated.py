@@ -56,7 +56,7 @@ class Counted(SimulatedEnv):
         return actions
 
 
-def real(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
+def maker_of(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
     def make(num_envs: int, **options: Any) -> SimulatedEnv:
         env = make_batched_env(name, num_envs, **fixed, **options)
         assert isinstance(env, SimulatedEnv)
@@ -69,9 +69,9 @@ EACH_ENV = pytest.mark.parametrize(
     "make",
     [
         pytest.param(Counted, id="counted"),
-        pytest.param(real("ant", num_frames=2), id="ant"),
-        pytest.param(real("ant_bullet", num_frames=2), id="ant_bullet"),
-        pytest.param(real("car_racing", num_frames=2), id="car_racing"),
+        pytest.param(maker_of("ant", num_frames=2), id="ant"),
+        pytest.param(maker_of("ant_bullet", num_frames=2), id="ant_bullet"),
+        pytest.param(maker_of("car_racing", num_frames=2), id="car_racing"),
     ],
 )
 Maker = Callable[..., SimulatedEnv]
@@ -101,7 +101,7 @@ def run(env: SimulatedEnv, steps: int) -> Tensor:
     return torch.stack(features)
 
 
-def only(*rows: int, of: int) -> Tensor:
+def row_mask(*rows: int, of: int) -> Tensor:
     return torch.isin(torch.arange(of), torch.tensor(rows))
 
 
@@ -111,7 +111,7 @@ def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
     histories: dict[tuple[int, int], list[Tensor]] = {}
     resets = {2: [1], 4: [0, 1], 6: [2]}
     for time_ in range(9):
-        env.reset(only(*resets.get(time_, []), of=3))
+        env.reset(row_mask(*resets.get(time_, []), of=3))
         features = run(env, 1)[0]
         for i in range(3):
             histories.setdefault((i, int(env.episodes[i])), []).append(features[i])
@@ -148,7 +148,7 @@ def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> N
     # The one that it was taken from can still go on, by playing its episodes again.
     assert torch.equal(run(twin, 4), expected)
     for instance in (env, twin):
-        instance.reset(only(0, of=2))
+        instance.reset(row_mask(0, of=2))
     assert torch.equal(run(twin, 2), run(env, 2))
 
 

@@ -42,7 +42,7 @@ def limit(fault: str) -> list[str]:
     return ["env_timeout=2"] if fault == "hangs" else []
 
 
-def evolved(path, fault: str, monkeypatch) -> int:
+def evolve_faulty_pole(path, fault: str, monkeypatch) -> int:
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
@@ -54,7 +54,7 @@ def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
     tmp_path, capsys, monkeypatch
 ):
     path = tmp_path / "run"
-    assert evolved(path, "hangs", monkeypatch) == 1
+    assert evolve_faulty_pole(path, "hangs", monkeypatch) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "a step of FaultyPole took longer than 2 seconds" in line
     assert f"kept {path / 'checkpoints'}" in line
@@ -65,7 +65,7 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
     tmp_path, capsys, monkeypatch
 ):
     path = tmp_path / "run"
-    assert evolved(path, "raises", monkeypatch) == 1
+    assert evolve_faulty_pole(path, "raises", monkeypatch) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
@@ -77,7 +77,7 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
 
 
 def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
-    assert evolved(tmp_path / "run", "wrong_shape", monkeypatch) == 2
+    assert evolve_faulty_pole(tmp_path / "run", "wrong_shape", monkeypatch) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "FaultyPole: rewards of 'agent': expected the shape (8, 1)" in line
     assert "got (8, 1, 1)" in line
@@ -106,7 +106,7 @@ def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, message)
     assert message in errors.splitlines()[-1]
 
 
-def read(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
+def run_stuck(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
@@ -118,7 +118,7 @@ LATE_POLE = "a step of FaultyPole took longer than 1 seconds, the limit env_time
 
 
 def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
-    assert read("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
+    assert run_stuck("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"marl-pool: {LATE_POLE}"
     assert not list(tmp_path.iterdir())
@@ -128,7 +128,7 @@ def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("verb", ["diagnose", "render"])
 def test_other_readers_of_policies_end_in_one_line(verb, tmp_path, capsys, monkeypatch):
     pytest.importorskip("cv2")
-    assert read(verb, tmp_path, monkeypatch) == 1
+    assert run_stuck(verb, tmp_path, monkeypatch) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -19,7 +19,7 @@ TINY = [
 OWN = "training.test_callbacks"
 
 
-class Seen(Callback):
+class EventRecorder(Callback):
     """Record what a run tells, in a list of this module."""
 
     events: list = []  # noqa: RUF012
@@ -80,7 +80,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     # The command imports this module by its name.
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
-    Seen.events.clear()
+    EventRecorder.events.clear()
 
 
 def evolve(callbacks: str) -> int:
@@ -93,14 +93,14 @@ def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
 
 
 def test_callbacks_follow_a_run_and_end_it():
-    assert evolve(f"[{OWN}:Seen,{OWN}:StopsAtTwo]") == 0
-    assert Seen.events == ["begin", 1, 2, "end"]
+    assert evolve(f"[{OWN}:EventRecorder,{OWN}:StopsAtTwo]") == 0
+    assert EventRecorder.events == ["begin", 1, 2, "end"]
     assert Run.open("run").iterations_saved == 2
     # What a file names is not imported unless the user allows it.
-    assert resume(f"{OWN}:Seen") == 2
-    assert Seen.events[4:] == []
-    assert resume(f"{OWN}:Seen", f"{OWN}:StopsAtTwo") == 0
-    assert Seen.events[4:] == ["begin", 3, 4, "end"]
+    assert resume(f"{OWN}:EventRecorder") == 2
+    assert EventRecorder.events[4:] == []
+    assert resume(f"{OWN}:EventRecorder", f"{OWN}:StopsAtTwo") == 0
+    assert EventRecorder.events[4:] == ["begin", 3, 4, "end"]
 
 
 def test_a_resumed_run_may_change_its_callbacks():

@@ -77,7 +77,7 @@ def equal(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def shown(env: BoxWorld, index: int = 0) -> Counter:
+def visible_tokens(env: BoxWorld, index: int = 0) -> Counter:
     """The tokens that are not padding: type, color, cells down and right of self."""
     tokens = env.observe()["agent"].at((index, 0))
     names = env.groups["agent"].tokens.type_names
@@ -147,7 +147,7 @@ def test_keys_open_boxes_up_to_the_gem() -> None:
     assert moves(env, DOWN, DOWN) == [0, 1]
     assert moves(env, DOWN, RIGHT) == [0, 0]
     assert act(env, DOWN) == (10, True, False)
-    assert shown(env)["held", 255, 255, 255, -5, -3] == 1
+    assert visible_tokens(env)["held", 255, 255, 255, -5, -3] == 1
 
 
 def test_a_distractor_ends_the_episode() -> None:
@@ -182,7 +182,7 @@ def test_what_a_box_leaves_can_be_walked_on() -> None:
     moves(env, RIGHT, DOWN, DOWN)
     assert moves(env, LEFT, UP, DOWN, RIGHT) == [0] * 4
     assert int(env.codes[0, 1 + 2 * 5 + 1]) == AGENT
-    names = [kind for kind, *_ in shown(env).elements()]
+    names = [kind for kind, *_ in visible_tokens(env).elements()]
     # Self, held, c and its lock, the gem and its lock; a and b with its lock are gone.
     assert sorted(names) == ["gem", "held", "key", "lock", "lock", "self"]
 
@@ -219,7 +219,7 @@ def test_it_agrees_with_the_rules_in_plain_python(observation, data) -> None:
             levels[i], reward, ended[i] = levels[i].act(int(choice[i]))
             assert step.rewards["agent"][i].item() == reward
             assert bool(step.terminated[i]) == ended[i]
-            assert shown(env, i) == expected(levels[i], observation)
+            assert visible_tokens(env, i) == expected(levels[i], observation)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([{}, CHAIN]))
@@ -308,7 +308,7 @@ def test_pixels_show_the_entities_and_the_floor(options: dict[str, Any]) -> None
         for env in envs:
             env.step({"agent": action})
         for index in range(30):
-            entities, pixels = (shown(env, index) for env in envs)
+            entities, pixels = (visible_tokens(env, index) for env in envs)
             floor = {token for token in pixels if token[0] == "floor"}
             assert entities == pixels - Counter(floor)
             n = envs[0].n

@@ -222,7 +222,7 @@ def test_who_leaves_the_field_pays_for_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def driven() -> CarRacing:
+def moved_car() -> CarRacing:
     """A car that has left its start, where the picture has grown to its full size."""
     env = begun(color="rgb")
     drive(env, 0.1, -0.5, -1.0, steps=60)
@@ -231,7 +231,7 @@ def driven() -> CarRacing:
 
 @pytest.mark.parametrize("name", BACKGROUNDS)
 def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(
-    driven: CarRacing, name: str
+    moved_car: CarRacing, name: str
 ) -> None:
     env = begun(color="rgb", background=name)
     assert torch.equal(env.screens[:, -1], env._to_screens(env.observations))
@@ -239,8 +239,8 @@ def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(
     assert picture is not None
     assert picture.shape == (96, 96, 3)
     assert picture.dtype == np.uint8
-    before = driven.screens[0, -1].numpy()
-    after = env._to_screens(driven.observations)[0].numpy()
+    before = moved_car.screens[0, -1].numpy()
+    after = env._to_screens(moved_car.observations)[0].numpy()
     lawn = (before == (102, 204, 102)).all(-1) | (before == (102, 230, 102)).all(-1)
     assert lawn.mean() > 0.3
     assert np.array_equal(after[lawn], picture[lawn])

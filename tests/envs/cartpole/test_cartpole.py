@@ -454,7 +454,7 @@ def test_the_regulator_solves_the_riccati_equation() -> None:
 # Drawing
 
 
-def changed(image: np.ndarray, reference: np.ndarray) -> np.ndarray:
+def changed_pixels(image: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return (image.astype(int) != reference).any(-1)
 
 
@@ -463,13 +463,13 @@ def test_the_picture_shows_the_cart_and_its_pole() -> None:
     left_image, right_image = left_cart.frame(size=256), right_cart.frame(size=256)
     assert left_image.shape == (256, 256, 3)
     assert left_image.dtype == np.uint8
-    columns = np.flatnonzero(changed(left_image, right_image).any(0))
+    columns = np.flatnonzero(changed_pixels(left_image, right_image).any(0))
     scale = 256 / 5.6
     assert columns.min() == pytest.approx(128 - 1.2 * scale, abs=3)
     assert columns.max() == pytest.approx(128 + 1.2 * scale, abs=3)
     # The angle grows to the left: half way up the pole, beside the cart.
     leaning = at(-1.0, 0.0, math.pi / 2, 0.0).frame(size=256)
-    difference = changed(left_image, leaning)
+    difference = changed_pixels(left_image, leaning)
     beside = np.flatnonzero(difference[int(128 - scale)])
     assert beside.min() < 128 - 1.4 * scale
     assert beside.max() < 128 - 0.9 * scale
@@ -479,11 +479,11 @@ def test_attention_is_a_bar_for_each_token() -> None:
     env = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
     none = env.frame(attention=torch.zeros(6))
     for token in range(6):
-        bar = changed(env.frame(attention=torch.eye(6)[token]), none)
+        bar = changed_pixels(env.frame(attention=torch.eye(6)[token]), none)
         columns = np.flatnonzero(bar.any(0))
         middle = 256 + (-2.4 + (token + 0.5) * 0.8) * 512 / 5.6
         assert columns.mean() == pytest.approx(middle, abs=2)
-        half = changed(env.frame(attention=torch.eye(6)[token] / 3), none)
+        half = changed_pixels(env.frame(attention=torch.eye(6)[token] / 3), none)
         assert half.sum() == pytest.approx(bar.sum() / 2, rel=0.1)
     with pytest.raises(InputError, match=r"each of 6 tokens, got the shape \(5,\)"):
         env.frame(attention=torch.ones(5))

@@ -197,7 +197,7 @@ def test_observation_matches_its_description(prey: str, counts: str) -> None:
 # Rewards
 
 
-def placed(positions: list[list[float]], **options: Any) -> SimpleTag:
+def env_at(positions: list[list[float]], **options: Any) -> SimpleTag:
     """A environment whose entities rest at these places; they stay for a step."""
     env = SimpleTag(1, dtype=torch.float64, **options)
     env.reset()
@@ -210,8 +210,8 @@ def placed(positions: list[list[float]], **options: Any) -> SimpleTag:
 def test_predators_are_rewarded_for_the_prey_that_they_touch(shared: bool) -> None:
     # Touching is a distance of at most 0.125, here along x; prey 2 is far away.
     places = [[0.0, 0.0], [0.24, 0.0], [0.0, -0.9], [0.125, 0.0], [0.0, 0.1], [9, 9]]
-    env = placed(places, counts="3-3-0", prey="learned", shared_reward=shared)
-    rewards = env.step(actions_for(env, 0) | rest(env)).rewards
+    env = env_at(places, counts="3-3-0", prey="learned", shared_reward=shared)
+    rewards = env.step(actions_for(env, 0) | noop(env)).rewards
     expected = [30.0] * 3 if shared else [20.0, 10.0, 0.0]
     assert rewards["predator"].tolist() == [expected]
     touched = torch.tensor([[20.0, 10.0, 0.0]], dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_predators_are_rewarded_for_the_prey_that_they_touch(shared: bool) -> No
     assert away[0].tolist() == [0.0, 0.0, 20.0]
 
 
-def rest(env: SimpleTag) -> dict[str, Tensor]:
+def noop(env: SimpleTag) -> dict[str, Tensor]:
     """No-op for everyone."""
     return {
         name: torch.zeros(env.num_envs, group.num_agents, dtype=torch.int64)
@@ -232,8 +232,8 @@ def rest(env: SimpleTag) -> dict[str, Tensor]:
     ("distance", "reward"), [(0.1249, 10.0), (0.125, 10.0), (0.1251, 0.0)]
 )
 def test_touching_ends_at_the_sum_of_the_sizes(distance: float, reward: float) -> None:
-    env = placed([[0.0, 0.0], [distance, 0.0]], counts="1-1-0", prey="flee")
-    assert env.step(rest(env)).rewards["predator"].tolist() == [[reward]]
+    env = env_at([[0.0, 0.0], [distance, 0.0]], counts="1-1-0", prey="flee")
+    assert env.step(noop(env)).rewards["predator"].tolist() == [[reward]]
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_random_prey_differ_between_seeds_envs_and_episodes() -> None:
         env.reset()
         env.state.zero_()
         env.state[..., 0] = torch.arange(4)
-        return torch.stack([env.step(rest(env)) and env.state.clone() for _ in "abcde"])
+        return torch.stack([env.step(noop(env)) and env.state.clone() for _ in "abcde"])
 
     keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
     paths = [path(*key) for key in keys]
@@ -475,7 +475,7 @@ def test_discrete_actions_equal_unit_continuous_ones() -> None:
 
 
 def test_a_push_has_the_strength_of_its_kind() -> None:
-    env = placed([[0, 0], [5, 5]], counts="1-1-0", prey="learned")
+    env = env_at([[0, 0], [5, 5]], counts="1-1-0", prey="learned")
     choice = torch.tensor([[2]])
     env.step({"predator": choice, "prey": choice + 1})
     assert env.state[0, 0, 2:].tolist() == pytest.approx([0.3, 0])
@@ -497,9 +497,9 @@ def test_an_action_that_there_is_not_is_refused(action: int) -> None:
 def test_learning_prey_must_act_and_others_must_not() -> None:
     env, learned = SimpleTag(1), SimpleTag(1, prey="learned")
     with pytest.raises(InputError, match="expected the groups predator, prey, got pre"):
-        learned.step(rest(env))
+        learned.step(noop(env))
     with pytest.raises(InputError, match="expected the groups predator, got predator,"):
-        env.step(rest(learned))
+        env.step(noop(learned))
 
 
 # Seeds, copies
@@ -635,7 +635,7 @@ def test_render_draws_the_env_and_its_colors() -> None:
 
 
 def test_render_draws_attention_of_either_group() -> None:
-    env = placed([[-1, 0], [1, 0], [0, 1]], counts="1-1-1", prey="learned")
+    env = env_at([[-1, 0], [1, 0], [0, 1]], counts="1-1-1", prey="learned")
     weights = torch.tensor([0.0, 1.0, 0.0])  # to the obstacle
     plain = env.frame().astype(int)
     for group, is_left in (("predator", True), ("prey", False)):

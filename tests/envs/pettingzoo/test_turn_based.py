@@ -35,7 +35,7 @@ def _empty_log():
     Quarrel.log.clear()
 
 
-def quarrel(num_envs=1, *, max_steps=1000, seed=1, **options):
+def turn_env(num_envs=1, *, max_steps=1000, seed=1, **options):
     return PettingZooEnv(
         num_envs, module=MODULE, options=options, max_steps=max_steps, seed=seed
     )
@@ -50,7 +50,7 @@ def random_policies(env):
 # Credit: plain GAE over each agent's own turns
 
 
-def played(seed, steps, num_envs, agents):
+def random_fragment(seed, steps, num_envs, agents):
     """Make a fragment in which agents take turns, die, and episodes end, at random."""
     random = np.random.default_rng(seed)
     shape = (steps, num_envs, agents)
@@ -164,7 +164,7 @@ def plain_advantages(part, gamma, lam):
 def test_advantages_are_those_of_plain_gae_over_own_turns(
     seed, steps, num_envs, agents, gamma, lam
 ):
-    part = played(seed, steps, num_envs, agents)
+    part = random_fragment(seed, steps, num_envs, agents)
     turns = own_turns(part)
     advantages, targets = estimate_advantages(turns, gamma, lam)
     rows = trajectory_rows(turns, advantages, targets)
@@ -193,7 +193,7 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
 ):
     for seed in range(20):
         Quarrel.log.clear()
-        env = quarrel(masks=masks, max_steps=max_steps, seed=seed)
+        env = turn_env(masks=masks, max_steps=max_steps, seed=seed)
         actors, steps = [], []
 
         def record(transition, actors=actors, steps=steps):
@@ -216,7 +216,7 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
 
 
 def test_one_agent_observes_and_acts_and_the_others_wait():
-    env = quarrel(4, deaths=0.3)
+    env = turn_env(4, deaths=0.3)
     env.reset()
     dead = 0
     for _ in range(40):
@@ -238,7 +238,7 @@ def test_one_agent_observes_and_acts_and_the_others_wait():
 
 
 def test_memories_wait_for_their_agents_turns():
-    env = quarrel(2, deaths=0.0)
+    env = turn_env(2, deaths=0.0)
     group = env.groups["p"]
     pooling = {"name": "attention_neuron", "num_codes": 4, "memory": "lstm"}
     policy = make_policy(group.tokens, group.action_space, pooling=pooling)
@@ -253,7 +253,7 @@ def test_memories_wait_for_their_agents_turns():
 def test_an_environment_of_cycles_is_played_in_cycles():
     env = PettingZooEnv(1, module="pettingzoo.classic.rps.rps:raw_env")
     assert not env.turn_based
-    assert quarrel().turn_based
+    assert turn_env().turn_based
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_an_environment_of_cycles_is_played_in_cycles():
     ],
 )
 def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
-    env = quarrel(fault=fault, deaths=0.0)
+    env = turn_env(fault=fault, deaths=0.0)
     with pytest.raises(InputError, match=message):
         Rollout(env, random_policies(env), explore=True).steps(8)
 

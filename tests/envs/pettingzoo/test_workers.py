@@ -45,7 +45,7 @@ def pids(env: PettingZooEnv) -> list[int]:
     return [process.pid for process in env._workers._processes]
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -55,7 +55,7 @@ def lives(pid: int) -> bool:
 
 def wait_for_end(ended: list[int]) -> None:
     limit = time.monotonic() + 30
-    while any(map(lives, ended)):
+    while any(map(is_alive, ended)):
         assert time.monotonic() < limit, f"{ended} live on"
         time.sleep(0.05)
 
@@ -145,7 +145,7 @@ def test_a_process_that_ends_is_one_line_and_ends_the_others(how, expected):
     with pytest.raises(RemoteError) as caught:
         rollout_of(env).steps(4)
     assert described(caught.value).startswith(expected)
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 @pytest.mark.parametrize("how", ["hangs", "spins"])
@@ -154,14 +154,14 @@ def test_a_step_that_hangs_is_ended_by_the_limit(how):
     rollout, processes = rollout_of(env), pids(env)
     with limit_calls(0.5), pytest.raises(EnvTimeoutError, match=r"a step of .* 0\.5 s"):
         rollout.steps(4)
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 def test_processes_end_with_the_environment_and_share_memory_without_a_name():
     env = PettingZooEnv(2, module=UNRULY, workers=2)
     env.reset()
     processes = pids(env)
-    assert all(map(lives, processes))
+    assert all(map(is_alive, processes))
     for pid in processes:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         assert any("memfd:marl_pool" in line for line in maps)
@@ -169,7 +169,7 @@ def test_processes_end_with_the_environment_and_share_memory_without_a_name():
         assert all(line.endswith("(deleted)") for line in shared_lines)
     del env
     gc.collect()
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 def test_environments_of_equal_options_take_over_kept_processes():
@@ -192,8 +192,8 @@ def test_environments_of_equal_options_take_over_kept_processes():
         processes += [*pids(second), *pids(fewer)]
         del rollout, second, fewer
         gc.collect()
-        assert all(map(lives, processes))
-    assert not any(map(lives, processes))
+        assert all(map(is_alive, processes))
+    assert not any(map(is_alive, processes))
     for leaves in zip(*map(tree_leaves, (alone, steps)), strict=True):
         assert leaves[0] is leaves[1] is None or torch.equal(*leaves)
 

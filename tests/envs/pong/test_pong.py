@@ -450,7 +450,7 @@ def test_the_heuristic_puts_the_patches_together(patch: int, num_frames: int) ->
     assert torch.equal(before[:, 0], env.screens[:, max(num_frames - 2, 0)])
 
 
-def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
+def field_tokens(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
     """A field with the ball at (row, column), before at another place, and a paddle."""
     screens = torch.full((4, 84, 84), 87, dtype=torch.uint8)
     screens[:, paddle - 3 : paddle + 4, 73:76] = 147
@@ -479,11 +479,11 @@ def test_the_heuristic_goes_where_the_ball_will_cross(
 ) -> None:
     policy = PongHeuristic(make().groups["agent"], offset=0.0)
     for paddle, action in ((round(target) - 9, 3), (round(target) + 9, 2)):
-        tokens = drawn(ball, before, paddle)
+        tokens = field_tokens(ball, before, paddle)
         distance = policy.distance(tokens)
         assert distance.item() == pytest.approx(target - paddle, abs=1e-3)
         assert policy.act(tokens).action.tolist() == [[action]]
-    near = drawn(ball, before, round(target))
+    near = field_tokens(ball, before, round(target))
     assert policy.act(near).action.tolist() == [[0]]
 
 
@@ -495,7 +495,7 @@ def test_reflection_stays_between_the_walls() -> None:
 
 def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() -> None:
     policy = PongHeuristic(make().groups["agent"])
-    tokens = drawn((40, 42), (40, 39), 60)
+    tokens = field_tokens((40, 42), (40, 39), 60)
     assert policy.act(tokens).action.item() != 0
     lost = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
     assert policy.act(lost).action.item() == 0

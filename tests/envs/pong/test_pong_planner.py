@@ -52,7 +52,7 @@ def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
     return made
 
 
-def led(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
+def env_and_teacher(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
     """Two envs, of which one was reset halfway, and a teacher that labelled them."""
     env = begun(2, actions="moves", **options)
     teacher = ValueTableTeacher()
@@ -196,7 +196,7 @@ def test_directions_are_those_of_the_actions() -> None:
 # Mirroring
 
 
-def shown(frames: list[np.ndarray]) -> np.ndarray:
+def resized_screen(frames: list[np.ndarray]) -> np.ndarray:
     """The environment's frame of an action's emulated frames."""
     screen = np.maximum(*frames[-2:])
     return cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
@@ -234,7 +234,7 @@ def test_consoles_mirror_the_environment(
             for _ in range(frame_skip):
                 console.step(int(action[i]))
                 frames.append(console.emulator.getScreenGrayscale())
-            assert np.array_equal(shown(frames), env.screens[i, -1].numpy())
+            assert np.array_equal(resized_screen(frames), env.screens[i, -1].numpy())
     teacher.answer(env)
     for i, console in enumerate(slow):
         ram = teacher._controllers[i].console.emulator.getRAM()
@@ -247,7 +247,7 @@ def test_no_ops_are_counted() -> None:
     console = Console(frame_skip=1)
     for i, noops in enumerate(env.noops.tolist()):
         console.begin(noops)
-        frame = shown([console.emulator.getScreenGrayscale()] * 2)
+        frame = resized_screen([console.emulator.getScreenGrayscale()] * 2)
         assert np.array_equal(frame, env.screens[i, -1].numpy())
     assert len(set(env.noops.tolist())) > 1
     assert begun(noop_max=0).noops.tolist() == [0]
@@ -265,7 +265,7 @@ def test_no_ops_are_counted() -> None:
 def test_labels_depend_on_the_actions_and_not_on_when_they_are_asked(
     sticky: float,
 ) -> None:
-    env, teacher = led(100, seed=4, sticky_actions=sticky)
+    env, teacher = env_and_teacher(100, seed=4, sticky_actions=sticky)
     late = ValueTableTeacher()
     for time in range(20):
         same(teacher, late, env)
@@ -293,7 +293,7 @@ def test_labels_are_in_the_environments_actions() -> None:
 
 
 def test_taken_envs_are_followed_from_where_they_were() -> None:
-    env, teacher = led(60)
+    env, teacher = env_and_teacher(60)
     expected = ValueTableTeacher().answer(env)
     teacher.answer(env)
     controller = teacher._controllers[1]
@@ -334,7 +334,7 @@ def test_two_environments_in_turn_are_followed_from_where_they_were(
 
 
 def test_few_other_controllers_are_kept() -> None:
-    env, teacher = led(2)
+    env, teacher = env_and_teacher(2)
     spare = ValueController(4)
     teacher._controllers |= {100 + i: spare for i in range(SPARE + 3)}
     teacher.answer(env)
@@ -343,7 +343,7 @@ def test_few_other_controllers_are_kept() -> None:
 
 
 def test_environments_with_other_options_are_followed_from_their_start() -> None:
-    teacher = led(20)[1]
+    teacher = env_and_teacher(20)[1]
     sticky_env = begun(2, actions="moves", sticky_actions=0.25)
     sticky_env.step({"agent": torch.zeros(2, 1, dtype=torch.int64)})
     same(teacher, ValueTableTeacher(), sticky_env)

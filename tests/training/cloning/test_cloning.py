@@ -89,7 +89,7 @@ def teacher_folder(tmp_path) -> Path:
     return tmp_path / "teacher"
 
 
-def small(*overrides: str) -> list[str]:
+def small_overrides(*overrides: str) -> list[str]:
     """Overrides after those for a small size, which may not suit another policy."""
     has_policy = any(text.startswith("policy=") for text in overrides)
     base = [text for text in SMALL if not (has_policy and "pooling" in text)]
@@ -102,7 +102,7 @@ def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run
         run = Run.open(path)
         config = run.config
     else:
-        config = compose("clone", small(*overrides))
+        config = compose("clone", small_overrides(*overrides))
         run = Run.create(path, config, "clone")
     counter = iter(range(10_000))
     stop = stop_after is not None
@@ -141,20 +141,20 @@ CARTPOLE = {"name": "cartpole", "max_steps": 15}
 # What is taken down
 
 
-def split(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
+def by_trajectory(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
     return list(trajectories.steps[name].split(trajectories.lengths.tolist()))
 
 
-def each_of(trajectories: Trajectories, *names: str):
+def split_parts(trajectories: Trajectories, *names: str):
     """These parts of one trajectory after the other."""
-    return zip(*(split(trajectories, name) for name in names), strict=True)
+    return zip(*(by_trajectory(trajectories, name) for name in names), strict=True)
 
 
 @pytest.mark.parametrize("student", [None, sensory(seed=3)])
 def test_labels_are_the_teachers_own_answers_in_every_state(student):
     teacher = sensory(seed=7)
     played, _ = collected(teacher, CARTPOLE, student=student)
-    parts = each_of(played, "features", "prev_action", "label")
+    parts = split_parts(played, "features", "prev_action", "label")
     for features, before, label in parts:
         memory = teacher.initial_memory(1, 5)
         answers, _ = teacher.unroll(features[None], None, before[None], memory)
@@ -163,7 +163,7 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
 
 def test_the_previous_action_is_the_one_that_was_truly_taken():
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    for before, label in each_of(played, "prev_action", "label"):
+    for before, label in split_parts(played, "prev_action", "label"):
         assert (before[0] == 0).all()
         torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
     assert played.steps["prev_action"].abs().max() > 0.01
@@ -175,7 +175,7 @@ def test_features_are_what_the_env_shows_and_not_what_the_student_sees():
     played, _ = collected(
         sensory(seed=7), CARTPOLE, student=student, perturbation=augmented.build()
     )
-    parts = each_of(played, "features", "prev_action")
+    parts = split_parts(played, "features", "prev_action")
     for number, (features, before) in zip(played.env_ids.tolist(), parts, strict=True):
         env = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
         env.reset()
@@ -225,7 +225,7 @@ class Left(Policy):
         return Decision(none.long(), none, none, logits, state)
 
 
-def wanderer() -> Policy:
+def random_walker() -> Policy:
     """It takes both choices at random."""
     torch.manual_seed(0)
     return RandomPolicy(spaces.Discrete(2))
@@ -255,7 +255,7 @@ def test_training_validation_and_evaluation_have_envs_of_their_own():
     assert 1 << 32 < VALIDATION_ENVS < PLAY_ENV_IDS < EVALUATION_ENVS
 
 
-def games(count: int) -> BehaviourPolicy:
+def walker_games(count: int) -> BehaviourPolicy:
     """Games of a walker, of 5 steps each."""
     env = make_batched_env(num_envs=count, name=f"{__name__}:Walk", max_steps=5)
     teacher = PolicyTeacher(Left().eval())
@@ -265,7 +265,7 @@ def games(count: int) -> BehaviourPolicy:
 
 
 def test_games_go_on_where_they_were_left() -> None:
-    resumed, once = games(3), games(3)
+    resumed, once = walker_games(3), walker_games(3)
     parts, whole = [resumed.advance(4), resumed.advance(8)], once.advance(12)
     assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
     assert whole.lengths.tolist() == [5, 5, 2] * 3
@@ -463,7 +463,7 @@ def test_whole_trajectories_are_padded_at_their_ends():
     played = join([part for part, _ in parts])
     batch = sampler(played, whole=True).select(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
-    for row, (features, label) in enumerate(each_of(played, "features", "label")):
+    for row, (features, label) in enumerate(split_parts(played, "features", "label")):
         assert torch.equal(batch.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
 
@@ -522,12 +522,12 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
 
 
 def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
-    played, rows = collected(Left(), BYTES, student=wanderer())
+    played, rows = collected(Left(), BYTES, student=random_walker())
     batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
     first, later = batch.prev_action[:, 0], batch.prev_action[:, 1:]
     assert (first == 0).all()
     assert (later.sum(-1) == 1).all()
-    choices = torch.stack(split(played, "prev_action"))[:, 1:].long()
+    choices = torch.stack(by_trajectory(played, "prev_action"))[:, 1:].long()
     assert torch.equal(later.argmax(-1), choices)
 
 
@@ -542,12 +542,12 @@ def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
     ],
 )
 def test_rows_are_perturbed_as_their_bytes_are(perturbation):
-    played, rows = collected(Left(), BYTES, student=wanderer())
+    played, rows = collected(Left(), BYTES, student=random_walker())
     batches = sampler(played, rows, whole=True, perturbation=perturbation)
     batch = batches.select(torch.arange(3), 4)
     table = rows.table()
     steps = {
-        name: torch.stack(split(played, name))
+        name: torch.stack(by_trajectory(played, name))
         for name in ("features", "types", "padding")
     }
     plain = Tokens(
@@ -804,7 +804,7 @@ def test_gradients_are_clipped():
 # Runs
 
 
-def same(first: Run, second: Run) -> None:
+def assert_same_runs(first: Run, second: Run) -> None:
     """Two runs that have learned the same."""
     weights = [
         load_policy(run.policy_path("last")).state_dict() for run in (first, second)
@@ -843,7 +843,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, teacher_folder)
     for _ in range(2):
         run_clone(tmp_path / "stopped", stop_after=1)
     run = run_clone(tmp_path / "stopped")
-    same(straight, run)
+    assert_same_runs(straight, run)
     assert [row["round"] for row in run.rows()] == [0, 0, 1, 2, 2]
     assert [row["batches"] for row in run.rows()] == [2, 3, 5, 7, 8]
 
@@ -908,7 +908,7 @@ def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run_clone(tmp_path / "stopped")
     assert round_path(tmp_path / "stopped" / FOLDER, 0).is_dir()
-    same(straight, run_clone(tmp_path / "stopped"))
+    assert_same_runs(straight, run_clone(tmp_path / "stopped"))
 
 
 def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder):
@@ -977,7 +977,7 @@ LOOKING = (
 
 def refusal(capsys, *overrides: str) -> str:
     """The one line in which the command refuses; no run is left."""
-    assert cli.main(["clone", "--run-dir", "run", *small(*overrides)]) == 2
+    assert cli.main(["clone", "--run-dir", "run", *small_overrides(*overrides)]) == 2
     out, err = capsys.readouterr()
     last = err.splitlines()[-1]
     assert last.startswith("marl-pool: ")
@@ -1137,7 +1137,7 @@ def test_a_pong_student_with_an_auxiliary_head_resumes_exactly(tmp_path):
     straight = run_clone(tmp_path / "straight", *overrides)
     stopped = run_clone(tmp_path / "stopped", *overrides, stop_after=2)
     assert len(stopped.rows()) == 2
-    same(straight, run_clone(tmp_path / "stopped"))
+    assert_same_runs(straight, run_clone(tmp_path / "stopped"))
     assert all(row["validation_auxiliary_error"] > 0 for row in straight.rows())
     for path in (straight.path / FOLDER).glob("*/about.json"):
         assert json.loads(path.read_text())["privileged_targets"][0] == "crossing"
@@ -1153,7 +1153,7 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     assert trajectories.steps["features"].shape == (trajectories.num_steps, 196)
     assert len(rows.table()) < 0.1 * trajectories.num_steps * 196
     # Labels are what was done next.
-    for before, label in each_of(trajectories, "prev_action", "label"):
+    for before, label in split_parts(trajectories, "prev_action", "label"):
         assert torch.equal(before[1:], label[:-1])
     assert [row["round"] for row in run.rows()] == [0, 1]
     sticky_run = run_clone(

@@ -74,14 +74,14 @@ def search(strategy, first, last):
     return drawn
 
 
-def tiny(*overrides, path=None):
+def tiny_run(*overrides, path=None):
     """A run of a tiny configuration, not yet begun."""
     config = compose("evolve", [*TINY, *overrides])
     return Run.create(path, config, "evolve")
 
 
-def finished(path, *overrides):
-    run = tiny(*overrides, path=path)
+def finished_run(path, *overrides):
+    run = tiny_run(*overrides, path=path)
     evolve(run, run.config)
     run.close()
     return run
@@ -394,7 +394,7 @@ def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
 # Another env for fitness than for validation
 
 
-def recorded(monkeypatch, *options):
+def record_plays(monkeypatch, *options):
     """Let evaluators record the environments and options that they evaluate."""
     played, play = [], Evaluator.play
 
@@ -408,8 +408,8 @@ def recorded(monkeypatch, *options):
 
 
 def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
-    played = recorded(monkeypatch, "width")
-    run = finished(
+    played = record_plays(monkeypatch, "width")
+    run = finished_run(
         tmp_path / "run",
         *("env.width=3", "fitness_env={width: 2}"),
         *("total_generations=3", "validation.every=5"),
@@ -422,8 +422,8 @@ def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypa
 
 def test_what_fitness_is_measured_in_is_what_is_learned_from(tmp_path):
     """The same fitness as in a run whose only env it is, other validation."""
-    plain = finished(tmp_path / "plain", "env.width=1")
-    apart = finished(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
+    plain = finished_run(tmp_path / "plain", "env.width=1")
+    apart = finished_run(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
     (rows, plain_state), (other_rows, apart_state) = results(plain), results(apart)
     kinds = ("fitness_mean", "fitness_max", "fitness_min", "step_size")
     for row, other_row in zip(rows, other_rows, strict=True):
@@ -444,7 +444,7 @@ def test_published_presets_learn_from_another_reward_than_they_are_measured_by(
     tmp_path, monkeypatch, preset, simulator, option, training, measured
 ):
     pytest.importorskip(simulator)
-    played = recorded(monkeypatch, option)
+    played = record_plays(monkeypatch, option)
     config = compose(
         "evolve",
         [
@@ -484,8 +484,8 @@ def _racer(config):
 @pytest.mark.parametrize("strategy", ["cma", "pgpe"])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
     choice = (f"evolution={strategy}", "fitness_env={max_steps: 7}")
-    whole = finished(tmp_path / "whole", *choice)
-    part = finished(tmp_path / "part", *choice, "total_generations=3")
+    whole = finished_run(tmp_path / "whole", *choice)
+    part = finished_run(tmp_path / "part", *choice, "total_generations=3")
     part = Run.open(part.path)
     assert part.verb == "evolve"
     evolve(part, {**part.config, "total_generations": 6})
@@ -501,7 +501,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
 
 def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
     first, again, reseeded = (
-        results(finished(tmp_path / name, f"seed={seed}"))
+        results(finished_run(tmp_path / name, f"seed={seed}"))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     assert first == again
@@ -509,7 +509,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 
 
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
-    run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
+    run = finished_run(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
     env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_ENVS)
     score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
@@ -532,7 +532,7 @@ def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
 
 
 def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
-    run = finished(tmp_path / "run")
+    run = finished_run(tmp_path / "run")
     rows = run.rows()
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for number, row in enumerate(rows, 1):
@@ -546,7 +546,7 @@ def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
 
 
 def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_path):
-    run = finished(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
+    run = finished_run(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
     assert run.best.iteration > 1
     expected = results(run), run.best
     for folder in run.checkpoints():  # as if killed just before the first of them
@@ -556,17 +556,17 @@ def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_pat
 
 
 def test_a_run_goes_on_without_the_folder_that_it_started_from(tmp_path):
-    first = finished(tmp_path / "first", "total_generations=1")
+    first = finished_run(tmp_path / "first", "total_generations=1")
     options = (f"init={first.path}", "checkpoint.every=1")
-    whole = finished(tmp_path / "whole", *options)
-    part = finished(tmp_path / "part", *options, "total_generations=2")
+    whole = finished_run(tmp_path / "whole", *options)
+    part = finished_run(tmp_path / "part", *options, "total_generations=2")
     first.path.rename(tmp_path / "elsewhere")
     evolve(part, {**part.config, "total_generations": 6})
     assert results(part) == results(whole)
 
 
 def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
-    run = finished(tmp_path / "run", "time_limit=1e-9")
+    run = finished_run(tmp_path / "run", "time_limit=1e-9")
     assert len(run.rows()) == 1
     assert run.latest_checkpoint().name == "iter_000001"
 
@@ -578,7 +578,7 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
 ):
     """The limit ends in the episodes of generation 3, or in its validation."""
     options = [f"evolution={strategy}", "validation.every=3", "checkpoint.every=1"]
-    whole = finished(tmp_path / "whole", *options, "total_generations=5")
+    whole = finished_run(tmp_path / "whole", *options, "total_generations=5")
 
     num_checks = 0
 
@@ -592,7 +592,7 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
         seconds_left = lambda loop: -1.0 if num_checks >= checks else 1.0  # noqa: E731
         patch.setattr(TrainingLoop, "_seconds_left", seconds_left)
         limited = [*options, "total_generations=5", "time_limit=1000"]
-        part = finished(tmp_path / "part", *limited)
+        part = finished_run(tmp_path / "part", *limited)
     assert num_checks == checks
     assert part.iterations_saved == len(part.rows()) == 2
     evolve(part, {**part.config, "time_limit": None})
@@ -600,7 +600,7 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
 
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
-    run = tiny("env.fault=poison", "env.episode=4", path=tmp_path / "run")
+    run = tiny_run("env.fault=poison", "env.episode=4", path=tmp_path / "run")
     with pytest.raises(
         StoppedError, match="generation 4: NaN or infinite: rewards of .*; kept"
     ):
@@ -609,7 +609,7 @@ def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
-    run = finished(tmp_path / "run", "total_generations=2")
+    run = finished_run(tmp_path / "run", "total_generations=2")
     (run.latest_checkpoint() / SEARCH).write_bytes(b"no arrays")
     with pytest.raises(StoppedError, match="iter_000002 cannot be read: .*start anoth"):
         evolve(run, {**run.config, "total_generations": 3})
@@ -653,9 +653,9 @@ def test_a_search_starts_where_it_is_told(tmp_path):
 
 
 def test_a_search_goes_on_from_the_policy_of_a_run(tmp_path):
-    run = finished(tmp_path / "first", "total_generations=2")
+    run = finished_run(tmp_path / "first", "total_generations=2")
     options = (f"init={run.path}", "total_generations=1")
-    later = finished(tmp_path / "later", *options, "evolution.sigma0=1e-9")
+    later = finished_run(tmp_path / "later", *options, "evolution.sigma0=1e-9")
     start, end = (to_vector(load_policy(item.policy_path())) for item in (run, later))
     torch.testing.assert_close(start, end, rtol=0, atol=1e-6)
 
@@ -876,8 +876,8 @@ def ray_here(no_cluster):
 
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(tmp_path, ray_here):
-    apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_envs=2")
-    alone = finished(tmp_path / "alone", "max_envs=2")
+    apart = finished_run(tmp_path / "apart", "resources.num_workers=2", "max_envs=2")
+    alone = finished_run(tmp_path / "alone", "max_envs=2")
     assert results(apart) == results(alone)
 
 
@@ -893,7 +893,7 @@ def test_workers_find_what_one_process_finds(tmp_path, ray_here):
     ],
 )
 def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
-    run = tiny(*resources, path=tmp_path / "run")
+    run = tiny_run(*resources, path=tmp_path / "run")
     with pytest.raises(InputError, match=message):
         evolve(run, run.config)
 
@@ -901,9 +901,9 @@ def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     fault = ("env.fault=kill", f"env.diary={tmp_path}", "resources.num_workers=1")
-    run = finished(tmp_path / "run", *fault, "max_envs=3")
+    run = finished_run(tmp_path / "run", *fault, "max_envs=3")
     assert len(list(tmp_path.glob("killed-*"))) == 1
-    assert results(run) == results(finished(tmp_path / "alone", "max_envs=3"))
+    assert results(run) == results(finished_run(tmp_path / "alone", "max_envs=3"))
 
 
 @pytest.mark.slow
@@ -915,7 +915,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     ],
 )
 def test_a_worker_that_keeps_failing_stops_the_run(tmp_path, ray_here, fault, message):
-    run = tiny(
+    run = tiny_run(
         *(f"env.fault={fault}", "env.kills=9", f"env.diary={tmp_path}"),
         *("resources.num_workers=1", "checkpoint.every=1", "env.episode=3"),
         path=tmp_path / "run",

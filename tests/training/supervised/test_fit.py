@@ -418,12 +418,12 @@ def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
 def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
     drawn = []
 
-    class Counted(knn_centroid.Sets):
+    class CountedSets(knn_centroid.Sets):
         def __init__(self, folder, *, num_samples, **options):
             drawn.append(num_samples)
             super().__init__(folder, num_samples=num_samples, **options)
 
-    monkeypatch.setattr(knn_centroid, "Sets", Counted)
+    monkeypatch.setattr(knn_centroid, "Sets", CountedSets)
     words = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
     cost = price(FitConfig.from_plain(compose("fit", [*words, "threads=1"])), tmp_path)
     assert cost.examples == 720_000
