@@ -164,14 +164,14 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Callable[[str], Path]:
     """Each kind of folder, made once and not changed."""
-    home, made = tmp_path_factory.mktemp("whole"), {}
+    home, paths = tmp_path_factory.mktemp("whole"), {}
 
     def get(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = home / kind / "folder"
-            made[kind].parent.mkdir()
-            KINDS[kind].make(made[kind])
-        return made[kind]
+        if kind not in paths:
+            paths[kind] = home / kind / "folder"
+            paths[kind].parent.mkdir()
+            KINDS[kind].make(paths[kind])
+        return paths[kind]
 
     return get
 
@@ -368,11 +368,9 @@ QUICK = {"policy": 8, "evolve": 16, "clone": 8, "fit": 8}
 def test_some_damages_are_refused_or_harmless(
     kind, tmp_path, folders, undamaged, capsys
 ):
-    every = sorted(
-        cases(folders, kind), key=lambda case: zlib.crc32(str(case).encode())
-    )
+    pool = sorted(cases(folders, kind), key=lambda case: zlib.crc32(str(case).encode()))
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
-    campaign(kind, every[: QUICK[kind]], tmp_path, **fixtures)
+    campaign(kind, pool[: QUICK[kind]], tmp_path, **fixtures)
 
 
 @pytest.mark.slow
@@ -382,16 +380,16 @@ def test_every_damage_is_refused_or_harmless(
     kind, damage, tmp_path, folders, undamaged, capsys
 ):
     """One verb for each file and damage; each verb meets every file and damage."""
-    every = [case for case in cases(folders, kind) if case[2] == damage]
-    names, verbs = sorted({name for _, name, _ in every}), KINDS[kind].verbs
+    pool = [case for case in cases(folders, kind) if case[2] == damage]
+    names, verbs = sorted({name for _, name, _ in pool}), KINDS[kind].verbs
     if kind == "train":
         draw = random.SystemRandom() if EXPLORES else random.Random(damage)
-        selection = draw.sample(every, TRAINED)
+        selection = draw.sample(pool, TRAINED)
     else:
         first = [*DAMAGES].index(damage)
         selection = [
             case
-            for case in every
+            for case in pool
             if EXPLORES or case[0] == verbs[(names.index(case[1]) + first) % len(verbs)]
         ]
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}

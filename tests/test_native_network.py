@@ -131,7 +131,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
 ) -> None:
     network = make_network(head_width=head_width, num_tokens=9)
     tokens = make_tokens(network, 300, padded=True)
-    alone = tokens.map(lambda tensor: tensor[137:138])
+    row = tokens.map(lambda tensor: tensor[137:138])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
         torch.set_num_threads(before)
     assert all(map(torch.equal, single, triple))
     with use_kernels("native"), torch.no_grad():
-        assert torch.equal(network(alone), network(tokens)[137:138])
+        assert torch.equal(network(row), network(tokens)[137:138])
 
 
 @pytest.mark.parametrize("pooling", ["ada", "avg", "max"])
@@ -150,9 +150,9 @@ def test_a_row_does_not_depend_on_the_padding_of_its_neighbours(pooling: str) ->
     network = make_network(pooling, num_tokens=9, std=1.0)
     tokens = make_tokens(network, 16)
     with use_kernels("native"), torch.no_grad():
-        alone = network(tokens)
+        expected = network(tokens)
         tokens.padding[::2, 4:] = True
-        assert torch.equal(network(tokens)[1::2], alone[1::2])
+        assert torch.equal(network(tokens)[1::2], expected[1::2])
 
 
 def far_apart(head_width: int, scale: float) -> SetNetwork:
@@ -184,10 +184,10 @@ def test_a_rows_bound_is_its_own(head_width: int, scale: float) -> None:
     network = far_apart(head_width, scale)
     tokens = make_tokens(network, 64)
     with use_kernels("native"), torch.no_grad():
-        together = network(tokens)
+        batch = network(tokens)
         for row in range(64):
-            alone = tokens.map(lambda tensor, row=row: tensor[row : row + 1])
-            assert torch.equal(network(alone)[0], together[row])
+            single = tokens.map(lambda tensor, row=row: tensor[row : row + 1])
+            assert torch.equal(network(single)[0], batch[row])
 
 
 def test_zero_rows_have_zero_gradients() -> None:

@@ -479,8 +479,8 @@ def test_a_part_that_keeps_its_weights_keeps_them_inside_others() -> None:
     head = make_pooling("multi", dim=8, heads=parts, num_tokens=6)
     before = {name: part.clone() for name, part in head.named_parameters()}
     init_weights(head, 0.5)
-    kept = {name for name, part in head.named_parameters() if part.equal(before[name])}
-    assert kept == {name for name in before if name.startswith("heads.0.")}
+    names = {name for name, part in head.named_parameters() if part.equal(before[name])}
+    assert names == {name for name in before if name.startswith("heads.0.")}
 
 
 class OwnWeights(Encoder):

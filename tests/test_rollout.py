@@ -286,8 +286,8 @@ def steps_of(part: Trajectory, number: int) -> Trajectory:
     """Select the steps of one environment, as a batch of one."""
     index = slice(number, number + 1)
     tokens = part.tokens.at((slice(None), index))
-    apart = ("tokens", "states", "next_alive")
-    columns = {k: v[:, index] for k, v in part._asdict().items() if k not in apart}
+    excluded = ("tokens", "states", "next_alive")
+    columns = {k: v[:, index] for k, v in part._asdict().items() if k not in excluded}
     states = tree_map(lambda leaf: leaf[:, index], part.states)
     return Trajectory(tokens=tokens, states=states, **columns)
 
@@ -591,16 +591,16 @@ def test_a_ramp_counts_the_episodes_of_each_env_by_itself() -> None:
 
 
 def test_one_env_alone_is_the_same_env_among_many() -> None:
-    many = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
-    parts = many.steps(STEPS)
+    batch = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
+    parts = batch.steps(STEPS)
     for number in (0, 4, 8):
         pond = Pond(1, first_env=number)
-        alone = Rollout(pond, token_policies(pond), explore=True).steps(STEPS)
-        for name, part in alone.items():
+        single = Rollout(pond, token_policies(pond), explore=True).steps(STEPS)
+        for name, part in single.items():
             assert_same(steps_of(parts[name], number), part)
             difference = parts[name].actions[:, number] - part.actions[:, 0]
             assert difference.abs().max() <= 1e-6
-        torch.testing.assert_close(many.env.places[number], pond.places[0])
+        torch.testing.assert_close(batch.env.places[number], pond.places[0])
 
 
 def test_the_seed_and_the_env_decide() -> None:

@@ -39,10 +39,10 @@ def fill(run: Run, *iterations: int) -> None:
 
 
 def test_a_run_reads_back_its_config_and_version(run):
-    again = Run.open(run.path)
-    assert again.config == CONFIG
-    assert again.version == __version__
-    again.write_config({**CONFIG, "seed": 4})
+    copy = Run.open(run.path)
+    assert copy.config == CONFIG
+    assert copy.version == __version__
+    copy.write_config({**CONFIG, "seed": 4})
     assert Run.open(run.path).config["seed"] == 4
 
 
@@ -206,11 +206,11 @@ def test_resuming_drops_later_rows_and_goes_on(run):
         run.log({"iteration": iteration, "loss": iteration / 10})
     with run.metrics_path.open("a") as out:
         out.write("6,0.")
-    again = Run.open(run.path)
-    again.resume_at(3)
-    again.log({"iteration": 4, "loss": 40.0})
-    again.close()
-    assert [(row["iteration"], row["loss"]) for row in again.rows()] == [
+    copy = Run.open(run.path)
+    copy.resume_at(3)
+    copy.log({"iteration": 4, "loss": 40.0})
+    copy.close()
+    assert [(row["iteration"], row["loss"]) for row in copy.rows()] == [
         (1, 0.1),
         (2, 0.2),
         (3, 0.3),
@@ -341,8 +341,8 @@ def test_pruning_keeps_the_newest_and_the_best(run, keep, expected):
     with run.save_policy_dir(Best(2, -1.5)):
         pass
     run.prune(keep)
-    kept = [iteration_of(path) for path in run.checkpoints()]
-    assert kept == (expected or [1, 2, 3, 4, 5])
+    iterations = [iteration_of(path) for path in run.checkpoints()]
+    assert iterations == (expected or [1, 2, 3, 4, 5])
 
 
 def test_the_best_is_remembered(run):

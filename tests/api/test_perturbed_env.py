@@ -89,9 +89,9 @@ def test_pettingzoo_checkers_accept_it(name: str) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
     def make() -> PerturbedParallelEnv:
-        made = perturb_env(make_env("simple_centroid", **CENTROID), config_of(name))
-        assert isinstance(made, PerturbedParallelEnv)
-        return made
+        env = perturb_env(make_env("simple_centroid", **CENTROID), config_of(name))
+        assert isinstance(env, PerturbedParallelEnv)
+        return env
 
     parallel_api_test(make(), num_cycles=30)
     parallel_seed_test(make)
@@ -108,11 +108,11 @@ def batched(
     name: str, group: str, seed: int, env_name: str, **options: Any
 ) -> list[Any]:
     """Observations of one batched environment in two episodes without actions."""
-    made = make_batched_env(env_name, 1, seed=seed, **options)
-    specs = [group_spec.tokens for group_spec in made.groups.values()]
+    env = make_batched_env(env_name, 1, seed=seed, **options)
+    specs = [group_spec.tokens for group_spec in env.groups.values()]
     perturbation = make_perturbation(specs=specs, **config_of(name))
-    policies = {name: NoopPolicy() for name in made.groups}
-    rollout = Rollout(made, policies, perturbation=perturbation)
+    policies = {name: NoopPolicy() for name in env.groups}
+    rollout = Rollout(env, policies, perturbation=perturbation)
     return [rollout.steps(1)[group].tokens.at((0, 0)) for _ in range(16)]
 
 
@@ -156,12 +156,12 @@ def test_the_space_grows_with_the_tokens() -> None:
 
 
 def test_registered_ids_and_made_perturbations() -> None:
-    made = make_perturbation("occlude", severity=1.0)
+    perturbation = make_perturbation("occlude", severity=1.0)
     for env in (
         gymnasium.make(registered_id("simple_centroid")),
         pettingzoo.make("parallel", registered_id("simple_centroid")),
     ):
-        observation, _ = marl_pool.perturb_env(env, made, seed=3).reset(seed=3)
+        observation, _ = marl_pool.perturb_env(env, perturbation, seed=3).reset(seed=3)
         observation = observation.get("agent_0", observation)
         assert observation["padding"].tolist() == [False] + [True] * 31
 
@@ -279,25 +279,25 @@ def test_a_step_before_reset_is_one_line(make: Callable[[], Any]) -> None:
 
 
 def test_the_envs_own_arrays_stay_as_they_are() -> None:
-    kept: dict[str, Tensor] = {}
+    copy: dict[str, Tensor] = {}
 
     class Keeping(OneAgentView):
         def reset(self, **options: Any) -> Any:
             observation, info = super().reset(**options)
-            kept.update({k: torch.from_numpy(v.copy()) for k, v in observation.items()})
+            copy.update({k: torch.from_numpy(v.copy()) for k, v in observation.items()})
             self.last = observation
             return observation, info
 
     env = Keeping("simple_centroid")
     perturb_env(env, {"name": "jitter", "severity": 1.0}).reset(seed=0)
     for part, array in env.last.items():
-        np.testing.assert_array_equal(array, kept[part].numpy())
+        np.testing.assert_array_equal(array, copy[part].numpy())
 
 
 def test_it_is_made_again_from_its_spec() -> None:
     plain = gymnasium.make("marl_pool/simple_centroid-v0", num_noise=2, max_steps=5)
     env = perturb_env(plain, {"name": "occlude", "severity": 0.5}, seed=3)
-    again = gymnasium.make(env.spec)
-    first, second = (instance.reset(seed=1)[0] for instance in (env, again))
+    copy = gymnasium.make(env.spec)
+    first, second = (instance.reset(seed=1)[0] for instance in (env, copy))
     assert all(np.array_equal(first[part], second[part]) for part in first)
     assert first["padding"].any()

@@ -97,11 +97,11 @@ def test_a_damaged_score_is_told(run, printed):
     [(None, "none yet"), ({"mse": 0.25}, "mse 0.25"), ("cut", "cannot be read")],
 )
 def test_show_of_a_fit_has_its_results(printed, content, expected):
-    made = Run.create("runs/fit", compose("fit"), "fit")
+    run = Run.create("runs/fit", compose("fit"), "fit")
     if content is not None:
         document = sealed_json({"task": {}, "mean": content})
         text = content if content == "cut" else json.dumps(document)
-        (made.path / "results.json").write_text(text)
+        (run.path / "results.json").write_text(text)
     (line,) = (
         ln for ln in printed("show", "runs/fit").splitlines() if "results:" in ln
     )

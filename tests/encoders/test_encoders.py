@@ -86,8 +86,8 @@ def test_padding_never_matters(
     torch.testing.assert_close(output[~padding], expected[~padding])
     for row in range(len(x)):
         present = ~padding[row]
-        alone = encoder(x[row : row + 1, present])[0]
-        torch.testing.assert_close(alone, expected[row, present])
+        row_output = encoder(x[row : row + 1, present])[0]
+        torch.testing.assert_close(row_output, expected[row, present])
 
 
 @encoders
@@ -234,9 +234,9 @@ def test_dropout_keeps_the_mean() -> None:
     encoder = build(dropout=0.25, num_layers=1).train()
     x = random_set()[0]
     torch.manual_seed(0)
-    many = encoder(x.repeat(2000, 1, 1)).view(2000, *x.shape)
+    outputs = encoder(x.repeat(2000, 1, 1)).view(2000, *x.shape)
     expected = encoder.eval()(x)
-    error = (many.mean(0) - expected).abs() / (many.std(0) / 2000**0.5)
+    error = (outputs.mean(0) - expected).abs() / (outputs.std(0) / 2000**0.5)
     assert error.max() < 5
 
 

@@ -138,8 +138,8 @@ def test_log_probabilities_are_those_of_sequential_sampling(
 def test_noise_samples_without_replacement() -> None:
     logits, samples = normal(4, 4), 60_000
     generator = torch.Generator().manual_seed(0)
-    many = logits.expand(samples, -1, -1)
-    pairs = choose_pairs(many + gumbel(many, generator), 2)
+    batch = logits.expand(samples, -1, -1)
+    pairs = choose_pairs(batch + gumbel(batch, generator), 2)
     codes = (pairs.gone * 4 + pairs.kept) @ torch.tensor([16, 1])
     counts = torch.bincount(codes, minlength=256)
     statistic, all_sequences = 0.0, list(sequences(4, 2))
@@ -200,12 +200,12 @@ def test_unmasked_is_the_softmax_of_the_whole_matrix() -> None:
 def test_tokens_without_replacement() -> None:
     logits = normal(4)
     orders = list(itertools.permutations(range(4), 2))
-    many = logits.expand(len(orders), -1)
-    probabilities = token_log_prob(many, torch.tensor(orders)).sum(1).exp()
+    batch = logits.expand(len(orders), -1)
+    probabilities = token_log_prob(batch, torch.tensor(orders)).sum(1).exp()
     share = logits.softmax(0)
     expected = [float(share[a] * share[b] / (1 - share[a])) for a, b in orders]
     torch.testing.assert_close(probabilities, torch.tensor(expected).double())
-    unmasked = token_log_prob(many, torch.tensor(orders), masked=False).sum(1).exp()
+    unmasked = token_log_prob(batch, torch.tensor(orders), masked=False).sum(1).exp()
     expected = [float(share[a] * share[b]) for a, b in orders]
     torch.testing.assert_close(unmasked, torch.tensor(expected).double())
     assert choose_tokens(logits[None], 2).tolist() == [logits.topk(2).indices.tolist()]
@@ -379,9 +379,9 @@ def layer(**options: object) -> MergingLayer:
         "through_tokens": True,
         **options,
     }
-    made = randomized(MergingLayer(4, **arguments))  # type: ignore[arg-type]
-    assert isinstance(made, MergingLayer)
-    return made
+    merging = randomized(MergingLayer(4, **arguments))  # type: ignore[arg-type]
+    assert isinstance(merging, MergingLayer)
+    return merging
 
 
 def test_shared_keys_train_the_queries_only() -> None:

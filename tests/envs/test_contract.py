@@ -120,8 +120,8 @@ def test_observations_fit_their_description(name: str, options: Any) -> None:
 
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
 def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
-    many = started(name, 37, options)
-    start, expected = obs(many), run(many, 70)
+    batch = started(name, 37, options)
+    start, expected = obs(batch), run(batch, 70)
     for number in (0, 3, 36):
         solo = started(name, 1, options, first_env=number)
         assert_equal(obs(solo), [part[number : number + 1] for part in start])

@@ -138,10 +138,10 @@ def test_episodes_follow_from_the_seed() -> None:
         return [observations["agent_0"]["features"] for observations, _ in resets]
 
     view = make_env("simple_centroid", seed=4)
-    first, again = starts(view, None), starts(view, 4)
+    first, repeat = starts(view, None), starts(view, 4)
     reseeded = starts(view, 5)
     for i in range(3):
-        assert np.array_equal(first[i], again[i])
+        assert np.array_equal(first[i], repeat[i])
         assert not np.array_equal(first[i], reseeded[i])
     assert not np.array_equal(first[0], first[1])
 

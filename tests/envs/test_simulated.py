@@ -116,9 +116,9 @@ def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
         for i in range(3):
             histories.setdefault((i, int(env.episodes[i])), []).append(features[i])
     for number, episode in ((0, 1), (1, 0), (1, 2), (2, 1)):
-        alone = begun(make, first_env=number, first_episode=episode, seed=3)
+        single = begun(make, first_env=number, first_episode=episode, seed=3)
         expected = torch.stack(histories[number, episode])
-        assert torch.equal(run(alone, len(expected))[:, 0], expected)
+        assert torch.equal(run(single, len(expected))[:, 0], expected)
 
 
 @EACH_ENV

@@ -44,9 +44,9 @@ def limit(fault: str) -> list[str]:
 
 def evolve_faulty_pole(path, fault: str, monkeypatch) -> int:
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
+    base = [text for text in EVOLVE if not text.startswith(("env", "total"))]
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
-    words = ["evolve", *kept, *env, "+env.after=90", *limit(fault)]
+    words = ["evolve", *base, *env, "+env.after=90", *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
 
 
@@ -85,10 +85,10 @@ def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkey
 
 def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    kept = [text for text in CLONE if not text.startswith(("env", "teacher"))]
+    base = [text for text in CLONE if not text.startswith(("env", "teacher"))]
     env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
     teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
-    words = ["clone", *kept, *env, "+env.after=3", teacher, *limit(fault)]
+    words = ["clone", *base, *env, "+env.after=3", teacher, *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
 
 
@@ -170,15 +170,15 @@ def test_a_report_ends_in_one_line(evaluates, tmp_path, capsys, monkeypatch):
     pytest.importorskip("cv2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
-    kept = [text for text in EVOLVE if not text.startswith("env")]
+    base = [text for text in EVOLVE if not text.startswith("env")]
     env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
-    assert cli.main(["evolve", *kept, *env, "--run-dir", "run"]) == 0
-    few = ["episodes=2", "perturbations=[]"]
+    assert cli.main(["evolve", *base, *env, "--run-dir", "run"]) == 0
+    settings = ["episodes=2", "perturbations=[]"]
     plugin = ["--plugin", "helpers.faulty_envs:FaultyPole"]
     if not evaluates:
-        assert cli.main(["evaluate", "run", *few, *plugin]) == 0
+        assert cli.main(["evaluate", "run", *settings, *plugin]) == 0
     monkeypatch.setattr(FaultyPole, "num_steps", 9999)
-    words = ["evaluate=true", *few] if evaluates else []
+    words = ["evaluate=true", *settings] if evaluates else []
     assert cli.main(["report", "run", *words, *plugin, "env_timeout=1"]) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
 

@@ -57,22 +57,22 @@ class Level:
     def act(self, action: int) -> tuple["Level", float, bool]:
         """Move: return the level, the reward, and whether that was the end."""
         down, right = STEPS[action]
-        to = (self.agent[0] + down, self.agent[1] + right)
-        if not (1 <= to[0] <= self.n and 1 <= to[1] <= self.n):
+        cell = (self.agent[0] + down, self.agent[1] + right)
+        if not (1 <= cell[0] <= self.n and 1 <= cell[1] <= self.n):
             return self, 0.0, False
-        if self.loose is not None and to == self.loose[0]:
-            return replace(self, agent=to, loose=None, held=self.loose[1]), 1.0, False
+        if self.loose is not None and cell == self.loose[0]:
+            return replace(self, agent=cell, loose=None, held=self.loose[1]), 1.0, False
         for box in self.boxes:
-            if to == box.cell or (to == box.lock_cell and box.lock != self.held):
+            if cell == box.cell or (cell == box.lock_cell and box.lock != self.held):
                 return self, 0.0, False
-            if to == box.lock_cell:
+            if cell == box.lock_cell:
                 boxes = self.boxes - {box}
-                after = replace(self, agent=to, held=box.content, boxes=boxes)
+                after = replace(self, agent=cell, held=box.content, boxes=boxes)
                 if box.trap:
                     return after, -1.0, True
                 gem = box.content == "gem"
                 return after, 10.0 if gem else 1.0, gem
-        return replace(self, agent=to), 0.0, False
+        return replace(self, agent=cell), 0.0, False
 
     def entities(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
         """List each entity: type, color, cell."""

@@ -44,14 +44,14 @@ def results_of(folder: Path) -> dict[str, Any]:
         {name: repr(value) for name, value in row.items() if not CLOCKS.search(name)}
         for row in run.rows()
     ]
-    kept = [
+    files = [
         *folder.glob("networks/*.safetensors"),
         *folder.glob("policy/*.safetensors"),
     ]
-    kept += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
+    files += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
     weights = {
         file.relative_to(folder).as_posix(): _numbers(file)
-        for file in kept
+        for file in files
         if file.is_file()
     }
     results = folder / "results.json"

@@ -56,8 +56,8 @@ class Faulty(FoxAndHens):
         if is_due and self.fault == "raise":
             raise EscapedError("the hens\nescaped")
         if is_due and self.fault == "kill":
-            done = len(list(self.diary.parent.glob("killed-*")))
-            if done < self.kills:
-                (self.diary.parent / f"killed-{done}").touch()
+            num_kills = len(list(self.diary.parent.glob("killed-*")))
+            if num_kills < self.kills:
+                (self.diary.parent / f"killed-{num_kills}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().advance(actions)

@@ -114,24 +114,24 @@ def list_agents(agents: Any) -> Fault:
     return apply
 
 
-def _end(env, observations, rewards, ended, late, infos):
+def _end(env, observations, rewards, terminated, truncated, infos):
     """Flag agent 0; it stays listed, and is paid by the fault "paid after the end"."""
-    ended["a_0"] = True
+    terminated["a_0"] = True
     if env.time > 2:
         rewards["a_0"] = 1.0 if env.fault == "paid after the end" else 0.0
 
 
-def _truncate(env, observations, rewards, ended, late, infos):
+def _truncate(env, observations, rewards, terminated, truncated, infos):
     """Truncate agent 0, which stays listed; the others terminate in step 4."""
-    late["a_0"] = True
+    truncated["a_0"] = True
     if env.time > 2:
         rewards["a_0"] = None
     for agent in ("a_1", "a_2"):
-        ended[agent] = env.time == 4
+        terminated[agent] = env.time == 4
 
 
-def _all_end(env, observations, rewards, ended, late, infos):
-    ended.update(dict.fromkeys(ended, True))
+def _all_end(env, observations, rewards, terminated, truncated, infos):
+    terminated.update(dict.fromkeys(terminated, True))
     env.agents = list(env.possible_agents)
 
 

@@ -22,10 +22,10 @@ def centroid(count: int = 1) -> BatchedEnv:
 
 def policy_for(env: BatchedEnv, pooling: Any = "ada") -> Policy:
     group = env.groups["agent"]
-    made = make_policy(
+    policy = make_policy(
         group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
     )
-    return to_float64({"agent": made})["agent"]
+    return to_float64({"agent": policy})["agent"]
 
 
 def read(path: Path) -> list[np.ndarray]:

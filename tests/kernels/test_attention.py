@@ -180,9 +180,9 @@ def test_what_lies_under_padding_never_matters(
 def test_one_key_is_attended_to_alone(num_heads: int) -> None:
     attention = make(num_heads)
     query, context, _ = inputs()
-    alone = torch.arange(5).expand(4, 5) != 2
+    padding = torch.arange(5).expand(4, 5) != 2
     expected = attention.to_out(attention.to_value(context[:, 2:3])).expand(-1, 3, -1)
-    torch.testing.assert_close(attention(query, context, alone), expected)
+    torch.testing.assert_close(attention(query, context, padding), expected)
 
 
 @pytest.mark.parametrize("num_heads", [2, 8])

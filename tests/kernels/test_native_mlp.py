@@ -80,10 +80,10 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     module = make([8, 32, 32, 5]).to(dtype)
     values = torch.randn(300, 8, dtype=dtype)
     with use_kernels("native"):
-        together = module(values)
+        batch = module(values)
         for first, count in ((0, 1), (3, 17), (120, 129), (299, 1)):
             part = module(values[first : first + count])
-            assert torch.equal(part, together[first : first + count])
+            assert torch.equal(part, batch[first : first + count])
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:

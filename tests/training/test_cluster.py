@@ -103,12 +103,12 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     package, file = tmp_path / "brought", tmp_path / "alone.py"
     installed = tmp_path / "site-packages"
     package.mkdir()
-    brought, alone = ModuleType("brought"), ModuleType("alone")
-    brought.__path__, alone.__file__ = [str(package)], str(file)
+    brought, module_file = ModuleType("brought"), ModuleType("alone")
+    brought.__path__, module_file.__file__ = [str(package)], str(file)
     # The other machines have their own installed packages.
     third_party = ModuleType("there")
     third_party.__file__ = str(installed / "there.py")
-    for module in (brought, alone, third_party):
+    for module in (brought, module_file, third_party):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{installed}")
     monkeypatch.chdir(tmp_path)
@@ -309,13 +309,13 @@ def test_a_process_that_ends_without_a_word_leaves_one(ending):
         f"with last_words('lost; resume', [{child.pid}]):\n"
         f"    {ending}\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     is_sudden = ending.startswith("os.")
     try:
-        assert done.stderr == ("lost; resume\n" if is_sudden else "")
-        assert done.returncode == (1 if is_sudden else 3)
+        assert result.stderr == ("lost; resume\n" if is_sudden else "")
+        assert result.returncode == (1 if is_sudden else 3)
         # A process that is to die with it does so.
         if is_sudden:
             assert child.wait(PATIENCE) == -signal.SIGKILL
@@ -327,7 +327,7 @@ def test_a_process_that_ends_without_a_word_leaves_one(ending):
 def test_every_part_of_a_batch_has_every_module():
     def chunk(module: str, agent: int, steps: int) -> SingleAgentEpisode:
         numbers = np.arange(steps) + 100 * agent
-        made = SingleAgentEpisode(
+        episode = SingleAgentEpisode(
             observations={"x": np.arange(steps + 1.0)},
             infos=[{}] * (steps + 1),
             actions=numbers,
@@ -336,8 +336,8 @@ def test_every_part_of_a_batch_has_every_module():
             t_started=0,
             len_lookback_buffer=0,
         )
-        made.module_id = module
-        return made
+        episode.module_id = module
+        return episode
 
     # RLlib would give the fox to one of the learners.
     episodes = [chunk("fox", 0, 7), *(chunk("hen", i, 7) for i in (1, 2, 3))]
@@ -348,8 +348,8 @@ def test_every_part_of_a_batch_has_every_module():
     for module, agents in {"fox": [0], "hen": [1, 2, 3]}.items():
         counts = [len(shard[module]["actions"]) for shard in rows]
         assert max(counts) - min(counts) <= 1
-        together = torch.cat([shard[module]["actions"] for shard in rows])
+        actions = torch.cat([shard[module]["actions"] for shard in rows])
         expected = [100 * agent + step for agent in agents for step in range(7)]
-        assert sorted(together.tolist()) == expected
+        assert sorted(actions.tolist()) == expected
         for shard in rows:
             assert torch.equal(shard[module]["log_prob"], shard[module]["actions"])

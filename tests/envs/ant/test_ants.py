@@ -91,14 +91,14 @@ def test_bullets_ant_is_pybullets() -> None:
     modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
     actions = some_actions(100)
     sent = json.dumps([seed_of(env), actions.flatten(1).tolist()])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", BULLET],
         input=sent,
         capture_output=True,
         text=True,
         check=True,
     )
-    readings, outcomes = json.loads(done.stdout.splitlines()[-1])
+    readings, outcomes = json.loads(result.stdout.splitlines()[-1])
     for action, expected, outcome in zip(actions, readings, outcomes, strict=False):
         assert env.readings[0].tolist() == expected
         step, second = (ant.step({"agent": action}) for ant in (env, modest))

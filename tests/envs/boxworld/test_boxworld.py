@@ -235,18 +235,18 @@ def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None
         return (codes >= LOCK).sum(1), ((codes >= LOOSE) & (codes < LOCK)).sum(1)
 
     for _ in range(40):
-        (locks, loose), held = count(), env.codes[:, 0].clone()
+        (locks, loose), held_codes = count(), env.codes[:, 0].clone()
         coin, choice = chance.next().unbind(1)
         wise = solver.act(env.observe()["agent"]).action
         action = torch.where(coin < 0.5, wise[:, 0], (4 * choice).long())[:, None]
         step = env.step({"agent": action})
         rewarded = step.rewards["agent"][:, 0] != 0
-        gone = locks + loose - sum(count())
-        assert torch.equal(gone, rewarded.long())
-        assert torch.equal(env.codes[:, 0] != held, rewarded)
+        num_removed = locks + loose - sum(count())
+        assert torch.equal(num_removed, rewarded.long())
+        assert torch.equal(env.codes[:, 0] != held_codes, rewarded)
         assert ((env.codes == AGENT).sum(1) == 1).all()
-        at = env.codes.gather(1, env.places[:, :1])
-        assert (at == AGENT).all()
+        agent_codes = env.codes.gather(1, env.places[:, :1])
+        assert (agent_codes == AGENT).all()
         # One key, loose or held, from the first step to the last.
         assert torch.equal((env.codes[:, 0] > 0).long() + count()[1], torch.ones(8))
         live &= ~step.terminated
@@ -396,10 +396,10 @@ def test_a_policy_does_not_see_what_lies_under_padding(observation: str) -> None
 
 
 def test_one_seed_gives_one_level_and_another_seed_another() -> None:
-    first, again, second = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
-    for env in (first, again, second):
+    first, repeat, second = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
+    for env in (first, repeat, second):
         env.reset()
-    assert torch.equal(first.codes, again.codes)
+    assert torch.equal(first.codes, repeat.codes)
     assert (first.codes != second.codes).any(1).all()
     assert len({tuple(row) for row in first.codes.tolist()}) == 50
     before = first.codes.clone()
@@ -415,10 +415,10 @@ def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> N
         env.reset(torch.tensor(mask))
     for number in range(4):
         episode = sum(mask[number] for mask in masks)
-        alone = BoxWorld(1, seed=2, first_env=number, first_episode=episode)
-        alone.reset()
-        assert torch.equal(env.codes[number], alone.codes[0])
-        assert torch.equal(env.places[number], alone.places[0])
+        single = BoxWorld(1, seed=2, first_env=number, first_episode=episode)
+        single.reset()
+        assert torch.equal(env.codes[number], single.codes[0])
+        assert torch.equal(env.places[number], single.places[0])
 
 
 # Wrong input
@@ -500,9 +500,9 @@ def test_attention_rims_the_cells_that_it_goes_to(observation: str) -> None:
         weights[token] = 1.0
         image = env.frame(attention=weights)
         changed = np.abs(image - plain).sum(-1).nonzero()
-        cells = {tuple((at / side).astype(int)) for at in np.stack(changed, 1)}
+        cells = {tuple((point / side).astype(int)) for point in np.stack(changed, 1)}
         away = (tokens.features[token, 3:] * 6).round().long().tolist()
-        row, column = (at + d for at, d in zip(level.agent, away, strict=True))
+        row, column = (point + d for point, d in zip(level.agent, away, strict=True))
         assert cells == {(row, column)}
         # What the cell holds is still seen.
         assert middle(image, level, row, column) == middle(plain, level, row, column)

@@ -112,27 +112,27 @@ def test_the_path_is_a_chain_and_branches_begin_on_it(options: dict[str, Any]) -
 
 
 def test_every_color_root_and_cell_is_drawn_evenly() -> None:
-    some = levels(3000, n=7, goal_length=3, num_distractors=1)
-    loose = Counter(level.loose[1] for level in some if level.loose)
+    sample = levels(3000, n=7, goal_length=3, num_distractors=1)
+    loose = Counter(level.loose[1] for level in sample if level.loose)
     assert len(loose) == len(KEY_COLORS) == COLORS
     # 18 degrees of freedom; 47 is exceeded once in four thousand.
     assert chi_squared(torch.tensor(list(loose.values())).double()) < 47
     first = [
         next(box.lock for box in level.boxes if box.trap) == level.loose[1]
-        for level in some
+        for level in sample
         if level.loose
     ]
     assert sum(first) / 3000 == pytest.approx(0.5, abs=0.04)
-    every = {(row, column) for row in range(1, 8) for column in range(1, 8)}
-    assert {level.agent for level in some} == every
-    assert {level.loose[0] for level in some if level.loose} == every
-    contents = {box.cell for level in some for box in level.boxes}
-    assert contents == {cell for cell in every if cell[1] < 7}
+    cells = {(row, column) for row in range(1, 8) for column in range(1, 8)}
+    assert {level.agent for level in sample} == cells
+    assert {level.loose[0] for level in sample if level.loose} == cells
+    contents = {box.cell for level in sample for box in level.boxes}
+    assert contents == {cell for cell in cells if cell[1] < 7}
 
 
 def test_the_first_box_is_placed_uniformly() -> None:
-    some = levels(4000, num_distractors=0)
-    counts = Counter(box.cell for level in some for box in level.boxes)
+    sample = levels(4000, num_distractors=0)
+    counts = Counter(box.cell for level in sample for box in level.boxes)
     assert len(counts) == 7 * 6
     # 41 degrees of freedom; 80 is exceeded once in four thousand.
     assert chi_squared(torch.tensor(list(counts.values())).double()) < 80
@@ -166,9 +166,9 @@ def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
     assert [start for _, start in draws] == [numbers * i for i in range(len(draws))]
     assert 30 < draws[1][0] < 90
     for number in range(0, 400, 23):
-        alone = BoxWorld(1, n=5, seed=7, first_env=number)
-        alone.reset()
-        assert torch.equal(alone.codes[0], env.codes[number])
+        single = BoxWorld(1, n=5, seed=7, first_env=number)
+        single.reset()
+        assert torch.equal(single.codes[0], env.codes[number])
 
 
 def test_the_default_level_never_lacks_room() -> None:

@@ -137,8 +137,8 @@ def test_it_is_permutation_invariant_and_keeps_batches_apart(observation: str) -
         tokens.padding[..., order],
     )
     assert torch.equal(policy.act(shuffled).logits, decision.logits)
-    alone = policy.act(tokens.at(slice(7, 8)))
-    assert torch.equal(alone.logits[0], decision.logits[7])
+    single = policy.act(tokens.at(slice(7, 8)))
+    assert torch.equal(single.logits[0], decision.logits[7])
     assert torch.equal(policy.double().act(tokens).logits, decision.logits)
 
 

@@ -93,8 +93,8 @@ def test_sharp_pictures_have_the_very_colors() -> None:
     assert {(102, 204, 102), (102, 230, 102), (102, 102, 102)} <= colors
     smooth = begun(smooth=True)
     drive(smooth, 0.0, -0.5, -1.0, steps=60)
-    apart = env.observations.int() - smooth.observations.int()
-    assert 0 < apart.abs().float().mean() < 8
+    difference = env.observations.int() - smooth.observations.int()
+    assert 0 < difference.abs().float().mean() < 8
 
 
 def test_pictures_are_the_middles_of_the_blocks() -> None:

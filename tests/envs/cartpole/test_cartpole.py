@@ -312,10 +312,10 @@ def test_one_env_equals_the_same_env_among_many(
         "seed": 11,
         "dtype": dtype,
     }
-    many, single = started(41, **options), started(1, first_env=number, **options)
-    (features, rewards), (alone, its_rewards) = run(many, 70), run(single, 70)
-    assert torch.equal(alone[:, 0], features[:, number])
-    assert torch.equal(its_rewards[:, 0], rewards[:, number])
+    batch, single = started(41, **options), started(1, first_env=number, **options)
+    (features, rewards), (actual, actual_rewards) = run(batch, 70), run(single, 70)
+    assert torch.equal(actual[:, 0], features[:, number])
+    assert torch.equal(actual_rewards[:, 0], rewards[:, number])
 
 
 def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
@@ -427,10 +427,10 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
 def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
     env = started(16)
     tokens, policy = env.observe()["agent"], heuristic(env)
-    lost = (torch.arange(5) == 1).expand(tokens.types.shape)
-    unknown = torch.where(lost[..., None], torch.nan, tokens.features)
-    still = torch.where(lost[..., None], 0.0, tokens.features)
-    action = policy.act(Tokens(unknown, tokens.types, lost)).action
+    padding = (torch.arange(5) == 1).expand(tokens.types.shape)
+    unknown = torch.where(padding[..., None], torch.nan, tokens.features)
+    still = torch.where(padding[..., None], 0.0, tokens.features)
+    action = policy.act(Tokens(unknown, tokens.types, padding)).action
     assert torch.equal(action, policy.act(tokens._replace(features=still)).action)
     assert not torch.equal(action, policy.act(tokens).action)
 

@@ -244,13 +244,13 @@ def test_a_push_to_each_side_goes_there() -> None:
 
 
 def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
-    first, again, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
-    for env in (first, again, second):
+    first, repeat, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
+    for env in (first, repeat, second):
         env.reset()
     assert not torch.equal(first.state[0], first.state[1])
-    assert torch.equal(first.state, again.state)
+    assert torch.equal(first.state, repeat.state)
     assert not (first.state[..., :2] == second.state[..., :2]).any()
-    assert torch.equal(run(first, 20)[0], run(again, 20)[0])
+    assert torch.equal(run(first, 20)[0], run(repeat, 20)[0])
 
 
 def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
@@ -373,12 +373,12 @@ def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
 ) -> None:
     policy, tokens = heuristic(continuous)
     signal = tokens.types == 2
-    lost = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
-    features = torch.where((lost | ~signal)[..., None], torch.nan, tokens.features)
+    padding = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
+    features = torch.where((padding | ~signal)[..., None], torch.nan, tokens.features)
     short = Tokens(
         tokens.features[:, :, :-1], tokens.types[..., :-1], tokens.padding[..., :-1]
     )
-    decision = policy.act(Tokens(features, tokens.types, lost))
+    decision = policy.act(Tokens(features, tokens.types, padding))
     expected = policy.act(short)
     assert torch.equal(decision.action, expected.action)
     assert not torch.equal(decision.logits, policy.act(tokens).logits)
@@ -387,8 +387,8 @@ def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_heuristic_rests_when_all_signals_are_lost(continuous: bool) -> None:
     policy, tokens = heuristic(continuous)
-    lost = Tokens(tokens.features, tokens.types, tokens.types == 2)
-    action = policy.act(lost).action
+    padded = Tokens(tokens.features, tokens.types, tokens.types == 2)
+    action = policy.act(padded).action
     assert action.shape == ((6, 2, 5) if continuous else (6, 2))
     assert not action.any()
 

@@ -342,9 +342,9 @@ def test_obstacles_have_no_influence_unless_they_collide(prey: str) -> None:
         env.reset()
     still = noisy.state[:, 4:].clone()
     states, rewards = run(without, 80)
-    its_states, its_rewards = run(noisy, 80)
-    assert torch.equal(states, its_states[:, :, :4])
-    assert torch.equal(rewards, its_rewards)
+    noisy_states, noisy_rewards = run(noisy, 80)
+    assert torch.equal(states, noisy_states[:, :, :4])
+    assert torch.equal(rewards, noisy_rewards)
     assert torch.equal(noisy.state[:, 4:], still)
     assert not torch.equal(states, run(solid, 80)[0][:, :, :4])
     assert torch.equal(solid.state[:, 4:], still)
@@ -563,8 +563,8 @@ def test_heuristics_ignore_what_lies_under_padding(
     place = int((tokens.types[0, 0] == watched).nonzero()[0])
     padded[..., [2, place]] = True
     features = torch.where(padded[..., None], torch.nan, tokens.features)
-    kept = [i for i in range(tokens.num_tokens) if i not in (2, place)]
-    short = tokens.map(lambda part: part[:, :, kept])
+    places = [i for i in range(tokens.num_tokens) if i not in (2, place)]
+    short = tokens.map(lambda part: part[:, :, places])
     decision, expected = (
         policy.act(Tokens(features, tokens.types, padded)),
         policy.act(short),
@@ -591,8 +591,8 @@ def test_heuristics_rest_when_they_see_nobody(
     role: str, continuous: bool, watched: int
 ) -> None:
     policy, tokens = heuristic(role, continuous)
-    alone = Tokens(tokens.features, tokens.types, tokens.types != 0)
-    action = policy.act(alone).action
+    padded = Tokens(tokens.features, tokens.types, tokens.types != 0)
+    action = policy.act(padded).action
     assert action.shape == tokens.batch_shape + ((5,) if continuous else ())
     assert not action.any()
 

@@ -181,8 +181,8 @@ def test_policies_take_allowed_actions_only(explore, kind, perturbation):
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
     rollout.load_state_dict(state)
-    again = rollout.steps(5)["a"]
-    assert torch.equal(after.actions, again.actions)
+    repeat = rollout.steps(5)["a"]
+    assert torch.equal(after.actions, repeat.actions)
 
 
 def lowest(observation):

@@ -68,9 +68,9 @@ def test_policies_play_every_space_legally(kind, masks, policy):
     # Continue exactly, with a rollout that was never stepped.
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
-    again = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
-    again.load_state_dict(state)
-    for part, reference in zip(again.steps(5)["a"].tokens, after.tokens, strict=True):
+    loaded = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
+    loaded.load_state_dict(state)
+    for part, reference in zip(loaded.steps(5)["a"].tokens, after.tokens, strict=True):
         assert part is reference is None or torch.equal(part, reference)
 
 

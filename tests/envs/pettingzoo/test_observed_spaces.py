@@ -136,17 +136,17 @@ def test_any_space_becomes_numbers_of_the_dtype_asked_for(kind, dtype):
         assert tokens.padding[~env.active["hen"]].all()
         env.step({"hen": torch.full((2, 2), step % 3)})
     state = env.state_dict()
-    again = make_batched_env(
+    loaded = make_batched_env(
         "pettingzoo",
         2,
         module=f"{__name__}:Observed",
         options={"kind": kind},
         dtype=dtype,
     )
-    again.reset()
-    again.load_state_dict(state)
+    loaded.reset()
+    loaded.load_state_dict(state)
     for part, restored in zip(
-        env.observe()["hen"].parts, again.observe()["hen"].parts, strict=True
+        env.observe()["hen"].parts, loaded.observe()["hen"].parts, strict=True
     ):
         assert part.equal(restored)
 

@@ -222,16 +222,16 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
         dtype=torch.float64,
     )
     rollout = Rollout(env, readers(env))
-    alone = [
+    histories = [
         list(play(options, seed, number, sum(fragments), max_steps))
         for number in range(num_envs)
     ]
     for steps in fragments:
-        compare(rollout, [rows[:steps] for rows in alone], steps)
-        alone = [rows[steps:] for rows in alone]
+        compare(rollout, [rows[:steps] for rows in histories], steps)
+        histories = [rows[steps:] for rows in histories]
 
 
-def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> None:
+def compare(rollout: Rollout, history: list[list[dict[str, Any]]], steps: int) -> None:
     """One fragment's episode chunks against the plain bookkeeping."""
     from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
@@ -256,7 +256,7 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
             chunks[env, chunk.agent_id, start] = chunk
     expected = {
         (env, *key): chunk
-        for env, rows in enumerate(alone)
+        for env, rows in enumerate(history)
         for key, chunk in naive_chunks(rows).items()
     }
     assert chunks.keys() == expected.keys()
@@ -297,16 +297,16 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
 
 @pytest.mark.parametrize("module", [TAG, CROWD])
 def test_one_env_equals_the_same_env_among_many(module):
-    many = PettingZooEnv(5, module=module, seed=4)
-    many.reset()
-    alone = PettingZooEnv(1, module=module, seed=4, first_env=3)
-    alone.reset()
-    assert_same(many.observe(), alone.observe(), slice(3, 4))
-    assert_same(run(many, 6), run(alone, 6), slice(3, 4))
+    batch = PettingZooEnv(5, module=module, seed=4)
+    batch.reset()
+    single = PettingZooEnv(1, module=module, seed=4, first_env=3)
+    single.reset()
+    assert_same(batch.observe(), single.observe(), slice(3, 4))
+    assert_same(run(batch, 6), run(single, 6), slice(3, 4))
     assert (
-        not many.observe()[next(iter(many.groups))]
+        not batch.observe()[next(iter(batch.groups))]
         .features[0]
-        .equal(many.observe()[next(iter(many.groups))].features[1])
+        .equal(batch.observe()[next(iter(batch.groups))].features[1])
     )
 
 
@@ -316,12 +316,12 @@ def test_each_episode_and_seed_begins_elsewhere():
     for _ in range(2):
         env.reset()
         starts.append(env.observe()["agent"].features)
-    again = PettingZooEnv(2, module=TAG, first_episode=1)
+    repeat = PettingZooEnv(2, module=TAG, first_episode=1)
     reseeded = PettingZooEnv(2, module=TAG, seed=1)
-    for instance in (again, reseeded):
+    for instance in (repeat, reseeded):
         instance.reset()
     assert not starts[0].equal(starts[1])
-    assert again.observe()["agent"].features.equal(starts[1])
+    assert repeat.observe()["agent"].features.equal(starts[1])
     assert not reseeded.observe()["agent"].features.equal(starts[0])
 
 
@@ -331,12 +331,12 @@ def test_a_partial_reset_leaves_the_others_alone():
         instance.reset()
         run(instance, 3)
     features = env.observe()["agent"].features
-    kept = features.clone()
+    copy = features.clone()
     env.reset(torch.tensor([False, True, False]))
     rows = torch.tensor([0, 2])
     assert_same(env.observe(), untouched.select(rows).observe(), rows)
     assert not env.observe()["agent"].features[1].equal(features[1])
-    assert features.equal(kept)
+    assert features.equal(copy)
     assert env.steps.tolist() == [3, 0, 3]
 
 

@@ -61,17 +61,17 @@ def random_fragment(seed, steps, num_envs, agents):
     next_values = np.concatenate([values[1:], final_values[-1:]])
     for env in range(num_envs):
         living = [*range(agents)]
-        in_turn = random.choice(living)
+        agent = random.choice(living)
         for t in range(steps):
-            active[t, env, in_turn] = True
+            active[t, env, agent] = True
             if random.random() < 0.3 and len(living) > 1:
                 living.remove(random.choice(living))
             alive[t, env, living] = True
             end = random.choice(
                 ["", "terminated", "time limit", "all"], p=[0.7, *[0.1] * 3]
             )
-            in_turn = random.choice(living)
-            next_active[t, env, in_turn] = True
+            agent = random.choice(living)
+            next_active[t, env, agent] = True
             if end == "terminated":
                 terminated[t, env], alive[t, env], next_active[t, env] = (
                     True,
@@ -86,7 +86,7 @@ def random_fragment(seed, steps, num_envs, agents):
                     next_active[t, env, living] = True
             if end:
                 living = [*range(agents)]
-                in_turn = random.choice(living)
+                agent = random.choice(living)
     tokens = Tokens(
         torch.from_numpy(values)[..., None, None],
         torch.zeros(*shape, 1, dtype=torch.int64),

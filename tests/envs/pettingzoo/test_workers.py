@@ -264,9 +264,9 @@ def test_envs_of_this_process_alone_are_refused(monkeypatch, module, options, pr
 def test_a_larger_selection_is_refused():
     env = PettingZooEnv(2, module=UNRULY, workers=2)
     env.reset()
-    many = env.select(torch.zeros(5, dtype=torch.int64))
+    selection = env.select(torch.zeros(5, dtype=torch.int64))
     with pytest.raises(InputError, match="at most 2 environments"):
-        many.step({"a": torch.zeros(5, 3, dtype=torch.int64)})
+        selection.step({"a": torch.zeros(5, 3, dtype=torch.int64)})
 
 
 def test_one_environment_needs_no_process():
@@ -302,9 +302,9 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
         assert main([*evaluate, "--plugin", CROWD]) == 0
         rows = (run / "metrics.csv").read_text().splitlines()
         header = rows[0].split(",")
-        kept = [i for i, name in enumerate(header) if "seconds" not in name]
-        kept = [i for i in kept if "per_second" not in header[i]]
-        texts.append([[row.split(",")[i] for i in kept] for row in rows])
+        columns = [i for i, name in enumerate(header) if "seconds" not in name]
+        columns = [i for i in columns if "per_second" not in header[i]]
+        texts.append([[row.split(",")[i] for i in columns] for row in rows])
         # The table names the run and its options.
         with (run / "evaluation" / "results.csv").open() as file:
             results = list(csv.DictReader(file))
@@ -319,8 +319,8 @@ def test_resume_may_change_the_number_and_runs_stay_comparable(tmp_path):
     command = ["train", "env=pettingzoo", f"env.module={CROWD}", "ppo.num_envs=2"]
     command += ["ppo.num_epochs=1", "total_steps=500", "threads=1"]
     assert main([*command, "--run-dir", str(run)]) == 0
-    again = ["resume", str(run), "--plugin", CROWD, "total_steps=900", "env.workers=2"]
-    assert main(again) == 0
+    resume = ["resume", str(run), "--plugin", CROWD, "total_steps=900", "env.workers=2"]
+    assert main(resume) == 0
     assert "workers: 2" in (run / "config.yaml").read_text()
     options = {"name": "pettingzoo", "module": CROWD}
     assert expand_counts({**options, "workers": 2}) == options

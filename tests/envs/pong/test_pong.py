@@ -239,10 +239,10 @@ def test_an_episode_follows_from_seed_env_and_number_alone(sticky: float) -> Non
             place = (i, int(env.episodes[i]))
             histories.setdefault(place, []).append(env.screens[i])
     for number, episode in ((0, 1), (1, 0), (1, 3), (2, 1)):
-        alone = begun(first_env=number, first_episode=episode, **options)
+        single = begun(first_env=number, first_episode=episode, **options)
         for expected in histories[number, episode]:
-            run(alone, 1)
-            assert torch.equal(alone.screens[0], expected)
+            run(single, 1)
+            assert torch.equal(single.screens[0], expected)
 
 
 @STICKY
@@ -497,8 +497,8 @@ def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() 
     policy = PongHeuristic(make().groups["agent"])
     tokens = field_tokens((40, 42), (40, 39), 60)
     assert policy.act(tokens).action.item() != 0
-    lost = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
-    assert policy.act(lost).action.item() == 0
+    padded = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
+    assert policy.act(padded).action.item() == 0
 
 
 @pytest.mark.slow
@@ -567,13 +567,13 @@ def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) 
         "assert ray is None or not ray.is_initialized()\n"
         "sys.exit(status)\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.returncode == 2, done.stderr
+    assert result.returncode == 2, result.stderr
     expected = 'marl-pool: this needs ale_py: pip install "marl-pool[atari]"'
-    assert done.stderr.splitlines()[-1] == expected
-    assert "Traceback" not in done.stderr
+    assert result.stderr.splitlines()[-1] == expected
+    assert "Traceback" not in result.stderr
     assert not path.exists()
 
 

@@ -47,9 +47,9 @@ def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
 
 
 def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
-    made = ValueController(frame_skip)
-    made.begin((noops, 1))
-    return made
+    player = ValueController(frame_skip)
+    player.begin((noops, 1))
+    return player
 
 
 def env_and_teacher(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
@@ -254,8 +254,8 @@ def test_no_ops_are_counted() -> None:
     saved = Pong(4, threads=1, zero_rows=0, num_frames=1)
     saved.load_state_dict(env.state_dict())
     assert torch.equal(saved.noops, env.noops)
-    some = torch.tensor([3, 1])
-    assert torch.equal(env.select(some).noops, env.noops[some])
+    numbers = torch.tensor([3, 1])
+    assert torch.equal(env.select(numbers).noops, env.noops[numbers])
 
 
 # Labels
@@ -338,8 +338,8 @@ def test_few_other_controllers_are_kept() -> None:
     spare = ValueController(4)
     teacher._controllers |= {100 + i: spare for i in range(SPARE + 3)}
     teacher.answer(env)
-    kept = [*range(103, 100 + SPARE + 3), 0, 1]
-    assert list(teacher._controllers) == kept
+    expected = [*range(103, 100 + SPARE + 3), 0, 1]
+    assert list(teacher._controllers) == expected
 
 
 def test_environments_with_other_options_are_followed_from_their_start() -> None:

@@ -265,8 +265,8 @@ def walker_games(count: int) -> BehaviourPolicy:
 
 
 def test_games_go_on_where_they_were_left() -> None:
-    resumed, once = walker_games(3), walker_games(3)
-    parts, whole = [resumed.advance(4), resumed.advance(8)], once.advance(12)
+    resumed, straight = walker_games(3), walker_games(3)
+    parts, whole = [resumed.advance(4), resumed.advance(8)], straight.advance(12)
     assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
     assert whole.lengths.tolist() == [5, 5, 2] * 3
     for name in ("features", "prev_action", "label"):
@@ -424,8 +424,8 @@ def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
     )
     assert first.flatten().unique().numel() == first.numel() == 5 * count
     assert not torch.equal(first, second)
-    again = sampler(played, batch_size=5)
-    assert torch.equal(again.batch(count, 9).label.flatten(), second[:5].flatten())
+    repeat = sampler(played, batch_size=5)
+    assert torch.equal(repeat.batch(count, 9).label.flatten(), second[:5].flatten())
     reseeded = sampler(played, batch_size=5, seed=1)
     assert not torch.equal(reseeded.batch(0, 0).label.flatten(), first[:5].flatten())
 
@@ -646,9 +646,9 @@ def test_what_lies_beyond_a_sequences_end_counts_nothing():
         features=batch.features.masked_fill(beyond[..., None, None], 9.0),
         label=batch.label.masked_fill(beyond[..., None], 9.0),
     )
-    again = learner.learn(changed, 1e-9)
-    assert score.steps == again.steps == 9
-    torch.testing.assert_close(score.loss, again.loss, rtol=1e-5, atol=1e-6)
+    repeat = learner.learn(changed, 1e-9)
+    assert score.steps == repeat.steps == 9
+    torch.testing.assert_close(score.loss, repeat.loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients(agent), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -164,10 +164,10 @@ def test_a_tiny_population_goes_on_exactly(population, diagonal):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_seed_fixes_a_strategy_and_another_changes_it(name):
-    first, again, reseeded = (
+    first, repeat, reseeded = (
         search(STRATEGIES[name](torch.zeros(4), seed=seed), 1, 3) for seed in (1, 1, 2)
     )
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, repeat, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, reseeded, strict=True))
     assert not torch.equal(first[0] - first[0].mean(0), first[1] - first[1].mean(0))
 
@@ -270,17 +270,17 @@ def test_environments_of_one_number_play_the_same_episode():
     env = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
     env.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
     env.reset()
-    alike = make_batched_env(
+    single = make_batched_env(
         "cartpole", 1, noise_channels=2, seed=5, first_env=8, first_episode=6
     )
-    alike.reset()
+    single.reset()
     for _ in range(3):
         features = env.observe()["agent"].features
         assert torch.equal(features[:2], features[2:])
         assert not torch.equal(features[0], features[1])
-        assert torch.equal(features[1], alike.observe()["agent"].features[0])
+        assert torch.equal(features[1], single.observe()["agent"].features[0])
         env.step({"agent": torch.zeros(4, 1, 1)})
-        alike.step({"agent": torch.zeros(1, 1, 1)})
+        single.step({"agent": torch.zeros(1, 1, 1)})
 
 
 def test_an_environment_with_levels_in_stock_forgets_them():
@@ -500,11 +500,11 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
 
 
 def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
-    first, again, reseeded = (
+    first, repeat, reseeded = (
         results(finished_run(tmp_path / name, f"seed={seed}"))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
-    assert first == again
+    assert first == repeat
     assert first[0][0]["fitness_mean"] != reseeded[0][0]["fitness_mean"]
 
 
@@ -814,8 +814,8 @@ def test_a_preset_leaves_policy_and_strategy_to_choose():
 def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
     path = str(tmp_path / "run")
     small = ("env.max_steps=5", "evolution.population=4", "repetitions=2", "threads=1")
-    few = ("validation.episodes=2", "total_generations=2")
-    assert cli.main(["evolve", *small, *few, "--run-dir", path]) == 0
+    options = ("validation.episodes=2", "total_generations=2")
+    assert cli.main(["evolve", *small, *options, "--run-dir", path]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [path, f"{path}/metrics.csv", f"{path}/policy"]
     assert "2 / 2 generations" in err
@@ -823,8 +823,8 @@ def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
     text = Path(path, "config.yaml").read_text()
     assert yaml.safe_load(text)["verb"] == "evolve"
     assert cli.main(["resume", path]) == 0
-    done = f"{path}: 2 of 2 generations are done; nothing to do\n"
-    assert capsys.readouterr().out == done
+    message = f"{path}: 2 of 2 generations are done; nothing to do\n"
+    assert capsys.readouterr().out == message
     assert cli.main(["resume", path, "total_generations=3"]) == 0
     assert len(Run.open(path).rows()) == 3
     assert cli.main(["resume", path, "repetitions=3"]) == 2
@@ -850,15 +850,15 @@ assert main(["evolve", *{TINY!r}, "--run-dir", {str(tmp_path / "run")!r}]) == 0
 print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
 """
     root = ROOT
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", source],
         cwd=root,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
 # Workers

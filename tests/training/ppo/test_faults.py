@@ -244,8 +244,8 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     @contextlib.contextmanager
     def folder(*arguments):
         disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
-        with disk, original(*arguments) as made:
-            yield made
+        with disk, original(*arguments) as file:
+            yield file
 
     def plain(*arguments):
         disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
@@ -293,9 +293,9 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
         assert set(load_policies(checkpoint / "policy")) == {"fox", "hen"}
     assert set(load_policies(run.policy_dir)) == {"fox", "hen"}
     assert run.best.iteration in (2, 3)
-    again = resumed(path, BATCH * 4)
-    assert_gapless(again, 4)
-    assert_same(again, whole)
+    run_again = resumed(path, BATCH * 4)
+    assert_gapless(run_again, 4)
+    assert_same(run_again, whole)
 
 
 def test_a_full_disk_from_the_start_is_one_line(tmp_path):
@@ -381,8 +381,8 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
     run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")
     # What is on the driver's disk is what the learners had: weights and optimizers.
     folder = run.latest_checkpoint() / "algorithm" / "learner_group" / "learner"
-    kept = pickle.loads((folder / "state.pkl").read_bytes())
-    kept["rl_module"] = {
+    saved_state = pickle.loads((folder / "state.pkl").read_bytes())
+    saved_state["rl_module"] = {
         name: pickle.loads(
             (folder / "rl_module" / name / "module_state.pkl").read_bytes()
         )
@@ -390,7 +390,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
     }
     again, learner_state = resumed(tmp_path / "run", BATCH * 4), states[1]
     assert len(restored) == learners
-    for state in (kept, *(answer.get() for answer in restored)):
+    for state in (saved_state, *(answer.get() for answer in restored)):
         assert_alike(state["rl_module"], learner_state["rl_module"])
         assert_alike(state["optimizer"], learner_state["optimizer"])
     if learners == 1:  # RLlib shares a batch out in another way after a resume
@@ -472,8 +472,8 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
 
 
 def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
-    path, every = tmp_path / "run", 4
-    settings = [*PLAIN, f"checkpoint.every={every}"]
+    path, interval = tmp_path / "run", 4
+    settings = [*PLAIN, f"checkpoint.every={interval}"]
     command = [sys.executable, "-m", "marl_pool", "train", "--run-dir", str(path)]
     process = subprocess.Popen(
         [*command, *settings, "total_steps=100_000_000"],
@@ -481,17 +481,17 @@ def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    wait_for_rows(path, process, every + 1)
+    wait_for_rows(path, process, interval + 1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
     run = Run.open(path)
     logged = int(run.rows()[-1]["iteration"])
     saved = iteration_of(run.latest_checkpoint())
     # The checkpoint of the last row's iteration may have been under way.
-    assert logged - saved <= every
+    assert logged - saved <= interval
     progress = json.loads((run.latest_checkpoint() / "progress.json").read_text())
     assert progress["steps"] == saved * BATCH
-    total = BATCH * (saved + every + 1)
+    total = BATCH * (saved + interval + 1)
     again = resumed(path, total)
-    assert_gapless(again, saved + every + 1)
+    assert_gapless(again, saved + interval + 1)
     assert_same(again, trained(tmp_path / "whole", *settings, f"total_steps={total}"))

@@ -43,8 +43,8 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
     run = resumed(tmp_path / "run", 2 * BATCH)
     assert [row["env_steps"] for row in run.rows()] == [BATCH, 2 * BATCH]
     assert "marl-pool:" not in capsys.readouterr().err
-    few = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
-    assert cli.main(["evaluate", str(run.path), *few]) == 0, capsys.readouterr()
+    flags = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
+    assert cli.main(["evaluate", str(run.path), *flags]) == 0, capsys.readouterr()
     assert not ray.is_initialized()
 
 

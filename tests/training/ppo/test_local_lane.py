@@ -337,8 +337,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
         optimizers = learner._named_optimizers.values()
         moments = [opt.state_dict()["state"][0] for opt in optimizers]
         flats = [flat.values for flat in learner._flat.values()]
-        every = [*flats, *(part for moment in moments for part in moment.values())]
-        return [tensor.detach().clone() for tensor in every]
+        tensors = [*flats, *(part for moment in moments for part in moment.values())]
+        return [tensor.detach().clone() for tensor in tensors]
 
     before = state()
     (result,) = algo.learner_group.update(
@@ -353,9 +353,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
 def test_a_module_without_rows_in_the_last_minibatch_is_logged_and_adapts(
     build: Any,
 ) -> None:
-    few = {"ppo.batch_size": 16, "ppo.minibatch_size": 3, "ppo.num_envs": 1}
-    base = [override for override in TOY if override.split("=")[0] not in few]
-    overrides = [f"{key}={value}" for key, value in few.items()] + ["ppo.kl_target=9"]
+    sizes = {"ppo.batch_size": 16, "ppo.minibatch_size": 3, "ppo.num_envs": 1}
+    base = [override for override in TOY if override.split("=")[0] not in sizes]
+    overrides = [f"{key}={value}" for key, value in sizes.items()] + ["ppo.kl_target=9"]
     algo = build(compose("train", [*base, *overrides]))
     learner = algo.learner_group._learner
     batch = algo.env_runner.sample_batch()

@@ -238,8 +238,8 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     )
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
-    made = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
-    weights = made.env_config[RUNNER].fixed["hen"].state_dict()
+    config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
+    weights = config.env_config[RUNNER].fixed["hen"].state_dict()
     assert all(torch.equal(weights[k], v) for k, v in right["dog"].state_dict().items())
 
 
@@ -260,8 +260,8 @@ def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
 
 def test_a_batch_counts_the_agents_that_learn():
     for fixed, steps in (("null", 3), ("{hen: random}", 12), ("{fox: random}", 4)):
-        made = rllib_config(config_of(f"fixed={fixed}"))
-        assert made.rollout_fragment_length == steps
+        config = rllib_config(config_of(f"fixed={fixed}"))
+        assert config.rollout_fragment_length == steps
     with pytest.raises(InputError, match="a multiple of 12 .* × agents that learn"):
         rllib_config(config_of("ppo.batch_size=40", "fixed={fox: random}"))
 

@@ -173,8 +173,8 @@ PLAIN = {"max_seq_len": 1, "normalize_value_loss": False}
 
 
 def batch_of(episodes, **settings):
-    rows, made = episode_rows(episodes), PPOSettings(**(PLAIN | settings))
-    return {name: prepare_rows(columns, made) for name, columns in rows.items()}
+    rows, ppo = episode_rows(episodes), PPOSettings(**(PLAIN | settings))
+    return {name: prepare_rows(columns, ppo) for name, columns in rows.items()}
 
 
 def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():

@@ -294,8 +294,8 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
     runs = [
         trained(tmp_path / str(i), f"seed={seed}") for i, seed in enumerate([1, 1, 2])
     ]
-    first, again, reseeded = (weights_of(run.policy_dir) for run in runs)
-    assert all(torch.equal(first[name], again[name]) for name in first)
+    first, repeat, reseeded = (weights_of(run.policy_dir) for run in runs)
+    assert all(torch.equal(first[name], repeat[name]) for name in first)
     assert not all(torch.equal(first[name], reseeded[name]) for name in first)
 
 

@@ -91,8 +91,8 @@ def learner_of(task: Line | None = None, **settings) -> FoldLearner:
 def test_every_example_validates_exactly_one_fold(count, folds, seed):
     settings = FitSettings(folds=folds, batch_size=1, validation_examples=None)
     parts = [fold_rows(count, number, seed, settings) for number in range(folds)]
-    together = torch.cat([part.validation for part in parts]).sort().values
-    assert together.equal(torch.arange(count))
+    union = torch.cat([part.validation for part in parts]).sort().values
+    assert union.equal(torch.arange(count))
     for part in parts:
         rows = torch.cat(list(part)).sort().values
         assert rows.equal(torch.arange(count))
@@ -285,8 +285,8 @@ def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
-    kept = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
-    expected = kept * before + 0.1
+    factor = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
+    expected = factor * before + 0.1
     assert learner.network[1].weight.item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -607,8 +607,8 @@ def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
         pytest.skip("there is a GPU")
     path = tmp_path / "run"
     typed = {text.partition("=")[0] for text in overrides}
-    few = [text for text in FEW if text.partition("=")[0] not in typed]
-    err = refusal(capsys, "fit", *few, *overrides, "--run-dir", str(path))
+    words = [text for text in FEW if text.partition("=")[0] not in typed]
+    err = refusal(capsys, "fit", *words, *overrides, "--run-dir", str(path))
     assert message in err
     assert not path.exists()
 

@@ -86,11 +86,11 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
     sweep.write()
     proposals = [Proposal({"ppo.lr": 0.001, "pooling": "max"}, stopped_early=True)]
     sweep.write_proposals(proposals)
-    again = Sweep.open(sweep.path)
-    assert (again.space, again.proposals()) == (space, proposals)
+    copy = Sweep.open(sweep.path)
+    assert (copy.space, copy.proposals()) == (space, proposals)
     sweep.write_proposals([Proposal({"ppo.lr": 0.001})])
     with pytest.raises(InputError, match="expected values of ppo.lr, pooling"):
-        again.proposals()
+        copy.proposals()
 
 
 @pytest.mark.parametrize(
@@ -208,15 +208,15 @@ def test_a_resumed_search_continues_trials_and_knows_the_others(make_search, tmp
     from marl_pool.training.sweep.search import Proposer
 
     search = make_search()
-    done, pending = (
+    ended, pending = (
         search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
     )
-    scored(search, done, 1.5)
+    scored(search, ended, 1.5)
     proposer = Proposer(search, [pending], tmp_path / "none")
     assert proposer.suggest("a")["trial"] == pending.name
     proposer.on_trial_complete("a", {"score": 2.5})
-    assert proposer.scores == {done.name: 1.5, pending.name: 2.5}
-    assert [trial.name for trial, _ in search.ranking] == [done.name, pending.name]
+    assert proposer.scores == {ended.name: 1.5, pending.name: 2.5}
+    assert [trial.name for trial, _ in search.ranking] == [ended.name, pending.name]
 
 
 def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(

@@ -55,8 +55,8 @@ HEADS = ["ada", "avg", "max", "cls"]
 def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
     """A run as training leaves it, without weights."""
     run = Run.create(path, config)
-    for number, done in enumerate(steps, 1):
-        run.log({"iteration": number, "env_steps": done, **metrics})
+    for number, steps_done in enumerate(steps, 1):
+        run.log({"iteration": number, "env_steps": steps_done, **metrics})
     run.close()
     with run.checkpoint(len(steps)) as folder:
         (folder / "progress.json").write_text("{}")
@@ -242,13 +242,13 @@ from marl_pool.cli.main import main
 print(json.dumps([main(command) for command in {commands!r}]))
 print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", source],
         capture_output=True,
         text=True,
         check=True,
     )
-    codes, loaded = done.stdout.splitlines()[-2:]
+    codes, loaded = result.stdout.splitlines()[-2:]
     assert json.loads(codes) == [2, 2, 0, 2, 2]
     assert json.loads(loaded) == []
 
@@ -303,10 +303,10 @@ def test_a_sweep_folder_is_read_as_it_was_written(tmp_path):
     sweep = Sweep(tmp_path / "s", {"a": [1, None], "b": ["x"]}, ["c=3"], tmp_path)
     with sweep.lock():
         sweep.write()
-    again = Sweep.open(sweep.path)
-    assert (again.grid, again.overrides) == (sweep.grid, sweep.overrides)
-    assert again.config_dir == str(tmp_path)
-    assert list(again.grid) == ["a", "b"]
+    copy = Sweep.open(sweep.path)
+    assert (copy.grid, copy.overrides) == (sweep.grid, sweep.overrides)
+    assert copy.config_dir == str(tmp_path)
+    assert list(copy.grid) == ["a", "b"]
 
 
 @pytest.mark.parametrize("text", ["", "grid: {}\n", "[", "grid: 3\npackage_version: 1"])
@@ -536,8 +536,8 @@ def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
 
 
 def test_the_size_of_the_study_is_told(plan):
-    done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
-    assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
+    steps_done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
+    assert size_of(plan.grid, plan.trials, steps_done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
         "1 finished, 1 to resume, 2 to start",
         "400 steps in total, 240 remaining",

@@ -125,12 +125,12 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert "resume s --plugin own_heads:Fails" in output
     assert "Traceback" not in output
     without_orphans(tmp_path)
-    done = max(iterations(good))
-    assert Run.open(good).latest_checkpoint().name == f"iter_{done:06d}"
-    assert iterations(good) == list(range(1, done + 1))
+    iteration = max(iterations(good))
+    assert Run.open(good).latest_checkpoint().name == f"iter_{iteration:06d}"
+    assert iterations(good) == list(range(1, iteration + 1))
     assert {row["status"] for row in read_table(tmp_path / "s")} <= {"stopped"}
 
-    override = f"total_steps={32 * (done + 2)}"
+    override = f"total_steps={32 * (iteration + 2)}"
     third = start(tmp_path, "resume", "s", override, *allowed)
     output, _ = third.communicate(timeout=PATIENCE)
     assert third.returncode == 1, output
@@ -138,9 +138,9 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert "marl-pool: pooling=own_heads:Fails,seed=5 failed: " in output
     assert "no such sum" in output
     assert "no such sum" in (bad / "error.txt").read_text()
-    assert iterations(good) == list(range(1, done + 3))
+    assert iterations(good) == list(range(1, iteration + 3))
     table = read_table(tmp_path / "s" / "table.csv")
-    assert [row["iteration"] for row in table] == list(range(1, done + 3))
+    assert [row["iteration"] for row in table] == list(range(1, iteration + 3))
     assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
         ("finished", "max", 5)
     }
@@ -255,8 +255,8 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
         *((0, 32), (0, 64), (1, 32), (1, 64))
     ]
     trial = "s/trials/seed=1"
-    alone = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
-    assert main(alone) == 0
+    arguments = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
+    assert main(arguments) == 0
     rows = Run.open("one").rows()
     untimed = [name for name in rows[0] if "second" not in name]
     for row, table_row in zip(rows, table[2:], strict=True):
