@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
 import marl_pool
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from marl_pool.api.perturb import PerturbedEnv, PerturbedParallelEnv, perturb_env
 from marl_pool.envs import make_batched_env, make_env, registered_id
 from marl_pool.envs.views import OneAgentView
@@ -47,7 +47,7 @@ def config_of(name: str) -> dict[str, Any]:
     return {"name": name, **OPTIONS.get(name, {})}
 
 
-class TokenCrowd(Crowd):
+class TokenAgents(ChangingAgents):
     """A crowd whose observations are three tokens of one feature each."""
 
     def observation_space(self, agent: str) -> spaces.Dict:
@@ -192,7 +192,7 @@ def test_a_ramp_grows_with_the_episodes() -> None:
 
 def test_someones_own_env_of_tokens() -> None:
     """Agents come and go; who is not there is neither shown nor asked for."""
-    env = perturb_env(TokenCrowd(horizon=30), {"name": "occlude", "severity": 0.5})
+    env = perturb_env(TokenAgents(horizon=30), {"name": "occlude", "severity": 0.5})
     obs, _ = env.reset(seed=0)
     assert set(obs) == set(env.agents)
     populations = set()
@@ -249,7 +249,7 @@ def test_someones_own_env_of_tokens() -> None:
             r"perturbation.position_features: expected numbers below 4, got \[9\]",
         ),
         (
-            lambda: TokenCrowd(horizon=30),
+            lambda: TokenAgents(horizon=30),
             {"name": "inject", "token_type": 1},
             "position_features: expected numbers of features, since these tokens",
         ),
@@ -267,7 +267,7 @@ def test_what_cannot_be_perturbed(
     [
         partial(make_env, "simple_centroid"),
         partial(OneAgentView, "simple_centroid"),
-        partial(TokenCrowd, horizon=30),
+        partial(TokenAgents, horizon=30),
     ],
 )
 def test_a_step_before_reset_is_one_line(make: Callable[[], Any]) -> None:

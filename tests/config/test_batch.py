@@ -9,7 +9,7 @@ from marl_pool.config import compose, fit_batch, plan_sweep
 from marl_pool.config.compose import Origin, origin
 from marl_pool.utils.errors import InputError
 
-FARM = "env=helpers.toy:FoxAndHens"
+FARM = "env=helpers.farm:FoxAndHens"
 """One fox and three hens, four agents."""
 UNIT = "(ppo.num_envs × runners × agents that learn)"
 

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 import marl_pool.envs.description as description
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
@@ -16,7 +16,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import UntrustedError, trust
 
-PLUGIN = "helpers.toy:FoxAndHens"
+PLUGIN = "helpers.farm:FoxAndHens"
 
 
 def docstring_example() -> type[BatchedEnv]:

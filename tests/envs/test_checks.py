@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.faulty_envs import FaultyPole
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
+from helpers.faulty_pole import FaultyPole
 from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
 
-PLUG_IN = "helpers.faulty_envs:FaultyPole"
+PLUG_IN = "helpers.faulty_pole:FaultyPole"
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_agents_that_are_not_active_earn_nothing():
     ],
 )
 def test_a_pettingzoo_env_that_breaks_a_rule_is_named(fault, message):
-    options = {"module": "helpers.unruly:Unruly", "options": {"fault": fault}}
+    options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": fault}}
     problems = check_env("pettingzoo", **options)
     assert problems["a seed determines the episodes"].startswith(message)
     if fault == "raises":
-        assert "unruly.py:" in problems["a seed determines the episodes"]
+        assert "rule_breaker.py:" in problems["a seed determines the episodes"]
 
 
 def test_a_pettingzoo_env_that_keeps_the_rules_passes():
-    options = {"module": "helpers.unruly:Unruly", "options": {"fault": None}}
+    options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": None}}
     assert check_env("pettingzoo", **options) == dict.fromkeys(RULES, "")
 
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from helpers.toy_simulator import Counter
+from helpers.counting_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from helpers.campaign import CLONE, EVOLVE
-from helpers.faulty_envs import FaultyPole
+from helpers.faulty_pole import FaultyPole
 from helpers.paths import ROOT
 from marl_pool.cli import main as cli
 from marl_pool.envs.timeout import EnvTimeoutError, env_call, limit_calls
@@ -45,7 +45,7 @@ def limit(fault: str) -> list[str]:
 def evolve_faulty_pole(path, fault: str, monkeypatch) -> int:
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     base = [text for text in EVOLVE if not text.startswith(("env", "total"))]
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
     words = ["evolve", *base, *env, "+env.after=90", *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
 
@@ -86,7 +86,7 @@ def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkey
 def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     base = [text for text in CLONE if not text.startswith(("env", "teacher"))]
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
     teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
     words = ["clone", *base, *env, "+env.after=3", teacher, *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
@@ -110,7 +110,7 @@ def run_stuck(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs"]
+    env = ["env=helpers.faulty_pole:FaultyPole", "+env.fault=hangs"]
     return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *arguments])
 
 
@@ -156,7 +156,7 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
     assert cli.main(["play", policy, *env, "env_timeout=1"]) == 1
     threads[0].join()
     *_, line = capsys.readouterr().err.splitlines()
@@ -171,10 +171,10 @@ def test_a_report_ends_in_one_line(evaluates, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(FaultyPole, "num_steps", 0)
     base = [text for text in EVOLVE if not text.startswith("env")]
-    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
+    env = ["env=helpers.faulty_pole:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
     assert cli.main(["evolve", *base, *env, "--run-dir", "run"]) == 0
     settings = ["episodes=2", "perturbations=[]"]
-    plugin = ["--plugin", "helpers.faulty_envs:FaultyPole"]
+    plugin = ["--plugin", "helpers.faulty_pole:FaultyPole"]
     if not evaluates:
         assert cli.main(["evaluate", "run", *settings, *plugin]) == 0
     monkeypatch.setattr(FaultyPole, "num_steps", 9999)

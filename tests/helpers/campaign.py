@@ -26,7 +26,7 @@ CLONE = (
     *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
 )
 FIT = (
-    *("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1"),
+    *("task=helpers.line_fit:LineFit", "encoder=none", "pooling=none", "threads=1"),
     *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
     *("checkpoint.every=1", "checkpoint.keep=2"),
 )

@@ -12,7 +12,7 @@ from marl_pool.cli import main as cli
 from marl_pool.runs import Run
 
 TINY = [
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     *("evolution.population=6", "repetitions=2", "total_generations=4"),
     *("validation.episodes=2", "threads=1", "--run-dir", "run"),
 ]
@@ -88,7 +88,7 @@ def evolve(callbacks: str) -> int:
 
 
 def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
-    words = [f"--plugin={plugin}" for plugin in ("helpers.valley:Valley", *plugins)]
+    words = [f"--plugin={plugin}" for plugin in ("helpers.wind_env:WindEnv", *plugins)]
     return cli.main(["resume", "run", *words, *overrides])
 
 

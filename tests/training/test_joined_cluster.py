@@ -174,9 +174,9 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
 @pytest.mark.usefixtures("cluster")
 def test_every_learner_has_rows_of_every_module(tmp_path):
     # One environment: the fox's only chunk went to one learner, and both waited.
-    farm = ["env=helpers.toy:FoxAndHens", "ppo.num_envs=1", "resources.num_learners=2"]
+    farm = ["env=helpers.farm:FoxAndHens", "ppo.num_envs=1", "total_steps=16"]
     base = [text for text in SMALL if not text.startswith(("env.", "ppo.num_envs"))]
-    config = compose("train", [*base, *farm, "total_steps=16"])
+    config = compose("train", [*base, *farm, "resources.num_learners=2"])
     (first, last) = run_of(tmp_path / "run", config).rows()
     for row in (first, last):
         assert row["fox/policy_loss"] == row["fox/policy_loss"]

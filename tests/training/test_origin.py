@@ -7,11 +7,11 @@ from marl_pool.runs import Run
 from marl_pool.training import loop
 
 TINY = [
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     *("evolution.population=6", "repetitions=2", "total_generations=1"),
     *("validation.episodes=2", "threads=1", "--run-dir", "run"),
 ]
-RESUME = ["resume", "run", "--plugin", "helpers.valley:Valley"]
+RESUME = ["resume", "run", "--plugin", "helpers.wind_env:WindEnv"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import marl_pool
-from helpers.joint import SPACES, JointEnv
+from helpers.joint_actions import SPACES, JointEnv
 from helpers.played import tell, token_target
 from helpers.ppo import assert_same, resumed, run_of
 from marl_pool.config import compose
@@ -30,7 +30,7 @@ from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError
 
-MODULE = "helpers.joint:JointEnv"
+MODULE = "helpers.joint_actions:JointEnv"
 MASKS = [None, "observation", "infos", "tuple"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
@@ -19,7 +19,7 @@ ROWS = f"{__name__}:Rows"
 ROBOTS = f"{__name__}:Robots"
 
 
-class Rows(Crowd):
+class Rows(ChangingAgents):
     """Agents that see rows: presence, two coordinates, speed; and a wolf one less."""
 
     def __init__(self, **options):
@@ -94,7 +94,7 @@ def test_named_types_and_positions_make_distractors_and_signal_possible():
     assert drop(tokens, state)[0].padding[..., 3].all()
 
 
-class Observed(Crowd):
+class Observed(ChangingAgents):
     """Hens that observe a sample of a space."""
 
     SPACES: ClassVar = {

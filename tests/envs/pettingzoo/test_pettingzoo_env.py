@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from helpers.paths import GOLDEN_FILES
 from marl_pool.cli.main import main
 from marl_pool.config import compose
@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
 ]
 
-CROWD = "helpers.crowd:Crowd"
+AGENTS = "helpers.changing_agents:ChangingAgents"
 TAG = "mpe2.simple_tag_v3"
 GOLDEN = GOLDEN_FILES / "pettingzoo.json"
 GAMMA, LAMBDA = 0.9, 0.8
@@ -127,7 +127,7 @@ def play(
     """Every step of one environment by itself: who acted, saw, got and comes next."""
     episode, env = 0, None
     while steps > 0:
-        env = Crowd(**options)
+        env = ChangingAgents(**options)
         obs, _ = env.reset(seed=reset_seed(seed, env_id, episode))
         before, time, over = list(env.agents), 0, False
         while not over and steps > 0:
@@ -159,7 +159,7 @@ def naive_value(observation: np.ndarray) -> float:
     return float(observation.sum())
 
 
-def naive_action(env: Crowd, agent: str, observation: np.ndarray) -> Any:
+def naive_action(env: ChangingAgents, agent: str, observation: np.ndarray) -> Any:
     total = observation.sum()
     if agent.startswith("hen"):
         return (round(abs(float(total))) + 1) % 3
@@ -215,7 +215,7 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
 ):
     env = PettingZooEnv(
         num_envs,
-        module=CROWD,
+        module=AGENTS,
         options=options,
         max_steps=max_steps,
         seed=seed,
@@ -295,7 +295,7 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
 # Seeds and replay
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_one_env_equals_the_same_env_among_many(module):
     batch = PettingZooEnv(5, module=module, seed=4)
     batch.reset()
@@ -340,7 +340,7 @@ def test_a_partial_reset_leaves_the_others_alone():
     assert env.steps.tolist() == [3, 0, 3]
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     options: dict[str, Any] = {"module": module, "seed": 5}
     env, reference = (PettingZooEnv(4, **options) for _ in range(2))
@@ -358,7 +358,7 @@ def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_a_state_continues_exactly(module):
     env = PettingZooEnv(3, module=module, seed=6)
     env.reset()
@@ -410,7 +410,7 @@ def test_rewards_and_ends_are_the_env_s_own():
 
 
 def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
-    env = PettingZooEnv(2, module=CROWD, seed=1)
+    env = PettingZooEnv(2, module=AGENTS, seed=1)
     env.reset()
     wild, tame = env.select(torch.arange(2)), env.select(torch.arange(2))
     actions = some_actions(env, 0)
@@ -499,8 +499,8 @@ def test_the_view_of_agents_that_come_and_go_is_told_of_births():
         # PettingZoo forbids a second life; without births not all have even one.
         warnings.filterwarnings("ignore", message="No agents present but not all")
         options = {"birth": 0.0, "alone": 0.0}
-        parallel_api_test(make_env("pettingzoo", module=CROWD, options=options), 20)
-    view = make_env("pettingzoo", module=CROWD, seed=0, options={"death": 0.0})
+        parallel_api_test(make_env("pettingzoo", module=AGENTS, options=options), 20)
+    view = make_env("pettingzoo", module=AGENTS, seed=0, options={"death": 0.0})
     view.reset()
     before = set(view.agents)
     actions = {agent: view.action_space(agent).sample() for agent in view.agents}
@@ -515,7 +515,7 @@ def test_the_view_of_agents_that_come_and_go_is_told_of_births():
 # Refusals
 
 
-class Unsteady(Crowd):
+class Unsteady(ChangingAgents):
     calls = 0
 
     def reset(self, seed=None, options=None):
@@ -523,7 +523,7 @@ class Unsteady(Crowd):
         return super().reset(Unsteady.calls)
 
 
-class Uneven(Crowd):
+class Uneven(ChangingAgents):
     def __init__(self, spaces_of=None, **options):
         super().__init__(**options)
         self.possible_agents = ["unit1", "unit2", "unit3"]
@@ -535,7 +535,7 @@ class Uneven(Crowd):
         return spaces.Discrete(2)
 
 
-class Tokenized(Crowd):
+class Tokenized(ChangingAgents):
     def __init__(self, dtype="float32"):
         super().__init__()
         self.dtype, self.possible_agents = np.dtype(dtype), ["agent_0"]
@@ -558,7 +558,7 @@ class Tokenized(Crowd):
         }
 
 
-class Odd(Crowd):
+class Odd(ChangingAgents):
     """One space that does not fit."""
 
     SPACES: ClassVar = {
@@ -580,12 +580,12 @@ class Odd(Crowd):
         return self.SPACES.get(self.action) or super().action_space(agent)
 
 
-class Lonely(Crowd):
+class Lonely(ChangingAgents):
     def __init__(self):
         super().__init__(wolves=0, hens=0)
 
 
-class Vague(Crowd):
+class Vague(ChangingAgents):
     """Speaks of nobody's observation, of a stranger, or too briefly."""
 
     def __init__(self, stranger=False, brief=False):
@@ -626,7 +626,7 @@ def not_an_env():
         ),
         *(
             (
-                {"module": CROWD, "groups": groups},
+                {"module": AGENTS, "groups": groups},
                 "env.groups: expected each agent of .* in one group, .*, got {'a'",
             )
             for groups in (
@@ -637,12 +637,12 @@ def not_an_env():
             )
         ),
         (
-            {"module": CROWD, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
+            {"module": AGENTS, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
             "'hen_0' and 'wolf_0' of group 'a' have different spaces",
         ),
-        ({"module": CROWD, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
+        ({"module": AGENTS, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
         (
-            {"module": CROWD, "tokenizer": "simple_tag"},
+            {"module": AGENTS, "tokenizer": "simple_tag"},
             "env.tokenizer: simple_tag: exp",
         ),
         (
@@ -757,7 +757,7 @@ def untrained_run(path: Path, module: str, tokenizer: str) -> str:
 
 
 def test_a_picture_is_of_the_moment_that_it_was_taken():
-    env = PettingZooEnv(2, module=CROWD, options={"death": 0.0, "horizon": 9})
+    env = PettingZooEnv(2, module=AGENTS, options={"death": 0.0, "horizon": 9})
     env.reset()
     early = env.select(torch.tensor([0]))
     run(env, 4)
@@ -784,7 +784,7 @@ def test_a_frame_of_mpe2_shows_its_agents():
     assert not np.array_equal(env.frame(size=128), image)
 
 
-class Blind(Crowd):
+class Blind(ChangingAgents):
     def __init__(self, **options):
         options.pop("render_mode", None)
         super().__init__(**options)
@@ -794,7 +794,7 @@ class Blind(Crowd):
 
 
 def blind(wolves=1):
-    return Crowd(wolves=wolves)
+    return ChangingAgents(wolves=wolves)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 from helpers.ppo import assert_same, resumed, run_of
-from helpers.turns import PassItOn, Quarrel
+from helpers.turn_based import PassItOn, RandomTurns
 from marl_pool import make_policy
 from marl_pool.cli.main import main
 from marl_pool.config import compose
@@ -24,7 +24,7 @@ from marl_pool.training.ppo.trajectories import (
 )
 from marl_pool.utils.errors import InputError
 
-MODULE = "helpers.turns:Quarrel"
+MODULE = "helpers.turn_based:RandomTurns"
 # The module of an environment warns that it will be found in a registry instead.
 OLD_API = pytest.mark.filterwarnings("ignore:The old environment creation")
 GAMES = ["pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"]
@@ -32,7 +32,7 @@ GAMES = ["pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"
 
 @pytest.fixture(autouse=True)
 def _empty_log():
-    Quarrel.log.clear()
+    RandomTurns.log.clear()
 
 
 def turn_env(num_envs=1, *, max_steps=1000, seed=1, **options):
@@ -192,7 +192,7 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
     masks, max_steps
 ):
     for seed in range(20):
-        Quarrel.log.clear()
+        RandomTurns.log.clear()
         env = turn_env(masks=masks, max_steps=max_steps, seed=seed)
         actors, steps = [], []
 
@@ -202,11 +202,11 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
         rollout = Rollout(env, random_policies(env), explore=True)
         actors.append(rollout.env.active["p"][0].tolist())
         episodes = rollout.episodes(record)
-        turns = Quarrel.log[1:]
+        turns = RandomTurns.log[1:]
         assert int(episodes.lengths) == len(turns) == len(steps)
-        totals = dict.fromkeys(Quarrel.possible_agents, 0.0)
+        totals = dict.fromkeys(RandomTurns.possible_agents, 0.0)
         for (agent, action, rewards), actions in zip(turns, steps, strict=True):
-            assert actions[Quarrel.possible_agents.index(agent)] == action
+            assert actions[RandomTurns.possible_agents.index(agent)] == action
             for name, reward in rewards.items():
                 totals[name] += reward
         expected = torch.tensor([*totals.values()], dtype=torch.float64)
@@ -350,7 +350,7 @@ def test_a_run_is_trained_evaluated_and_drawn(tmp_path, module):
 @pytest.mark.slow
 def test_ppo_pays_the_turn_that_earned(tmp_path):
     overrides = [
-        *training("helpers.turns:PassItOn"),
+        *training("helpers.turn_based:PassItOn"),
         "ppo.num_envs=16",
         "ppo.batch_size=1024",
         "ppo.minibatch_size=256",

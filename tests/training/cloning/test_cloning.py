@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers.toy import TOKENS, FoxAndHens
+from helpers.farm import TOKENS, FoxAndHens
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -931,10 +931,10 @@ def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder
 def test_one_of_several_groups_is_cloned(tmp_path):
     run = run_clone(
         tmp_path / "run",
-        "env=helpers.toy:FoxAndHens",
+        "env=helpers.farm:FoxAndHens",
         "policy=feed_forward",
         "fixed={fox: random}",
-        "teacher=helpers.toy:StillHens",
+        "teacher=helpers.farm:StillHens",
         "clone.lr=0.05",
         "clone.lr_end=0.05",
         "clone.grad_clip=null",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.paths import ROOT
-from helpers.valley import Valley
+from helpers.wind_env import WindEnv
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -51,7 +51,7 @@ STRATEGIES = {
 TINY = (
     *("evolution.population=6", "repetitions=3", "total_generations=6"),
     *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     "threads=1",
 )
 SET_AGENT = "policy=helpers.set_agent:SetAgent"
@@ -386,7 +386,7 @@ def test_chunks_cover_all_and_fit(members, episodes, most, processes):
 def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
     assert make_evaluator(*TINY).max_envs == MAX_ENVS
     assert make_evaluator(*TINY, "max_envs=7").max_envs == 7
-    monkeypatch.setattr(Valley, "simulated", True)
+    monkeypatch.setattr(WindEnv, "simulated", True)
     assert make_evaluator(*TINY).max_envs == 3
     assert make_evaluator(*TINY, "max_envs=7").max_envs == 7
 
@@ -511,7 +511,7 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
     run = finished_run(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_ENVS)
+    env = make_batched_env("helpers.wind_env:WindEnv", 4, first_env=VALIDATION_ENVS)
     score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [

@@ -59,7 +59,7 @@ SMALL = [
 """128 agent steps are 8 steps of 4 environments of a fox and three hens."""
 BATCH = 32
 """Environment steps of an iteration."""
-FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
+FAULTY = ["env=helpers.faulty_farm:FaultyFarm", *SMALL]
 
 
 def trained(path: Path, *overrides: str) -> Run:
@@ -91,16 +91,16 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
     kept = path / "checkpoints" / "iter_000001"
-    place = re.search(r"\([\w/]*faulty\.py:\d+\)", line)[0]
+    place = re.search(r"\([\w/]*faulty_farm\.py:\d+\)", line)[0]
     assert line == (
         "marl-pool: iteration 2: EscapedError: the hens escaped "
-        f"{place}, raised while sampling from Faulty; traceback in "
-        f"{path / 'error.txt'}; try `marl-pool check-env env=helpers.faulty:Faulty`; "
-        f"kept {kept}"
+        f"{place}, raised while sampling from FaultyFarm; traceback in "
+        f"{path / 'error.txt'}; try `marl-pool check-env "
+        f"env=helpers.faulty_farm:FaultyFarm`; kept {kept}"
     )
     text = (path / "error.txt").read_text()
     assert "Traceback" in text
-    assert "faulty.py" in text
+    assert "faulty_farm.py" in text
     assert "in advance" in text
     run = Run.open(path)
     assert_gapless(run, 1)
@@ -256,7 +256,7 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     monkeypatch.setattr(Run, method, folder if method in folders else plain)
 
 
-PLAIN = ["env=helpers.toy:FoxAndHens", *SMALL]
+PLAIN = ["env=helpers.farm:FoxAndHens", *SMALL]
 
 
 @pytest.fixture(scope="module")

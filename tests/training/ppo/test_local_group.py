@@ -19,7 +19,7 @@ from marl_pool.training.ppo.learner import LOCAL_DEVICE
 pytestmark = [pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "encoder.num_layers=1",
     "ppo.num_envs=4",
     "ppo.batch_size=128",
@@ -43,7 +43,7 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
     run = resumed(tmp_path / "run", 2 * BATCH)
     assert [row["env_steps"] for row in run.rows()] == [BATCH, 2 * BATCH]
     assert "marl-pool:" not in capsys.readouterr().err
-    flags = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
+    flags = ["episodes=2", "perturbations=[]", "--plugin", "helpers.farm:FoxAndHens"]
     assert cli.main(["evaluate", str(run.path), *flags]) == 0, capsys.readouterr()
     assert not ray.is_initialized()
 
@@ -77,7 +77,7 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
     assert run.iterations_saved == count
     assert run.best is None or run.best.iteration < count
     assert (
-        cli.main(["resume", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]) == 0
+        cli.main(["resume", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]) == 0
     )
     run = Run.open(run.path)
     assert run.best == whole.best

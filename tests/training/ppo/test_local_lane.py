@@ -20,7 +20,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import nn
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.policies import make_policy
@@ -42,7 +42,7 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 
 TOY = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "ppo.num_envs=4",
     "ppo.batch_size=144",
     "ppo.minibatch_size=24",
@@ -121,7 +121,7 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
         [*TOY, "fixed={fox: random}"],
         [
             *TOY,
-            "env=helpers.toy:AlikeFoxAndHens",
+            "env=helpers.farm:AlikeFoxAndHens",
             "modules={fox: all, hen: all}",
         ],
         RECURRENT_TOY,

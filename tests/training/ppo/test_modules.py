@@ -17,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from helpers.evaluated import evaluate
+from helpers.farm import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.ppo import (
     assert_same,
     assert_same_weights,
@@ -25,7 +26,6 @@ from helpers.ppo import (
     run_of,
     weights_of,
 )
-from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -46,7 +46,7 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 slow = pytest.mark.slow
 
-FARM = "env=helpers.toy:FoxAndHens"
+FARM = "env=helpers.farm:FoxAndHens"
 TOY = [
     "encoder.num_layers=1",
     "ppo.num_envs=4",
@@ -58,7 +58,7 @@ TOY = [
     "threads=1",
 ]
 """48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
-STILL = "helpers.toy:StillHens"
+STILL = "helpers.farm:StillHens"
 SETTINGS = TargetSettings()
 
 
@@ -165,14 +165,14 @@ def test_scripted_policies_are_built_for_their_group():
     [
         (
             "heuristic",
-            "fixed.hen: the env 'helpers.toy:FoxAndHens' has no heuristic: ch",
+            "fixed.hen: the env 'helpers.farm:FoxAndHens' has no heuristic: ch",
         ),
         (
-            "helpers.toy:NoHens",
-            "fixed.hen: policy 'helpers.toy:NoHens': helpers.toy has no",
+            "helpers.farm:NoHens",
+            "fixed.hen: policy 'helpers.farm:NoHens': helpers.farm has no",
         ),
         (
-            "helpers.toy:FoxAndHens",
+            "helpers.farm:FoxAndHens",
             "must be a subclass of marl_pool.policies.base.Poli",
         ),
         ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
@@ -278,7 +278,7 @@ def test_a_batch_counts_the_agents_that_learn():
         ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
         (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
         (
-            ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
+            ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
             {"all": 48},
         ),
     ],
@@ -330,7 +330,7 @@ def test_the_metrics_name_every_group_and_module(parent, tmp_path):
 
 @slow
 def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
-    alike = ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+    alike = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
     run = trained(tmp_path / "run", *alike)
     modules, groups = load_modules(run.policy_dir)
     assert groups == {"fox": "all", "hen": "all"}
@@ -356,7 +356,7 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, policy, runner
     assert rows[0]["fox/first_ratio_error"] < 1e-5
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
-    plugins = ["helpers.toy:FoxAndHens", STILL]
+    plugins = ["helpers.farm:FoxAndHens", STILL]
     subject = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
     expected = RandomPolicy if policy == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
@@ -408,7 +408,7 @@ def test_a_relative_folder_is_written_as_an_absolute_one(parent, tmp_path, monke
 
 @slow
 def test_a_run_with_fixed_groups_is_evaluated(parent, tmp_path, capsys):
-    plugins = ["helpers.toy:FoxAndHens", STILL]
+    plugins = ["helpers.farm:FoxAndHens", STILL]
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
     for number, policy in enumerate((parent.path, STILL)):
         run = trained(tmp_path / str(number), f"fixed={{hen: {policy}}}")
@@ -433,7 +433,7 @@ def test_a_run_with_fixed_groups_is_evaluated(parent, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.toy:FoxAndHens"])
+        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.farm:FoxAndHens"])
 
 
 @slow

@@ -17,7 +17,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 )
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory

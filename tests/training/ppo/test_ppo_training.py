@@ -15,8 +15,8 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 
+from helpers.farm import FoxAndHens
 from helpers.ppo import assert_same, resumed, rllib_config, run_of, weights_of
-from helpers.toy import FoxAndHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
@@ -51,7 +51,7 @@ SMALL = [
     "threads=1",
 ]
 TOY = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "ppo.num_envs=4",
     "ppo.batch_size=128",
     "ppo.minibatch_size=24",

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.line import Line
+from helpers.line_fit import LineFit
 from helpers.paths import ROOT
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
@@ -37,8 +37,8 @@ from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
 
-TINY = ("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1")
-RESUME = ("resume", "--plugin", "helpers.line:Line")
+TINY = ("task=helpers.line_fit:LineFit", "encoder=none", "pooling=none", "threads=1")
+RESUME = ("resume", "--plugin", "helpers.line_fit:LineFit")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 
@@ -76,9 +76,9 @@ def refusal(capsys, *words: str) -> str:
     return err
 
 
-def learner_of(task: Line | None = None, **settings) -> FoldLearner:
+def learner_of(task: LineFit | None = None, **settings) -> FoldLearner:
     """The learner of the first fold of a task, by default without noise."""
-    task = task or Line(noisy=False)
+    task = task or LineFit(noisy=False)
     task.prepare(Path())
     config = FitConfig(task={}, encoder={}, pooling={}, fit=FitSettings(**settings))
     return FoldLearner(task, config, 0)
@@ -292,7 +292,7 @@ def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
-    class Single(Line):
+    class Single(LineFit):
         def batch(self, split, rows):
             return {k: v.float() for k, v in super().batch(split, rows).items()}
 
@@ -410,7 +410,7 @@ def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
     def begin_epoch(self, network, epoch, epochs):
         calls.append((epoch, epochs))
 
-    monkeypatch.setattr(Line, "begin_epoch", begin_epoch)
+    monkeypatch.setattr(LineFit, "begin_epoch", begin_epoch)
     price(typed("fit.epochs=9"), tmp_path)
     assert calls == [(0, 9), (0, 9), (4, 9), (8, 9)]
 
@@ -485,7 +485,7 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     assert main(["fit", *options, "--run-dir", path]) == 0
     expected = (
         f"marl-pool: time_limit is over; resume with: marl-pool resume {path} "
-        "--plugin helpers.line:Line\n"
+        "--plugin helpers.line_fit:LineFit\n"
     )
     assert expected in capsys.readouterr().err
     whole = str(tmp_path / "whole")
@@ -493,14 +493,14 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     assert "go on with" not in capsys.readouterr().err
 
 
-class NoLossAndMetrics(Line):
+class NoLossAndMetrics(LineFit):
     """A user's mistake."""
 
     def evaluate(self, network, batch, generator):
         return super().evaluate(network, batch, generator).loss
 
 
-class NoMetric(Line):
+class NoMetric(LineFit):
     """Another."""
 
     metric = "accuracy"
@@ -582,7 +582,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     ("overrides", "message"),
     [
         (["task=nothing"], "unknown task 'nothing': choose from"),
-        (["task=helpers.line:Unfinished"], "is abstract"),
+        (["task=helpers.line_fit:Unfinished"], "is abstract"),
         (["task.slope=2"], "task.slope"),
         (["fit.folds=0"], "fit.folds: expected"),
         (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a fraction"),
@@ -648,7 +648,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
     folder = tmp_path / "own"
     (folder / "task").mkdir(parents=True)
     (folder / "sizes").mkdir()
-    (folder / "task" / "my_line.yaml").write_text("name: helpers.line:Line\n")
+    (folder / "task" / "my_line.yaml").write_text("name: helpers.line_fit:LineFit\n")
     (folder / "sizes" / "my_line_tiny.yaml").write_text(
         "defaults:\n  - pooling: none\ntask:\n  num_samples: 12\nfit:\n  epochs: 7\n"
     )
@@ -664,7 +664,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
 
 def test_a_task_of_ones_own_gets_only_what_it_asks_for():
     task = make_task(typed("task.num_samples=7"))
-    assert isinstance(task, Line)
+    assert isinstance(task, LineFit)
     assert task.count == 7
 
 

@@ -11,7 +11,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
 
-class Valley(BatchedEnv):
+class WindEnv(BatchedEnv):
     """Stay near 0 on a windy line; one token shows the place.
 
     ``fault`` happens in episode ``episode`` of environment 0: "raise", "poison" (NaN

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 
-class Crowd(ParallelEnv):
+class ChangingAgents(ParallelEnv):
     """Wolves with a box to act in, and hens that choose.
 
     In each step an agent may die, rarely be truncated alone, or be born (again). An
@@ -23,7 +23,7 @@ class Crowd(ParallelEnv):
         render_mode: "rgb_array" or None.
     """
 
-    metadata: ClassVar = {"name": "crowd", "render_modes": ["rgb_array"]}
+    metadata: ClassVar = {"name": "changing_agents", "render_modes": ["rgb_array"]}
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 
-class Quarrel(AECEnv):
+class RandomTurns(AECEnv):
     """Three agents in random order, with random rewards, deaths and masks.
 
     An agent that dies keeps its reward; after 12 turns all are truncated.
@@ -32,7 +32,7 @@ class Quarrel(AECEnv):
         render_mode=None,
     ):
         self.deaths, self.masks, self.fault = deaths, masks, fault
-        self.metadata = {"name": "quarrel", "is_parallelizable": parallel}
+        self.metadata = {"name": "random_turns", "is_parallelizable": parallel}
         self.render_mode = render_mode
 
     def observation_space(self, agent):

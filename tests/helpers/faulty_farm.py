@@ -4,14 +4,14 @@ import os
 import signal
 from pathlib import Path
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 
 
 class EscapedError(RuntimeError):
     """An exception that a user's own environment may raise."""
 
 
-class Faulty(FoxAndHens):
+class FaultyFarm(FoxAndHens):
     """FoxAndHens until the step ``fault_step`` of this object, then a fault.
 
     ``fault`` is "raise" or "kill" (the process, as the kernel does when memory runs

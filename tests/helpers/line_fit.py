@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
 
 
-class Line(Task):
+class LineFit(Task):
     """Predict y = 3 x from x, by one weight, with dropout or a loss that turns NaN.
 
     Args:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 
-class Unruly(ParallelEnv):
+class Breaker(ParallelEnv):
     """Three agents that earn 1 in each of five steps, and are then truncated.
 
     Args:
@@ -17,7 +17,7 @@ class Unruly(ParallelEnv):
         render_mode: "rgb_array" or None.
     """
 
-    metadata: ClassVar = {"name": "unruly", "render_modes": ["rgb_array"]}
+    metadata: ClassVar = {"name": "rule_breaker", "render_modes": ["rgb_array"]}
 
     def __init__(self, fault=None, render_mode=None):
         self.fault, self.render_mode = fault, render_mode
