@@ -48,7 +48,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 class TokenAgents(ChangingAgents):
-    """A crowd whose observations are three tokens of one feature each."""
+    """Changing agents whose observations are three tokens of one feature each."""
 
     def observation_space(self, agent: str) -> spaces.Dict:
         return spaces.Dict(

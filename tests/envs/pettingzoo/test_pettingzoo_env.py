@@ -275,7 +275,7 @@ def compare(rollout: Rollout, history: list[list[dict[str, Any]]], steps: int) -
         assert chunk.t_started == naive["time"]
 
 
-def test_the_crowd_dies_is_born_and_ends_in_every_way():
+def test_changing_agents_die_are_born_and_end_in_every_way():
     """The property above would be empty if such things did not happen."""
     rows = [row for n in range(20) for row in play({}, 0, n, 40, 7)]
     events = {
@@ -418,7 +418,7 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
     step = wild.step(actions)
     actions["wolf"] = torch.ones(2, 1, 2)
     actions["hen"] = actions["hen"].masked_fill(~env.active["hen"], 2)
-    assert_same(step, tame.step(actions))  # the crowd holds actions to their space
+    assert_same(step, tame.step(actions))  # the env holds actions to their space
 
 
 # Groups, dtypes, forms of observation

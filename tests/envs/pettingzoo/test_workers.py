@@ -204,8 +204,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
-env = PettingZooEnv(2, module="helpers.fatal_env:FatalEnv", options={"how": sys.argv[1]},
-                    workers=2)
+options = {"how": sys.argv[1]}
+env = PettingZooEnv(2, module="helpers.fatal_env:FatalEnv", options=options, workers=2)
 print(*(process.pid for process in env._workers._processes), flush=True)
 import torch
 env.reset()
