@@ -85,7 +85,7 @@ REMOTE = {
 }
 """Verb, option that starts a process, and a pattern of the process's title."""
 FAULTS = {
-    # Faults of `helpers.faulty_envs`, and what the last line has to say.
+    # Faults of `helpers.faulty_pole`, and what the last line has to say.
     "raises": "no such state",
     "hangs": "env_timeout",
     "spins": "env_timeout",
@@ -378,7 +378,7 @@ class Campaign:
         drop = ("env=", "env.num_noise", "teacher", "policy.hidden")
         path = self.new()
         kept = [word for word in words_of(verb, path) if not word.startswith(drop)]
-        env = ("env=helpers.faulty_envs:FaultyPole", f"+env.fault={name}")
+        env = ("env=helpers.faulty_pole:FaultyPole", f"+env.fault={name}")
         limits = [f"+env.after={steps}", "env_timeout=2"]
         if verb == "clone":
             heuristic = "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"

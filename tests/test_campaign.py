@@ -77,7 +77,7 @@ def link(file: Path, outside: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, Path], None]] = {
-    each.__name__: each for each in (delete, halve, flip, empty, link)
+    damage.__name__: damage for damage in (delete, halve, flip, empty, link)
 }
 
 
@@ -130,8 +130,8 @@ def make_train(path: Path) -> None:
 def make_sweep(path: Path) -> None:
     from marl_pool.config import plan_sweep
 
-    own = [text for text in FIT if not text.startswith("threads")]
-    plan = plan_sweep([*own, "seed=0,1", "sweep.cpus_per_trial=1"], None, "fit")
+    words = [text for text in FIT if not text.startswith("threads")]
+    plan = plan_sweep([*words, "seed=0,1", "sweep.cpus_per_trial=1"], None, "fit")
     sweep = Sweep(path, plan.grid, plan.overrides, None, "fit")
     with sweep.lock():
         sweep.write()
@@ -164,14 +164,14 @@ KINDS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Callable[[str], Path]:
     """Each kind of folder, made once and not changed."""
-    home, made = tmp_path_factory.mktemp("whole"), {}
+    home, paths = tmp_path_factory.mktemp("whole"), {}
 
     def get(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = home / kind / "folder"
-            made[kind].parent.mkdir()
-            KINDS[kind].make(made[kind])
-        return made[kind]
+        if kind not in paths:
+            paths[kind] = home / kind / "folder"
+            paths[kind].parent.mkdir()
+            KINDS[kind].make(paths[kind])
+        return paths[kind]
 
     return get
 
@@ -179,7 +179,7 @@ def folders(tmp_path_factory) -> Callable[[str], Path]:
 # Commands
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """The exit status and output of a command."""
 
     status: int
@@ -188,9 +188,9 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def limited(what: str) -> Iterator[None]:
+def limited(subject: str) -> Iterator[None]:
     def hangs(*_: Any) -> None:
-        raise TimeoutError(f"{what} hangs")
+        raise TimeoutError(f"{subject} hangs")
 
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(SECONDS)
@@ -208,22 +208,22 @@ def command(verb: str, kind: str, folder: Path, out: Path) -> list[str]:
     if verb == "report":
         return [*words, "--out", str(out / "page.html"), "videos=false", "threads=1"]
     bare = ["--out", str(out / "made")] if kind == "policy" else []
-    own = EVALUATE if verb == "evaluate" else ("size=64", "threads=1")
-    return [*words, *bare, *own]
+    options = EVALUATE if verb == "evaluate" else ("size=64", "threads=1")
+    return [*words, *bare, *options]
 
 
-def done(verb: str, kind: str, folder: Path, out: Path, capsys) -> Told:
+def run_command(verb: str, kind: str, folder: Path, out: Path, capsys) -> Answer:
     out.mkdir()
     capsys.readouterr()
     with limited(f"{verb} of {folder}"):
         status = cli.main(command(verb, kind, folder, out))
-    said = capsys.readouterr()
-    result = None if status else result_of(verb, kind, folder, out, said.out)
-    return Told(status, said.err, result)
+    captured = capsys.readouterr()
+    result = None if status else result_of(verb, kind, folder, out, captured.out)
+    return Answer(status, captured.err, result)
 
 
-def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
-    paths = [Path(line) for line in said.splitlines() if line.startswith("/")]
+def result_of(verb: str, kind: str, folder: Path, out: Path, output: str) -> Any:
+    paths = [Path(line) for line in output.splitlines() if line.startswith("/")]
     if verb == "evaluate":
         (document,) = (path for path in paths if path.suffix == ".json")
         return json.loads(document.read_text())["results"]
@@ -234,7 +234,7 @@ def result_of(verb: str, kind: str, folder: Path, out: Path, said: str) -> Any:
         # It says when it was written.
         return MOMENT.sub("", (out / "page.html").read_text())
     if kind == "sweep":
-        return (folder / "table.csv").read_text(), said.count("failed")
+        return (folder / "table.csv").read_text(), output.count("failed")
     return results_of(folder)
 
 
@@ -251,16 +251,16 @@ def frames_of(video: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def undamaged(folders, tmp_path_factory) -> Callable[..., Told]:
+def undamaged(folders, tmp_path_factory) -> Callable[..., Answer]:
     """The result of a command on the undamaged folder."""
-    known: dict[tuple[str, str], Told] = {}
+    answers: dict[tuple[str, str], Answer] = {}
 
-    def get(verb: str, kind: str, capsys) -> Told:
-        if (verb, kind) not in known:
+    def get(verb: str, kind: str, capsys) -> Answer:
+        if (verb, kind) not in answers:
             place = tmp_path_factory.mktemp("undamaged")
             folder = copied(folders(kind), place)
-            known[verb, kind] = done(verb, kind, folder, place / "out", capsys)
-        return known[verb, kind]
+            answers[verb, kind] = run_command(verb, kind, folder, place / "out", capsys)
+        return answers[verb, kind]
 
     return get
 
@@ -277,33 +277,33 @@ def gaps(page: str) -> list[str]:
     marked = re.findall(
         r'class="missing"[^>]*>([^<]*)|title="([^"]*)" class="missing"', page
     )
-    return sorted("".join(each) for each in marked)
+    return sorted("".join(match) for match in marked)
 
 
-def check(verb: str, kind: str, name: str, told: Told, whole: Told) -> None:
+def check(verb: str, kind: str, name: str, answer: Answer, whole: Answer) -> None:
     """Accept only the answers that the module's docstring allows."""
-    assert "Traceback" not in told.err
-    lines = [line for line in told.err.splitlines() if line.startswith("marl-pool: ")]
-    assert told.status in (0, 1, 2)
-    if told.status:
-        assert len(lines) >= 1, told.err
-        if told.status == 2:
-            assert told.err.splitlines()[-1] == lines[-1]
-        assert whole.status == 2 or told.status
+    assert "Traceback" not in answer.err
+    lines = [line for line in answer.err.splitlines() if line.startswith("marl-pool: ")]
+    assert answer.status in (0, 1, 2)
+    if answer.status:
+        assert len(lines) >= 1, answer.err
+        if answer.status == 2:
+            assert answer.err.splitlines()[-1] == lines[-1]
+        assert whole.status == 2 or answer.status
         return
     assert whole.status == 0, "what is refused when whole is refused when damaged"
-    if told.result == whole.result:
+    if answer.result == whole.result:
         return
     if verb == "report":
-        assert gaps(told.result) != gaps(whole.result), "the page differs in silence"
+        assert gaps(answer.result) != gaps(whole.result), "the page differs in silence"
     elif verb == "resume":
         lost = "policy" if name.startswith("policy/") else "metrics"
         assert any(lost in line for line in lines), "the run differs in silence"
         if kind != "sweep" and lost == "metrics":
-            told.result["rows"] = whole.result["rows"]
-            assert told.result == whole.result
+            answer.result["rows"] = whole.result["rows"]
+            assert answer.result == whole.result
         elif kind != "sweep":
-            assert told.result["rows"] == whole.result["rows"]
+            assert answer.result["rows"] == whole.result["rows"]
     else:
         raise AssertionError("the result is another in silence")
 
@@ -315,7 +315,7 @@ def run_case(
     damage: str,
     *,
     folders: Callable[[str], Path],
-    undamaged: Callable[..., Told],
+    undamaged: Callable[..., Answer],
     place: Path,
     capsys: Any,
 ) -> None:
@@ -323,8 +323,8 @@ def run_case(
     folder, outside = copied(folders(kind), place), place / "outside"
     DAMAGES[damage](folder / name, outside)
     before = outside.read_bytes() if outside.exists() else None
-    told = done(verb, kind, folder, place / "out", capsys)
-    check(verb, kind, name, told, whole)
+    answer = run_command(verb, kind, folder, place / "out", capsys)
+    check(verb, kind, name, answer, whole)
     assert (outside.read_bytes() if outside.exists() else None) == before
 
 
@@ -338,13 +338,13 @@ def cases(folders: Callable[[str], Path], kind: str) -> list[tuple[str, str, str
 
 def campaign(
     kind: str,
-    chosen: list[tuple[str, str, str]],
+    selection: list[tuple[str, str, str]],
     tmp_path: Path,
     **fixtures: Any,
 ) -> None:
     """Run cases and name all that fail, not the first one alone."""
     failed = []
-    for number, (verb, name, damage) in enumerate(chosen):
+    for number, (verb, name, damage) in enumerate(selection):
         place = tmp_path / str(number)
         place.mkdir()
         try:
@@ -353,7 +353,7 @@ def campaign(
             first = str(error).partition("\n")[0]
             failed.append(f"{verb} after {damage} of {name}: {type(error)}: {first}")
         shutil.rmtree(place)
-    assert not failed, "\n".join([f"{len(failed)} of {len(chosen)}", *failed])
+    assert not failed, "\n".join([f"{len(failed)} of {len(selection)}", *failed])
 
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
@@ -368,11 +368,9 @@ QUICK = {"policy": 8, "evolve": 16, "clone": 8, "fit": 8}
 def test_some_damages_are_refused_or_harmless(
     kind, tmp_path, folders, undamaged, capsys
 ):
-    every = sorted(
-        cases(folders, kind), key=lambda case: zlib.crc32(str(case).encode())
-    )
+    pool = sorted(cases(folders, kind), key=lambda case: zlib.crc32(str(case).encode()))
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
-    campaign(kind, every[: QUICK[kind]], tmp_path, **fixtures)
+    campaign(kind, pool[: QUICK[kind]], tmp_path, **fixtures)
 
 
 @pytest.mark.slow
@@ -382,17 +380,17 @@ def test_every_damage_is_refused_or_harmless(
     kind, damage, tmp_path, folders, undamaged, capsys
 ):
     """One verb for each file and damage; each verb meets every file and damage."""
-    every = [case for case in cases(folders, kind) if case[2] == damage]
-    names, verbs = sorted({name for _, name, _ in every}), KINDS[kind].verbs
+    pool = [case for case in cases(folders, kind) if case[2] == damage]
+    names, verbs = sorted({name for _, name, _ in pool}), KINDS[kind].verbs
     if kind == "train":
         draw = random.SystemRandom() if EXPLORES else random.Random(damage)
-        chosen = draw.sample(every, TRAINED)
+        selection = draw.sample(pool, TRAINED)
     else:
         first = [*DAMAGES].index(damage)
-        chosen = [
+        selection = [
             case
-            for case in every
+            for case in pool
             if EXPLORES or case[0] == verbs[(names.index(case[1]) + first) % len(verbs)]
         ]
     fixtures = {"folders": folders, "undamaged": undamaged, "capsys": capsys}
-    campaign(kind, chosen, tmp_path, **fixtures)
+    campaign(kind, selection, tmp_path, **fixtures)

@@ -35,19 +35,19 @@ def commands(file: Path) -> list[list[str]]:
         text = yaml.safe_load(text)["spec"]["entrypoint"]
     if file.suffix == ".md":
         text = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
-    found = COMMAND.findall(text.replace("\\\n", " "))
-    split = [shlex.split(line, comments=True)[1:] for line in found]
+    lines = COMMAND.findall(text.replace("\\\n", " "))
+    split = [shlex.split(line, comments=True)[1:] for line in lines]
     return [[word for word in words if word not in OF_SHELL] for words in split]
 
 
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_commands_parse(file):
-    found = commands(file)
-    assert found
-    for words in found:
-        known, overrides = parse(words)
-        assert known.verb == words[0]
-        if known.verb == "train":
+    command_lines = commands(file)
+    assert command_lines
+    for words in command_lines:
+        namespace, overrides = parse(words)
+        assert namespace.verb == words[0]
+        if namespace.verb == "train":
             check("train", compose_only("train", overrides, None))
 
 
@@ -106,7 +106,7 @@ def slurm(tmp_path, monkeypatch):
     for name in ("scontrol", "srun", "marl-pool"):
         (programs / name).write_text(FAKE)
         (programs / name).chmod(0o755)
-    given = {
+    environment = {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "RAY_START_SECONDS": "0",
         "STORAGE": "s3://bucket/runs",
@@ -120,7 +120,7 @@ def slurm(tmp_path, monkeypatch):
         return subprocess.Popen(
             ["bash", str(DEPLOY / "slurm.sh"), *arguments],
             cwd=tmp_path,
-            env={**os.environ, **given},
+            env={**os.environ, **environment},
         )
 
     return start
@@ -132,17 +132,15 @@ def calls(folder: Path) -> list[str]:
 
 def test_the_script_starts_ray_on_all_nodes_and_trains(slurm, tmp_path):
     assert slurm("seed=3", "pooling=max").wait(300) == 0
-    found = "\n".join(calls(tmp_path))
-    assert (
-        "srun --nodes=1 --ntasks=1 --nodelist=one --overlap ray start --head" in found
-    )
-    assert "--exclude=one --overlap ray start --address=one:20007" in found
+    log = "\n".join(calls(tmp_path))
+    assert "srun --nodes=1 --ntasks=1 --nodelist=one --overlap ray start --head" in log
+    assert "--exclude=one --overlap ray start --address=one:20007" in log
     (line,) = (line for line in calls(tmp_path) if line.startswith("marl-pool"))
     assert line == (
         "marl-pool train --run-dir runs/study-7 --or-resume --storage s3://bucket/runs "
         "--address one:20007 --num-env-runners 4 seed=3 pooling=max"
     )
-    assert "requeue" not in found
+    assert "requeue" not in log
 
 
 @pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])

@@ -140,8 +140,8 @@ def test_vmap_is_a_loop(
         for part in (x, padding, types)
     ]
     dims = tuple(None if part is None else 0 for part in sets)
-    found = torch.func.vmap(module, in_dims=dims)(*sets)
-    torch.testing.assert_close(found.flatten(0, 1), module(x, padding, types))
+    output = torch.func.vmap(module, in_dims=dims)(*sets)
+    torch.testing.assert_close(output.flatten(0, 1), module(x, padding, types))
 
 
 @modules
@@ -149,16 +149,16 @@ def test_vmap_over_parameters_is_a_loop(
     kind: str, name: str, options: dict[str, Any]
 ) -> None:
     module = make_module(kind, name, options)
-    given = inputs(True)
+    arguments = inputs(True)
     scales = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    own = {key: part.detach() for key, part in module.named_parameters()}
+    parameters = {key: part.detach() for key, part in module.named_parameters()}
 
     def member(scale: Tensor) -> Tensor:
-        scaled = {key: part * scale for key, part in own.items()}
-        return functional_call(module, scaled, given)
+        scaled = {key: part * scale for key, part in parameters.items()}
+        return functional_call(module, scaled, arguments)
 
-    found = torch.func.vmap(member)(scales)
-    for row, scale in zip(found, scales, strict=True):
+    outputs = torch.func.vmap(member)(scales)
+    for row, scale in zip(outputs, scales, strict=True):
         torch.testing.assert_close(row, member(scale))
 
 
@@ -173,9 +173,9 @@ def test_func_grad_is_autograd(
     def loss(x: Tensor) -> Tensor:
         return module(x, padding, types).square().sum()
 
-    found = torch.func.grad(loss)(x)
+    gradient = torch.func.grad(loss)(x)
     (expected,) = torch.autograd.grad(loss(x.requires_grad_()), x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradient, expected)
 
 
 # An empty batch
@@ -239,9 +239,9 @@ def test_a_trace_takes_another_batch_size(
 ) -> None:
     module = make_module(kind, name, options)
     x, padding, types = inputs(True)
-    given = (x, padding, types)
-    traced = torch.jit.trace(module, tuple(part[:2] for part in given))
-    torch.testing.assert_close(traced(*given), module(*given))
+    arguments = (x, padding, types)
+    traced = torch.jit.trace(module, tuple(part[:2] for part in arguments))
+    torch.testing.assert_close(traced(*arguments), module(*arguments))
 
 
 # Second derivatives

@@ -109,7 +109,7 @@ def test_bad_weights_are_refused(play):
 def test_no_number_of_an_evaluation_is_decided_on_nan():
     with pytest.raises(NonFiniteError, match="NaN or infinite: rewards"):
         marl_pool.evaluate(
-            lambda seen: np.zeros(len(seen["types"]), np.int64),
+            lambda observation: np.zeros(len(observation["types"]), np.int64),
             env={"name": f"{__name__}:PoisonedEnv"},
             suite={"perturbations": []},
             episodes=4,

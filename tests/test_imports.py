@@ -113,7 +113,7 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("imports")
     policy = make_policy(SPEC, spaces.Discrete(3), seed=0)
     save_policy(policy, folder / "policy")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder / "policy")],
         cwd=folder,
         capture_output=True,
@@ -121,10 +121,10 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
     assert [path.name for path in folder.iterdir()] == ["policy"]
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return dict(json.loads(line) for line in result.stdout.splitlines())
 
 
 STEPS = ["package", "config", "reading", "registration", "policy", "api", "env"]

@@ -37,18 +37,18 @@ def sensitivity(network: SetNetwork, tokens: Tokens) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     expected = results(network, tokens, "torch")
-    found = []
+    changes = []
     for _ in range(4):  # one change may cancel
-        other = copy.deepcopy(network)
+        perturbed = copy.deepcopy(network)
         with torch.no_grad():
-            for parameter in other.parameters():
+            for parameter in perturbed.parameters():
                 signs = (
                     torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
                 )
                 eps = torch.finfo(parameter.dtype).eps
                 parameter += signs.to(parameter) * eps * parameter
-        found += errors(results(other, tokens, "torch"), expected)
-    return max(found)
+        changes += errors(results(perturbed, tokens, "torch"), expected)
+    return max(changes)
 
 
 def is_used(network: SetNetwork, tokens: Tokens) -> bool:
@@ -96,8 +96,8 @@ def test_float32_is_as_precise_as_torchs(pooling: str, head_width: int) -> None:
         tokens = make_tokens(network, 40, padded=True, seed=seed)
         exact = results(copy.deepcopy(network).double(), tokens, "torch")
         ours = errors(results(network, tokens, "native"), exact)
-        theirs = errors(results(network, tokens, "torch"), exact)
-        ratios += [a / b for a, b in zip(ours, theirs, strict=True) if b]
+        torchs = errors(results(network, tokens, "torch"), exact)
+        ratios += [a / b for a, b in zip(ours, torchs, strict=True) if b]
     assert sorted(ratios)[len(ratios) // 2] < 2
 
 
@@ -131,18 +131,18 @@ def test_a_row_does_not_depend_on_its_neighbours_or_the_threads(
 ) -> None:
     network = make_network(head_width=head_width, num_tokens=9)
     tokens = make_tokens(network, 300, padded=True)
-    alone = tokens.map(lambda tensor: tensor[137:138])
+    row = tokens.map(lambda tensor: tensor[137:138])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = results(network, tokens, "native")
+        single = results(network, tokens, "native")
         torch.set_num_threads(3)
-        three = results(network, tokens, "native")
+        triple = results(network, tokens, "native")
     finally:
         torch.set_num_threads(before)
-    assert all(map(torch.equal, one, three))
+    assert all(map(torch.equal, single, triple))
     with use_kernels("native"), torch.no_grad():
-        assert torch.equal(network(alone), network(tokens)[137:138])
+        assert torch.equal(network(row), network(tokens)[137:138])
 
 
 @pytest.mark.parametrize("pooling", ["ada", "avg", "max"])
@@ -150,9 +150,9 @@ def test_a_row_does_not_depend_on_the_padding_of_its_neighbours(pooling: str) ->
     network = make_network(pooling, num_tokens=9, std=1.0)
     tokens = make_tokens(network, 16)
     with use_kernels("native"), torch.no_grad():
-        alone = network(tokens)
+        expected = network(tokens)
         tokens.padding[::2, 4:] = True
-        assert torch.equal(network(tokens)[1::2], alone[1::2])
+        assert torch.equal(network(tokens)[1::2], expected[1::2])
 
 
 def far_apart(head_width: int, scale: float) -> SetNetwork:
@@ -184,17 +184,17 @@ def test_a_rows_bound_is_its_own(head_width: int, scale: float) -> None:
     network = far_apart(head_width, scale)
     tokens = make_tokens(network, 64)
     with use_kernels("native"), torch.no_grad():
-        together = network(tokens)
+        batch = network(tokens)
         for row in range(64):
-            alone = tokens.map(lambda tensor, row=row: tensor[row : row + 1])
-            assert torch.equal(network(alone)[0], together[row])
+            single = tokens.map(lambda tensor, row=row: tensor[row : row + 1])
+            assert torch.equal(network(single)[0], batch[row])
 
 
 def test_zero_rows_have_zero_gradients() -> None:
     network = make_network()
-    out, *found = results(network, make_tokens(network, 0), "native")
+    out, *gradients = results(network, make_tokens(network, 0), "native")
     assert out.shape == (0, network.dim_out)
-    assert not any(gradient.any() for gradient in found)
+    assert not any(gradient.any() for gradient in gradients)
 
 
 def test_tensors_in_other_layouts_give_the_same() -> None:
@@ -492,14 +492,14 @@ def test_a_parameter_of_another_shape_is_left_to_torch(part: str, shrink: str) -
     }[shrink]
     setattr(module, name, nn.Parameter(torch.ones(changed)))
     assert not is_used(network, tokens)
-    found = outcome(network, tokens)
+    actual = outcome(network, tokens)
     with use_kernels("torch"):
         expected = outcome(network, tokens)
     if isinstance(expected, str):
-        assert found == expected
+        assert actual == expected
     else:
-        assert not isinstance(found, str)
-        assert all(map(torch.equal, found, expected))
+        assert not isinstance(actual, str)
+        assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -539,8 +539,8 @@ def test_weights_whose_memory_is_elsewhere_are_left_to_torch(kind: str) -> None:
     tokens = make_tokens(network, 4)
     layer = network.encoder.layers[0].feedforward[0]
     weight = layer.weight.detach()
-    other = weight.to_sparse() if kind == "sparse" else weight.as_subclass(Wrapper)
-    layer._parameters["weight"] = nn.Parameter(other, requires_grad=False)
+    stand_in = weight.to_sparse() if kind == "sparse" else weight.as_subclass(Wrapper)
+    layer._parameters["weight"] = nn.Parameter(stand_in, requires_grad=False)
     assert not is_used(network, tokens)
 
 
@@ -561,22 +561,22 @@ def test_gradients_in_any_layout_are_torchs(
 ) -> None:
     network = make_network(pooling).double()
     tokens = make_tokens(network, 20, padded=True)
-    found = []
+    gradients = []
     for kernels in ("native", "torch"):
         with use_kernels(kernels):
             parameters = list(network.parameters())
-            found.append(torch.autograd.grad(loss(network(tokens)), parameters))
-    for ours, torchs in zip(*found, strict=True):
+            gradients.append(torch.autograd.grad(loss(network(tokens)), parameters))
+    for ours, torchs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, torchs)
 
 
 def test_weights_follow_when_they_are_replaced() -> None:
-    network, other = make_network(seed=1), make_network(seed=2)
+    network, source = make_network(seed=1), make_network(seed=2)
     tokens = make_tokens(network, 4)
-    network.load_state_dict(other.state_dict(), assign=True)
+    network.load_state_dict(source.state_dict(), assign=True)
     with use_kernels("native"):
-        assert torch.equal(network(tokens), other(tokens))
-        assert torch.equal(copy.deepcopy(other)(tokens), other(tokens))
+        assert torch.equal(network(tokens), source(tokens))
+        assert torch.equal(copy.deepcopy(source)(tokens), source(tokens))
 
 
 def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,13 +107,13 @@ def test_the_base_is_the_same_for_every_head_at_one_seed(seed: int) -> None:
 
 @pytest.mark.parametrize("name", pooling_names())
 def test_seeds_decide_the_weights(name: str) -> None:
-    one, same, other = (make(name, seed=seed) for seed in (1, 1, 2))
-    for key, value in one.state_dict().items():
-        assert torch.equal(value, same.state_dict()[key]), key
+    first, second, reseeded = (make(name, seed=seed) for seed in (1, 1, 2))
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[key]), key
         # What an option sets, as a logarithm, is not sampled.
         sampled = "norm" not in key and ".log_" not in key
         if sampled and not key.endswith("bias"):
-            assert not torch.equal(value, other.state_dict()[key]), key
+            assert not torch.equal(value, reseeded.state_dict()[key]), key
 
 
 def test_the_parts_of_a_network_are_drawn_apart() -> None:
@@ -124,14 +124,14 @@ def test_the_parts_of_a_network_are_drawn_apart() -> None:
         network.encoder.layers[0].attention.to_query,
     ]
     for i, part in enumerate(square):
-        for other in square[:i]:
-            assert not torch.equal(part.weight, other.weight)
+        for earlier in square[:i]:
+            assert not torch.equal(part.weight, earlier.weight)
 
 
 def test_layers_are_drawn_apart() -> None:
     network: Any = make(encoder={**ENCODER, "num_layers": 2})
-    one, two = (layer.attention.to_key.weight for layer in network.encoder.layers)
-    assert not torch.equal(one, two)
+    first, second = (layer.attention.to_key.weight for layer in network.encoder.layers)
+    assert not torch.equal(first, second)
 
 
 def test_a_seed_leaves_the_global_generator_alone() -> None:
@@ -224,11 +224,11 @@ def test_the_split_projection_has_the_gradients_of_the_concatenation() -> None:
 def test_without_a_type_embedding_types_do_not_matter() -> None:
     embedding = TokenEmbedding(SPEC, 8, 0)
     tokens = random_tokens()
-    other = tokens._replace(types=2 - tokens.types)
-    assert torch.equal(embedding(tokens), embedding(other))
+    retyped = tokens._replace(types=2 - tokens.types)
+    assert torch.equal(embedding(tokens), embedding(retyped))
     assert torch.equal(embedding(tokens), embedding.project(tokens.features))
     with_types = TokenEmbedding(SPEC, 8, 4)
-    assert not torch.equal(with_types(tokens), with_types(other))
+    assert not torch.equal(with_types(tokens), with_types(retyped))
 
 
 @pytest.mark.parametrize("type_embedding", [0, 4])
@@ -301,23 +301,23 @@ def test_padding_equals_absence(name: str, seed: int, places: list[bool]) -> Non
     tokens = random_tokens(seed)
     if not network.pooling.permutation_invariant:
         places = [False, False, *sorted(places)][:NUM_TOKENS]
-    here = ~torch.tensor(places)
-    if not here.any():
-        here[0] = True
+    kept = ~torch.tensor(places)
+    if not kept.any():
+        kept[0] = True
     features = tokens.features.clone()
-    features[:, ~here] = torch.nan
+    features[:, ~kept] = torch.nan
     types = tokens.types.clone()
-    types[:, ~here] = 99  # no type at all
-    padded = Tokens(features, types, (~here).expand(4, -1))
-    present = (tokens.features[:, here], tokens.types[:, here])
-    absent = Tokens(*present, torch.zeros(4, int(here.sum()), dtype=torch.bool))
+    types[:, ~kept] = 99  # no type at all
+    padded = Tokens(features, types, (~kept).expand(4, -1))
+    present = (tokens.features[:, kept], tokens.types[:, kept])
+    absent = Tokens(*present, torch.zeros(4, int(kept.sum()), dtype=torch.bool))
     assert close(network(padded), network(absent))
     weights, expected = network.weights(padded), network.weights(absent)
     if weights is None or expected is None:
         assert weights is expected
     else:
-        assert close(weights[..., here], expected)
-        assert not weights[..., ~here].any()
+        assert close(weights[..., kept], expected)
+        assert not weights[..., ~kept].any()
 
 
 @pytest.mark.parametrize("name", pooling_names())
@@ -366,7 +366,7 @@ def test_compiled_is_the_same(name: str) -> None:
 
 
 class Asking(AdaPooling):
-    """An AdaPool with a token of its own in the set."""
+    """An AdaPool that adds a token to the set."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, query="learned")
@@ -479,8 +479,8 @@ def test_a_part_that_keeps_its_weights_keeps_them_inside_others() -> None:
     head = make_pooling("multi", dim=8, heads=parts, num_tokens=6)
     before = {name: part.clone() for name, part in head.named_parameters()}
     init_weights(head, 0.5)
-    kept = {name for name, part in head.named_parameters() if part.equal(before[name])}
-    assert kept == {name for name in before if name.startswith("heads.0.")}
+    names = {name for name, part in head.named_parameters() if part.equal(before[name])}
+    assert names == {name for name in before if name.startswith("heads.0.")}
 
 
 class OwnWeights(Encoder):

@@ -105,8 +105,8 @@ class Counting(Policy):
     ) -> Decision:
         calls = state["calls"]
         self.rows.append(len(calls))
-        seen = tokens.features.masked_fill(tokens.padding[..., None], 0).sum((-1, -2))
-        value = 100 * calls[..., 0] + seen
+        total = tokens.features.masked_fill(tokens.padding[..., None], 0).sum((-1, -2))
+        value = 100 * calls[..., 0] + total
         action = calls / 10
         if self.discrete:
             action = (calls[..., 0] % 3).long()
@@ -204,12 +204,12 @@ def play_alone(
             if perturbation is not None:
                 keys = stream_keys(*where, env.episodes, Purpose.PERTURBATION, part)
                 memories[name] = perturbation.start(clean[name], keys)
-        seen = look()
+        observations = look()
         for name, policy in policies.items():
             states[name] = policy.initial_state(
-                1, env.groups[name].num_agents, seen[name].num_tokens
+                1, env.groups[name].num_agents, observations[name].num_tokens
             )
-        return seen
+        return observations
 
     tokens = begin()
     for _ in range(steps):
@@ -270,9 +270,9 @@ def tensors(part: Trajectory) -> dict[str, Tensor]:
     return {**fields.pop("tokens").columns, **fields, **states}
 
 
-def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) -> None:
-    for name, tensor in tensors(one).items():
-        expected = tensors(other)[name]
+def assert_same(part: Trajectory, twin: Trajectory, *, exactly: bool = False) -> None:
+    for name, tensor in tensors(part).items():
+        expected = tensors(twin)[name]
         assert tensor.dtype == expected.dtype, name
         if exactly or not tensor.is_floating_point():
             assert torch.equal(tensor, expected), name
@@ -285,12 +285,12 @@ def assert_same(one: Trajectory, other: Trajectory, *, exactly: bool = False) ->
 
 def steps_of(part: Trajectory, number: int) -> Trajectory:
     """Select the steps of one environment, as a batch of one."""
-    here = slice(number, number + 1)
-    tokens = part.tokens.at((slice(None), here))
-    apart = ("tokens", "states", "next_alive", "alive")
-    others = {k: v[:, here] for k, v in part._asdict().items() if k not in apart}
-    states = tree_map(lambda leaf: leaf[:, here], part.states)
-    return Trajectory(tokens=tokens, states=states, **others)
+    index = slice(number, number + 1)
+    tokens = part.tokens.at((slice(None), index))
+    excluded = ("tokens", "states", "next_alive", "alive")
+    columns = {k: v[:, index] for k, v in part._asdict().items() if k not in excluded}
+    states = tree_map(lambda leaf: leaf[:, index], part.states)
+    return Trajectory(tokens=tokens, states=states, **columns)
 
 
 def join(parts: list[dict[str, Trajectory]], name: str) -> Trajectory:
@@ -341,15 +341,15 @@ def test_a_batch_is_its_envs_one_by_one(
 
 @pytest.mark.parametrize("kind", ["none", "jitter"])
 def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
-    one, other = (
+    first, second = (
         rollout(explore=True, perturbation=PERTURBATIONS[kind]()) for _ in range(2)
     )
-    totals, parts = one.advance(STEPS), other.steps(STEPS)
+    totals, parts = first.advance(STEPS), second.steps(STEPS)
     for name, part in parts.items():
         sums = part.rewards.double().sum(0)
         torch.testing.assert_close(totals[name], sums, rtol=0, atol=1e-6)
-    assert not one.pop_finished()
-    further = [each.steps(5) for each in (one, other)]
+    assert not first.pop_finished()
+    further = [instance.steps(5) for instance in (first, second)]
     for name, part in further[0].items():
         assert_same(part, further[1][name], exactly=True)
 
@@ -357,16 +357,16 @@ def test_going_on_is_taking_steps_without_taking_them_down(kind: str) -> None:
 @pytest.mark.parametrize("policies", [counting_policies, random_policies])
 @pytest.mark.parametrize("kind", PERTURBATIONS)
 def test_without_reads_nothing_changes(policies: Any, kind: str) -> None:
-    one, other = (
+    first, second = (
         rollout(policies, perturbation=PERTURBATIONS[kind](), sync_free=sync_free)
         for sync_free in (False, True)
     )
     for count in (STEPS, 3):
-        parts = other.steps(count)
-        for name, part in one.steps(count).items():
+        parts = second.steps(count)
+        for name, part in first.steps(count).items():
             assert_same(part, parts[name], exactly=True)
     for a, b in zip(
-        tree_leaves(one.state_dict()), tree_leaves(other.state_dict()), strict=True
+        tree_leaves(first.state_dict()), tree_leaves(second.state_dict()), strict=True
     ):
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
@@ -481,9 +481,9 @@ def test_finished_episodes_and_running_returns() -> None:
             for episodes in expected
             for total, length in episodes
         ]
-        got = list(zip(returns.tolist(), order.tolist(), strict=True))
-        for (a, length), (b, other) in zip(sorted(got), sorted(pairs), strict=True):
-            assert length == other
+        actual = list(zip(returns.tolist(), order.tolist(), strict=True))
+        for (a, length), (b, steps) in zip(sorted(actual), sorted(pairs), strict=True):
+            assert length == steps
             assert a == pytest.approx(b, abs=1e-5)
 
 
@@ -542,16 +542,16 @@ def test_an_ended_env_is_dropped_and_not_played_on() -> None:
 
 def test_moments_tell_what_the_policies_saw() -> None:
     together, same = rollout(perturbation=Aging()), rollout(perturbation=Aging())
-    seen: list[Transition] = []
-    together.episodes(seen.append)
+    transitions: list[Transition] = []
+    together.episodes(transitions.append)
     for name, part in same.steps(2).items():
         for step in range(2):
-            for got, expected in zip(
-                seen[step].tokens[name].parts,
+            for actual, expected in zip(
+                transitions[step].tokens[name].parts,
                 part.tokens.at(step).parts,
                 strict=True,
             ):
-                assert torch.equal(got, expected)
+                assert torch.equal(actual, expected)
 
 
 # Agents and episodes that begin in the middle
@@ -563,8 +563,8 @@ class Absent(Pond):
     @property
     def active(self) -> dict[str, Tensor]:
         heron = torch.ones(self.num_envs, 1, dtype=torch.bool)
-        there = (self.steps < 1) | (self.steps >= 3)
-        return {"heron": heron, "frog": torch.stack([heron[:, 0], there], dim=1)}
+        presence = (self.steps < 1) | (self.steps >= 3)
+        return {"heron": heron, "frog": torch.stack([heron[:, 0], presence], dim=1)}
 
 
 def test_an_agent_that_appears_in_mid_episode_starts_with_a_fresh_memory() -> None:
@@ -592,16 +592,16 @@ def test_a_ramp_counts_the_episodes_of_each_env_by_itself() -> None:
 
 
 def test_one_env_alone_is_the_same_env_among_many() -> None:
-    many = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
-    parts = many.steps(STEPS)
+    batch = Rollout(Pond(9), token_policies(Pond(1)), explore=True)
+    parts = batch.steps(STEPS)
     for number in (0, 4, 8):
-        one = Pond(1, first_env=number)
-        alone = Rollout(one, token_policies(one), explore=True).steps(STEPS)
-        for name, part in alone.items():
+        pond = Pond(1, first_env=number)
+        single = Rollout(pond, token_policies(pond), explore=True).steps(STEPS)
+        for name, part in single.items():
             assert_same(steps_of(parts[name], number), part)
             difference = parts[name].actions[:, number] - part.actions[:, 0]
             assert difference.abs().max() <= 1e-6
-        torch.testing.assert_close(many.env.places[number], one.places[0])
+        torch.testing.assert_close(batch.env.places[number], pond.places[0])
 
 
 def test_the_seed_and_the_env_decide() -> None:
@@ -712,10 +712,10 @@ def test_a_state_goes_on_exactly(policies: Any, kind: str) -> None:
         second.load_state_dict(state)
         for name, part in second.steps(STEPS).items():
             assert_same(part, expected[name], exactly=True)
-        for got, wanted in zip(second.pop_finished(), finished, strict=True):
-            assert torch.equal(got.lengths, wanted.lengths)
-            for name, returns in wanted.returns.items():
-                assert torch.equal(got.returns[name], returns)
+        for actual, reference in zip(second.pop_finished(), finished, strict=True):
+            assert torch.equal(actual.lengths, reference.lengths)
+            for name, returns in reference.returns.items():
+                assert torch.equal(actual.returns[name], returns)
 
 
 def test_a_state_holds_finished_episodes() -> None:

@@ -82,9 +82,9 @@ def test_steps_equal_those_without_a_graph(name, count, perturbation, replays):
     rollout = make_rollout(name, perturbation)
     rollout.uses_graph, rollout._capture_by = True, capture
     ours = recorded(rollout, count)
-    theirs = recorded(make_rollout(name, perturbation), count)
+    expected = recorded(make_rollout(name, perturbation), count)
     assert capture.replays == replays  # none in the first call
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_state_that_is_loaded_later_is_the_one_that_continues():
@@ -109,8 +109,8 @@ def test_steps_that_cannot_be_captured_run_one_by_one():
     with pytest.warns(UserWarning, match="CUDA graph: waits for the device"):
         ours = recorded(rollout, 4)
     assert not rollout.uses_graph
-    theirs = recorded(make_rollout("cartpole"), 4)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    expected = recorded(make_rollout("cartpole"), 4)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_state_that_changes_its_form_continues_without_a_graph(monkeypatch):
@@ -129,10 +129,10 @@ def test_a_state_that_changes_its_form_continues_without_a_graph(monkeypatch):
         ours.append(rollout.steps(32))  # the second half without the graph
     assert len(calls) == 2
     assert not rollout.uses_graph
-    theirs = make_rollout("cartpole")
-    for got, count in zip(ours, (32, 32), strict=True):
-        expected = theirs.steps(count)
-        for name, part in got.items():
+    reference = make_rollout("cartpole")
+    for fragment, count in zip(ours, (32, 32), strict=True):
+        expected = reference.steps(count)
+        for name, part in fragment.items():
             torch.testing.assert_close(
                 part._asdict(), expected[name]._asdict(), rtol=0, atol=0, equal_nan=True
             )
@@ -174,10 +174,10 @@ def test_a_function_is_captured_on_its_own_device_after_two_runs(monkeypatch):
     log: list[str] = []
 
     @contextmanager
-    def entered(what: str) -> Iterator[None]:
-        log.append(f"enter {what}")
+    def entered(label: str) -> Iterator[None]:
+        log.append(f"enter {label}")
         yield
-        log.append(f"leave {what}")
+        log.append(f"leave {label}")
 
     class Graph:
         def replay(self) -> None:

@@ -39,10 +39,10 @@ def fill(run: Run, *iterations: int) -> None:
 
 
 def test_a_run_reads_back_its_config_and_version(run):
-    again = Run.open(run.path)
-    assert again.config == CONFIG
-    assert again.version == __version__
-    again.write_config({**CONFIG, "seed": 4})
+    copy = Run.open(run.path)
+    assert copy.config == CONFIG
+    assert copy.version == __version__
+    copy.write_config({**CONFIG, "seed": 4})
     assert Run.open(run.path).config["seed"] == 4
 
 
@@ -109,11 +109,11 @@ def test_only_a_run_that_wrote_nothing_is_discarded(run):
     fill(run, 1)
     run.discard_if_unused()
     assert run.checkpoints()
-    other = Run.create(run.path.parent / "other", CONFIG)
-    with other.lock():
+    unused = Run.create(run.path.parent / "other", CONFIG)
+    with unused.lock():
         pass
-    other.discard_if_unused()
-    assert not other.path.exists()
+    unused.discard_if_unused()
+    assert not unused.path.exists()
 
 
 def test_default_path_names_env_pooling_and_seed():
@@ -206,11 +206,11 @@ def test_resuming_drops_later_rows_and_goes_on(run):
         run.log({"iteration": iteration, "loss": iteration / 10})
     with run.metrics_path.open("a") as out:
         out.write("6,0.")
-    again = Run.open(run.path)
-    again.resume_at(3)
-    again.log({"iteration": 4, "loss": 40.0})
-    again.close()
-    assert [(row["iteration"], row["loss"]) for row in again.rows()] == [
+    copy = Run.open(run.path)
+    copy.resume_at(3)
+    copy.log({"iteration": 4, "loss": 40.0})
+    copy.close()
+    assert [(row["iteration"], row["loss"]) for row in copy.rows()] == [
         (1, 0.1),
         (2, 0.2),
         (3, 0.3),
@@ -248,8 +248,8 @@ def test_tensorboard_shows_the_rows_of_a_resumed_run_once(run):
     run.close()
     events = EventAccumulator(str(run.path))
     events.Reload()
-    shown = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert shown == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    scalars = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert scalars == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
 # Checkpoints
@@ -335,14 +335,14 @@ def test_the_last_policy_is_that_of_an_intact_checkpoint(run):
         run.policy_path(3)
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [2, 5]), (2, [2, 4, 5]), (9, None)])
-def test_pruning_keeps_the_newest_and_the_best(run, keep, left):
+@pytest.mark.parametrize(("keep", "expected"), [(1, [2, 5]), (2, [2, 4, 5]), (9, None)])
+def test_pruning_keeps_the_newest_and_the_best(run, keep, expected):
     fill(run, 1, 2, 3, 4, 5)
     with run.save_policy_dir(Best(2, -1.5)):
         pass
     run.prune(keep)
-    kept = [iteration_of(path) for path in run.checkpoints()]
-    assert kept == (left or [1, 2, 3, 4, 5])
+    iterations = [iteration_of(path) for path in run.checkpoints()]
+    assert iterations == (expected or [1, 2, 3, 4, 5])
 
 
 def test_the_best_is_remembered(run):
@@ -388,15 +388,15 @@ def test_policy_survives_a_crash_between_the_renames(run):
 
 
 def test_policy_path_finds_best_last_and_numbered(run):
-    for which in ("best", "last", 3):
+    for choice in ("best", "last", 3):
         with pytest.raises(InputError, match="checkpoints: none yet"):
-            run.policy_path(which)
+            run.policy_path(choice)
     fill(run, 3, 7)
     with run.save_policy_dir() as folder:
         (folder / "config.json").write_text("best")
     read = {
-        which: (run.policy_path(which) / "config.json").read_text()
-        for which in ("best", "last", 3)
+        choice: (run.policy_path(choice) / "config.json").read_text()
+        for choice in ("best", "last", 3)
     }
     assert read == {"best": "best", "last": "7", 3: "3"}
     with pytest.raises(InputError, match="no policy 4; checkpoints: 3, 7"):

@@ -67,10 +67,10 @@ FIXED_SIZE = ("attention_neuron", "cnn", "flatten", "learned_aggregation")
 
 def combine(head: int, env: int, kind: int) -> tuple[str, str, str | None]:
     """Return names by numbers, which start again at the end of each list."""
-    label, chosen = list(ENVS)[env % len(ENVS)], KINDS[kind % len(KINDS)]
-    sized = HEADS[head] in FIXED_SIZE and chosen in ("duplicate", "inject")
-    untyped = label == "cartpole" and chosen == "confuse"
-    return label, HEADS[head], None if sized or untyped else chosen
+    label, perturbation = list(ENVS)[env % len(ENVS)], KINDS[kind % len(KINDS)]
+    sized = HEADS[head] in FIXED_SIZE and perturbation in ("duplicate", "inject")
+    untyped = label == "cartpole" and perturbation == "confuse"
+    return label, HEADS[head], None if sized or untyped else perturbation
 
 
 EACH = [combine(i, i, i) for i in range(len(HEADS))]
@@ -114,9 +114,9 @@ def reads_in_steps(rollout: Rollout, count: int = 6) -> list[str]:
     """Return the reads of some steps, after the first, which may copy constants."""
     with torch.no_grad(), without_reads():
         rollout._play(2)
-        with count_syncs() as found:
+        with count_syncs() as reads:
             rollout._play(count)
-    return found
+    return reads
 
 
 # The counter
@@ -145,27 +145,27 @@ def reads_in_steps(rollout: Rollout, count: int = 6) -> list[str]:
     ],
 )
 def test_the_counter_sees_reads(operation: Callable[[Tensor], Any]) -> None:
-    with count_syncs() as found:
+    with count_syncs() as reads:
         operation(torch.ones(3))
-    assert len(found) >= 1, found
+    assert len(reads) >= 1, reads
 
 
 def test_the_counter_ignores_what_stays_on_the_device() -> None:
     x, rows = torch.ones(3, 2), torch.tensor([0, 2])
-    with count_syncs() as found:
+    with count_syncs() as reads:
         torch.where(x > 0, x, -x).to(torch.float64)
         x[1:] = 3.0
         x.masked_fill_(x > 0, 1.0)
         x[rows] = x[rows, :1].repeat_interleave(2, 1)
-    assert found == []
+    assert reads == []
 
 
 def test_a_rollout_that_reads_is_counted() -> None:
     env = build_env("boxworld")
     rollout = Rollout(env, random_policies(env))
-    with torch.no_grad(), count_syncs() as found:
+    with torch.no_grad(), count_syncs() as reads:
         rollout._play(6)
-    assert {"_local_scalar_dense", "nonzero"} <= set(found)
+    assert {"_local_scalar_dense", "nonzero"} <= set(reads)
 
 
 # No reads
@@ -213,8 +213,8 @@ def test_no_encoder_reads(name: str, options: Any) -> None:
 def test_no_agent_reads(label: str, name: str) -> None:
     env = build_env(label)
     policies = {
-        group: make_agent(about.tokens, about.action_space, name)
-        for group, about in env.groups.items()
+        group: make_agent(spec.tokens, spec.action_space, name)
+        for group, spec in env.groups.items()
     }
     rollout = Rollout(env, policies, explore=True, sync_free=True)
     assert reads_in_steps(rollout) == []
@@ -254,8 +254,8 @@ def test_steps_need_no_values(label: str, head: str, kind: str | None) -> None:
 # The same trajectories
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+def assert_equal(actual: Any, expected: Any) -> None:
+    pairs = zip(tree_leaves(actual), tree_leaves(expected), strict=True)
     for a, b in pairs:
         assert torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
@@ -281,8 +281,8 @@ def test_the_trajectories_are_the_same(label: str, kind: str | None) -> None:
         options = {"perturbation": perturb(env, kind), "sync_free": sync_free}
         rollouts.append(Rollout(env, random_policies(env), **options))
     for count in (5, 1, 7):
-        one, other = (fields(rollout.steps(count)) for rollout in rollouts)
-        assert_equal(one, other)
+        first, second = (fields(rollout.steps(count)) for rollout in rollouts)
+        assert_equal(first, second)
     assert_equal(*map(state_of, rollouts))
     assert_equal(*(rollout.pop_finished() for rollout in rollouts))
 
@@ -313,9 +313,9 @@ def test_a_populations_episodes_end_one_by_one_as_on_a_gpu() -> None:
     expected = Rollout(envs[0], {"agent": population}).episodes()
     assert len(expected.lengths.unique()) > 1
     with without_reads():
-        found = Rollout(envs[1], {"agent": population}).episodes()
-    assert_equal(found.lengths, expected.lengths)
-    assert_equal(found.returns, expected.returns)
+        episodes = Rollout(envs[1], {"agent": population}).episodes()
+    assert_equal(episodes.lengths, expected.lengths)
+    assert_equal(episodes.returns, expected.returns)
 
 
 @pytest.mark.parametrize("label", ENVS)

@@ -31,9 +31,9 @@ def test_a_set_without_an_agent_keeps_one_token_of_those_present() -> None:
     tokens = many_tokens()
     tokens.padding[0] = True
     dropped = drop_tokens(tokens, 0.999, has_self=False)
-    left = (~dropped.padding).sum(1)
-    assert left[0] == 0
-    assert (left[1:] >= 1).all()
+    counts = (~dropped.padding).sum(1)
+    assert counts[0] == 0
+    assert (counts[1:] >= 1).all()
     # Any of the five may be the one that is left.
     assert (~dropped.padding[1:]).sum(0)[:5].min() > 300
 

@@ -44,8 +44,8 @@ def test_at_indexes_the_batch() -> None:
     whole = tokens(4, 2)
     for index in ((slice(None), 1), torch.tensor([3, 0]), (2, 1)):
         part = whole.at(index)
-        for got, tensor in zip(part.parts, whole.parts, strict=True):
-            assert torch.equal(got, tensor[index])
+        for actual, tensor in zip(part.parts, whole.parts, strict=True):
+            assert torch.equal(actual, tensor[index])
     assert whole.at((2, 1)).features.shape == (5, 3)
 
 

@@ -1,4 +1,4 @@
-"""Policies from anywhere: functions of observations, measured like those of ours."""
+"""Policies from anywhere: functions of observations, measured like our policies."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def centroid(**options: Any) -> BatchedEnv:
     return make_batched_env(num_envs=EPISODES, **{**ENV, **options})
 
 
-def own() -> Policy:
+def ada() -> Policy:
     group = centroid().groups["agent"]
     return make_policy(group.tokens, group.action_space, pooling="ada", seed=1)
 
@@ -46,7 +46,7 @@ def as_function(policy: Policy) -> Any:
     return act
 
 
-def still(observation: Observation) -> np.ndarray:
+def noop(observation: Observation) -> np.ndarray:
     return np.zeros((len(observation["types"]), 5), np.float32)
 
 
@@ -55,12 +55,12 @@ def means(measured: EvaluationResults) -> dict[tuple[str, str, float], float]:
 
 
 def evaluate(policy: Any, **options: Any) -> EvaluationResults:
-    given = {"env": ENV, "episodes": EPISODES, **options}
-    return marl_pool.evaluate(policy, **given)
+    arguments = {"env": ENV, "episodes": EPISODES, **options}
+    return marl_pool.evaluate(policy, **arguments)
 
 
 def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
-    ours, function = means(evaluate(own())), means(evaluate(as_function(own())))
+    ours, function = means(evaluate(ada())), means(evaluate(as_function(ada())))
     exact = ("clean", "shuffle")  # under others ours is measured in float32
     assert {k: v for k, v in ours.items() if k[1] in exact} == {
         k: v for k, v in function.items() if k[1] in exact
@@ -69,17 +69,17 @@ def test_a_function_scores_exactly_as_the_policy_behind_it() -> None:
 
 
 def test_a_function_sees_plain_arrays_of_many_agents() -> None:
-    seen: list[Observation] = []
+    observations: list[Observation] = []
 
     def act(observation: Observation) -> np.ndarray:
-        seen.append(observation)
-        return still(observation)
+        observations.append(observation)
+        return noop(observation)
 
     evaluate(act, suite={"perturbations": []}, threads=1)
     spec = centroid().groups["agent"].tokens
     for name, space in spec.space().spaces.items():
-        assert seen[0][name].dtype == space.dtype
-        assert seen[0][name].shape == (EPISODES, *(space.shape or ()))
+        assert observations[0][name].dtype == space.dtype
+        assert observations[0][name].shape == (EPISODES, *(space.shape or ()))
 
 
 def test_actions_are_in_the_units_of_the_space() -> None:
@@ -109,7 +109,7 @@ def test_a_function_of_a_fixed_number_of_tokens_makes_a_gap() -> None:
     def act(observation: Observation) -> np.ndarray:
         if observation["types"].shape[1] != 8:
             raise ValueError("expected 8 tokens")
-        return still(observation)
+        return noop(observation)
 
     inject = {"name": "inject", "token_type": "noise", "severities": [1.0]}
     rewire = {"name": "rewire", "severities": [1.0]}
@@ -132,15 +132,15 @@ def test_several_groups_take_one_policy_each_or_one_for_all() -> None:
     tag = {"name": "simple_tag", "max_steps": 5, "continuous_actions": True}
     groups = make_batched_env(num_envs=1, **tag).groups
     plain = {"perturbations": []}
-    shared = evaluate(still, env=tag, suite=plain)
-    each = evaluate(dict.fromkeys(groups, still), env=tag, suite=plain)
-    assert means(shared) == means(each)
+    shared = evaluate(noop, env=tag, suite=plain)
+    separate = evaluate(dict.fromkeys(groups, noop), env=tag, suite=plain)
+    assert means(shared) == means(separate)
     with pytest.raises(InputError, match="one for each group"):
-        evaluate({"prey": still}, env=tag)
+        evaluate({"prey": noop}, env=tag)
 
 
 def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
-    measured = evaluate(still, out=tmp_path / "new" / "still", title="still")
+    measured = evaluate(noop, out=tmp_path / "new" / "still", title="still")
     names = {path.name for path in (tmp_path / "new" / "still").iterdir()}
     assert names == {"results.csv", "results.json", "returns.npz", "robustness.png"}
     content = json.loads((tmp_path / "new" / "still" / "results.json").read_text())
@@ -149,9 +149,9 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
 
 
 def test_without_a_title_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate(still)
+    evaluate(noop)
     assert capsys.readouterr().out == ""
-    evaluate(still, title="standing still")
+    evaluate(noop, title="standing still")
     assert "standing still" in capsys.readouterr().out
 
 
@@ -160,7 +160,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     folder.mkdir()
     entry = "perturbations:\n  - {name: occlude, severities: [0.25, 0.5]}\n"
     (folder / "mine.yaml").write_text(entry)
-    measured = evaluate(still, suite="mine", config_dir=tmp_path)
+    measured = evaluate(noop, suite="mine", config_dir=tmp_path)
     occluded = [r.severity for r in measured.results if r.label == "occlude"]
     assert occluded == [0.25, 0.5]
 
@@ -168,28 +168,28 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "options", "message"),
     [
-        (still, {"env": "simple_centriod"}, "simple_centroid"),
-        (still, {"env": {**ENV, "num_nois": 1}}, "num_noise"),
-        (still, {"suite": "quik"}, "quick"),
+        (noop, {"env": "simple_centriod"}, "simple_centroid"),
+        (noop, {"env": {**ENV, "num_nois": 1}}, "num_noise"),
+        (noop, {"suite": "quik"}, "quick"),
         (
-            still,
+            noop,
             {"suite": {"perturbations": [{"name": "ocklude", "severities": [1.0]}]}},
             "occlude",
         ),
         (
-            still,
+            noop,
             {"suite": {"perturbations": [{"name": "occlude", "severities": [1.5]}]}},
             "severit",
         ),
         (lambda observation: np.zeros((3, 2)), {}, r"shape \(6, 5\), got \(3, 2\)"),
         ("ada", {}, "expected a function of observations or a Policy, got str"),
-        (still, {"episodes": 0}, "episodes"),
-        (still, {"env": None}, "env: expected one of"),
-        (still, {"env": {}}, "env: expected one of"),
-        (still, {"suite": None}, "suite: expected a name or a mapping, got NoneType"),
-        (still, {"suite": {"episodes": 3}}, "unknown key of a suite 'episodes'"),
+        (noop, {"episodes": 0}, "episodes"),
+        (noop, {"env": None}, "env: expected one of"),
+        (noop, {"env": {}}, "env: expected one of"),
+        (noop, {"suite": None}, "suite: expected a name or a mapping, got NoneType"),
+        (noop, {"suite": {"episodes": 3}}, "unknown key of a suite 'episodes'"),
         (
-            still,
+            noop,
             {
                 "suite": {
                     "perturbations": [
@@ -199,12 +199,12 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
             },
             "expected plain numbers, text, lists and mappings",
         ),
-        (still, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
-        (still, {"stochastic": "no"}, "stochastic: expected true or false"),
-        (still, {"out": 3}, "out: expected text, Path or null, got 3"),
-        (still, {"config_dir": 3}, "config_dir: expected text, Path or null, got 3"),
-        (still, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
-        (still, {"device": "cuda:77"}, "device: expected one that is available"),
+        (noop, {"threads": 0}, "threads: expected an integer >= 1, got 0"),
+        (noop, {"stochastic": "no"}, "stochastic: expected true or false"),
+        (noop, {"out": 3}, "out: expected text, Path or null, got 3"),
+        (noop, {"config_dir": 3}, "config_dir: expected text, Path or null, got 3"),
+        (noop, {"device": "gpu0"}, "device: expected cpu, cuda or cuda:N"),
+        (noop, {"device": "cuda:77"}, "device: expected one that is available"),
         (lambda observation: [[1.0], [1.0, 2.0]], {}, "expected an array of actions"),
         (
             lambda observation: np.full((len(observation["types"]), 5), np.nan),
@@ -232,7 +232,7 @@ def test_bad_input_gets_a_clear_word(
 
 def test_a_policy_for_other_tokens_is_refused() -> None:
     with pytest.raises(InputError, match="does not fit the env cartpole"):
-        evaluate(own(), env="cartpole")
+        evaluate(ada(), env="cartpole")
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_played(
@@ -257,38 +257,38 @@ def test_a_function_is_asked_by_one_thread_at_a_time() -> None:
             memory[:, 1:3] += observation["features"][:, 1, :2] * (step % 2)
         return memory[: len(observation["types"])]
 
-    one, two = (means(evaluate(act, threads=threads)) for threads in (1, 2))
-    assert one == two
+    serial, parallel = (means(evaluate(act, threads=threads)) for threads in (1, 2))
+    assert serial == parallel
 
 
 def test_actions_are_copied_before_another_thread_asks() -> None:
     env = centroid()
-    tokens, asked, others = env.observe()["agent"], [], []
+    tokens, calls, workers = env.observe()["agent"], [], []
 
     class Late:
         """Actions of a foreign library, which become numbers when they are read."""
 
         def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-            if not others:
-                others.append(threading.Thread(target=policy.act, args=(tokens,)))
-                others[0].start()
-                others[0].join(0.2)
-                assert len(asked) == 1
+            if not workers:
+                workers.append(threading.Thread(target=policy.act, args=(tokens,)))
+                workers[0].start()
+                workers[0].join(0.2)
+                assert len(calls) == 1
             return np.zeros((EPISODES, 5), np.float32)
 
     def act(observation: Observation) -> Any:
-        asked.append(observation)
+        calls.append(observation)
         return Late()
 
     policy = CallablePolicy(act, env.groups["agent"])
     policy.act(tokens)
-    others[0].join()
-    assert len(asked) == 2
+    workers[0].join()
+    assert len(calls) == 2
 
 
 def test_another_env_is_no_drop() -> None:
     transfer = [{"label": "empty", "env": {"num_noise": 0}}]
-    measured = evaluate(still, suite={"transfer": transfer})
+    measured = evaluate(noop, suite={"transfer": transfer})
     (row,) = [
         r for r in measured.results if (r.policy, r.label) == ("trained", "empty")
     ]
@@ -318,12 +318,12 @@ def test_rows_that_nothing_tells_apart_are_refused(
     suite: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        evaluate(still, suite=suite)
+        evaluate(noop, suite=suite)
 
 
 def test_a_time_limit_needs_the_main_thread() -> None:
     """No signal reaches another thread, and its limit would end the process."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(marl_pool.evaluate, own(), ENV, env_timeout=3.0)
+        waiting = pool.submit(marl_pool.evaluate, ada(), ENV, env_timeout=3.0)
         with pytest.raises(InputError, match=r"env_timeout: expected None .* got 3\.0"):
             waiting.result()

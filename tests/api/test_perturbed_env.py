@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
 import marl_pool
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from marl_pool.api.perturb import PerturbedEnv, PerturbedParallelEnv, perturb_env
 from marl_pool.envs import make_batched_env, make_env, registered_id
 from marl_pool.envs.views import OneAgentView
@@ -43,12 +43,12 @@ pytestmark = [
 ]
 
 
-def about(name: str) -> dict[str, Any]:
+def config_of(name: str) -> dict[str, Any]:
     return {"name": name, **OPTIONS.get(name, {})}
 
 
-class TokenCrowd(Crowd):
-    """A crowd whose observations are three tokens of one feature each."""
+class TokenAgents(ChangingAgents):
+    """Changing agents whose observations are three tokens of one feature each."""
 
     def observation_space(self, agent: str) -> spaces.Dict:
         return spaces.Dict(
@@ -69,7 +69,7 @@ class TokenCrowd(Crowd):
         }
 
 
-class Still(Policy):
+class NoopPolicy(Policy):
     """Never acts."""
 
     def act(
@@ -89,9 +89,9 @@ def test_pettingzoo_checkers_accept_it(name: str) -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
     def make() -> PerturbedParallelEnv:
-        made = perturb_env(make_env("simple_centroid", **CENTROID), about(name))
-        assert isinstance(made, PerturbedParallelEnv)
-        return made
+        env = perturb_env(make_env("simple_centroid", **CENTROID), config_of(name))
+        assert isinstance(env, PerturbedParallelEnv)
+        return env
 
     parallel_api_test(make(), num_cycles=30)
     parallel_seed_test(make)
@@ -99,7 +99,7 @@ def test_pettingzoo_checkers_accept_it(name: str) -> None:
 
 @every
 def test_gymnasium_checkers_accept_it(name: str) -> None:
-    env = perturb_env(OneAgentView("simple_centroid", max_steps=8), about(name))
+    env = perturb_env(OneAgentView("simple_centroid", max_steps=8), config_of(name))
     assert isinstance(env, PerturbedEnv)
     check_env(env, skip_render_check=True)
 
@@ -108,39 +108,39 @@ def batched(
     name: str, group: str, seed: int, env_name: str, **options: Any
 ) -> list[Any]:
     """Observations of one batched environment in two episodes without actions."""
-    made = make_batched_env(env_name, 1, seed=seed, **options)
-    specs = [about.tokens for about in made.groups.values()]
-    perturbation = make_perturbation(specs=specs, **about(name))
-    policies = {name: Still() for name in made.groups}
-    rollout = Rollout(made, policies, perturbation=perturbation)
+    env = make_batched_env(env_name, 1, seed=seed, **options)
+    specs = [group_spec.tokens for group_spec in env.groups.values()]
+    perturbation = make_perturbation(specs=specs, **config_of(name))
+    policies = {name: NoopPolicy() for name in env.groups}
+    rollout = Rollout(env, policies, perturbation=perturbation)
     return [rollout.steps(1)[group].tokens.at((0, 0)) for _ in range(16)]
 
 
 @every
 def test_it_shows_what_a_rollout_shows(name: str) -> None:
-    env = perturb_env(make_env("simple_centroid", **CENTROID), about(name))
+    env = perturb_env(make_env("simple_centroid", **CENTROID), config_of(name))
     expected = iter(batched(name, "agent", SEED, "simple_centroid", **CENTROID))
     still = {agent: np.zeros(5, np.float32) for agent in env.possible_agents}
     for episode in range(2):
-        seen, _ = env.reset(seed=SEED if episode == 0 else None)
+        obs, _ = env.reset(seed=SEED if episode == 0 else None)
         for _ in range(8):
             tokens = next(expected)
             for number, agent in enumerate(env.possible_agents):
                 for part, tensor in tokens.at(number).columns.items():
-                    np.testing.assert_array_equal(seen[agent][part], tensor.numpy())
-            seen, *_ = env.step(still)
+                    np.testing.assert_array_equal(obs[agent][part], tensor.numpy())
+            obs, *_ = env.step(still)
 
 
 @every
 def test_a_gymnasium_env_shows_it_too(name: str) -> None:
     options = {"counts": "1-2-4", "max_steps": 8}
-    env = perturb_env(OneAgentView("simple_centroid", **options), about(name))
+    env = perturb_env(OneAgentView("simple_centroid", **options), config_of(name))
     expected = iter(batched(name, "agent", SEED, "simple_centroid", **options))
-    seen, _ = env.reset(seed=SEED)
+    observation, _ = env.reset(seed=SEED)
     for _ in range(8):
         for part, tensor in next(expected).at(0).columns.items():
-            np.testing.assert_array_equal(seen[part], tensor.numpy())
-        seen, *_ = env.step(np.zeros(5, np.float32))
+            np.testing.assert_array_equal(observation[part], tensor.numpy())
+        observation, *_ = env.step(np.zeros(5, np.float32))
 
 
 def test_the_space_grows_with_the_tokens() -> None:
@@ -151,19 +151,19 @@ def test_the_space_grows_with_the_tokens() -> None:
         assert space is env.observation_space(agent)
         assert space["features"].shape == (12, 4)
         assert plain.observation_space(agent)["features"].shape == (9, 4)
-    seen, _ = env.reset(seed=1)
-    assert all(env.observation_space(agent).contains(seen[agent]) for agent in seen)
+    obs, _ = env.reset(seed=1)
+    assert all(env.observation_space(agent).contains(obs[agent]) for agent in obs)
 
 
 def test_registered_ids_and_made_perturbations() -> None:
-    made = make_perturbation("occlude", severity=1.0)
+    perturbation = make_perturbation("occlude", severity=1.0)
     for env in (
         gymnasium.make(registered_id("simple_centroid")),
         pettingzoo.make("parallel", registered_id("simple_centroid")),
     ):
-        seen, _ = marl_pool.perturb_env(env, made, seed=3).reset(seed=3)
-        seen = seen.get("agent_0", seen)
-        assert seen["padding"].tolist() == [False] + [True] * 31
+        observation, _ = marl_pool.perturb_env(env, perturbation, seed=3).reset(seed=3)
+        observation = observation.get("agent_0", observation)
+        assert observation["padding"].tolist() == [False] + [True] * 31
 
 
 def first_padding(seed: int, reset: int | None = None, resets: int = 1) -> Any:
@@ -171,8 +171,8 @@ def first_padding(seed: int, reset: int | None = None, resets: int = 1) -> Any:
         make_env("simple_centroid", counts="1-3-28", seed=0), "occlude", seed=seed
     )
     for _ in range(resets):
-        seen, _ = env.reset(seed=reset)
-    return seen["agent_0"]["padding"].tolist()
+        obs, _ = env.reset(seed=reset)
+    return obs["agent_0"]["padding"].tolist()
 
 
 def test_seeds() -> None:
@@ -192,20 +192,20 @@ def test_a_ramp_grows_with_the_episodes() -> None:
 
 def test_someones_own_env_of_tokens() -> None:
     """Agents come and go; who is not there is neither shown nor asked for."""
-    env = perturb_env(TokenCrowd(horizon=30), {"name": "occlude", "severity": 0.5})
-    seen, _ = env.reset(seed=0)
-    assert set(seen) == set(env.agents)
-    there = set()
+    env = perturb_env(TokenAgents(horizon=30), {"name": "occlude", "severity": 0.5})
+    obs, _ = env.reset(seed=0)
+    assert set(obs) == set(env.agents)
+    populations = set()
     while env.agents:
-        there.add(tuple(env.agents))
+        populations.add(tuple(env.agents))
         actions = {agent: env.action_space(agent).sample() for agent in env.agents}
-        seen, rewards, *_ = env.step(actions)
-        assert set(rewards) <= set(seen)
-        for agent, observation in seen.items():
+        obs, rewards, *_ = env.step(actions)
+        assert set(rewards) <= set(obs)
+        for agent, observation in obs.items():
             assert env.observation_space(agent).contains(observation)
             assert observation["padding"].sum() == 1
             assert not observation["padding"][0]
-    assert len(there) > 3
+    assert len(populations) > 3
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_someones_own_env_of_tokens() -> None:
             r"perturbation.position_features: expected numbers below 4, got \[9\]",
         ),
         (
-            lambda: TokenCrowd(horizon=30),
+            lambda: TokenAgents(horizon=30),
             {"name": "inject", "token_type": 1},
             "position_features: expected numbers of features, since these tokens",
         ),
@@ -267,37 +267,37 @@ def test_what_cannot_be_perturbed(
     [
         partial(make_env, "simple_centroid"),
         partial(OneAgentView, "simple_centroid"),
-        partial(TokenCrowd, horizon=30),
+        partial(TokenAgents, horizon=30),
     ],
 )
 def test_a_step_before_reset_is_one_line(make: Callable[[], Any]) -> None:
     env = perturb_env(make(), "occlude")
     with pytest.raises(InputError, match=r"Cannot call env.step\(\) before calling"):
         env.step({})
-    seen, _ = env.reset(seed=0)
-    assert seen
+    obs, _ = env.reset(seed=0)
+    assert obs
 
 
 def test_the_envs_own_arrays_stay_as_they_are() -> None:
-    kept: dict[str, Tensor] = {}
+    copy: dict[str, Tensor] = {}
 
     class Keeping(OneAgentView):
         def reset(self, **options: Any) -> Any:
-            seen, info = super().reset(**options)
-            kept.update({k: torch.from_numpy(v.copy()) for k, v in seen.items()})
-            self.last = seen
-            return seen, info
+            observation, info = super().reset(**options)
+            copy.update({k: torch.from_numpy(v.copy()) for k, v in observation.items()})
+            self.last = observation
+            return observation, info
 
     env = Keeping("simple_centroid")
     perturb_env(env, {"name": "jitter", "severity": 1.0}).reset(seed=0)
     for part, array in env.last.items():
-        np.testing.assert_array_equal(array, kept[part].numpy())
+        np.testing.assert_array_equal(array, copy[part].numpy())
 
 
 def test_it_is_made_again_from_its_spec() -> None:
     plain = gymnasium.make("marl_pool/simple_centroid-v0", num_noise=2, max_steps=5)
     env = perturb_env(plain, {"name": "occlude", "severity": 0.5}, seed=3)
-    again = gymnasium.make(env.spec)
-    first, second = (one.reset(seed=1)[0] for one in (env, again))
+    copy = gymnasium.make(env.spec)
+    first, second = (instance.reset(seed=1)[0] for instance in (env, copy))
     assert all(np.array_equal(first[part], second[part]) for part in first)
     assert first["padding"].any()

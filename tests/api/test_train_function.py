@@ -24,11 +24,11 @@ TINY = ("ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8", "total_st
 def trained(monkeypatch, tmp_path) -> list[dict[str, Any]]:
     """Configurations that reached the training, which itself does nothing here."""
     monkeypatch.chdir(tmp_path)
-    seen: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
     stand_in = types.ModuleType("marl_pool.training.ppo")
-    stand_in.train = lambda run, config: seen.append(config)  # type: ignore[attr-defined]
+    stand_in.train = lambda run, config: configs.append(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    return seen
+    return configs
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_without_a_folder_it_chooses_one(trained):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "named"),
+    ("overrides", "options", "words"),
     [
         ((), {"poling": "max"}, ["poling"]),
         ((), {"pooling": "maxx"}, ["pooling", "maxx", "max"]),
@@ -94,10 +94,10 @@ def test_without_a_folder_it_chooses_one(trained):
         ((), {"config_dir": ["mine"]}, ["config_dir", "Path", "['mine']"]),
     ],
 )
-def test_it_refuses_what_the_command_refuses(trained, overrides, options, named):
+def test_it_refuses_what_the_command_refuses(trained, overrides, options, words):
     with pytest.raises(InputError) as refused:
         marl_pool.train(*overrides, **{"run_dir": "run", **options})
-    assert all(word in str(refused.value) for word in named)
+    assert all(word in str(refused.value) for word in words)
     assert trained == []
     assert not Path("run").exists()
 
@@ -148,17 +148,17 @@ def test_it_trains_as_the_command_does(tmp_path):
     threads = torch.get_num_threads()
     run = marl_pool.train(*TINY, pooling="max", run_dir=function)
     assert torch.get_num_threads() == threads
-    one, two = (
+    first, second = (
         load_policy(path / "policy").state_dict() for path in (command, function)
     )
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
     rows = [Run.open(path).rows()[-1] for path in (command, run.path)]
     timed = {name for name in rows[0] if "seconds" in name or "per_second" in name}
-    one_row, two_row = (
+    command_row, function_row = (
         {k: v for k, v in row.items() if k not in timed} for row in rows
     )
-    assert json.dumps(one_row) == json.dumps(two_row)
+    assert json.dumps(command_row) == json.dumps(function_row)
 
 
 def test_a_callback_gets_each_row_once_and_may_stop(monkeypatch, tmp_path):
@@ -172,14 +172,14 @@ def test_a_callback_gets_each_row_once_and_may_stop(monkeypatch, tmp_path):
     stand_in = types.ModuleType("marl_pool.training.ppo")
     stand_in.train = train  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    seen = []
+    calls = []
 
     def on_iteration(run, row):
-        seen.append((run.path, row["env_steps"]))
+        calls.append((run.path, row["env_steps"]))
         return row["iteration"] == 3
 
     run = marl_pool.train(run_dir=tmp_path / "run", on_iteration=on_iteration)
-    assert seen == [(run.path, 16), (run.path, 32), (run.path, 48)]
+    assert calls == [(run.path, 16), (run.path, 32), (run.path, 48)]
     pytest.importorskip("pandas")
     assert run.to_pandas()["env_steps"].tolist() == [16, 32, 48]
 

@@ -28,7 +28,7 @@ def run_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("override", "message"),
     [
         ("pooling=[max", "pooling: expected a closing ], got '[max'"),
         ("ppo.lr='abc", "ppo.lr: expected a closing ', got \"'abc\""),
@@ -45,8 +45,8 @@ def run_folder(tmp_path):
         ("env@here=simple_tag", "'env@here=simple_tag': expected key=value"),
     ],
 )
-def test_values_are_refused_in_words_of_the_package(refused, given, message):
-    assert message in refused("train", given, "--cfg")
+def test_values_are_refused_in_words_of_the_package(refused, override, message):
+    assert message in refused("train", override, "--cfg")
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_a_plug_in_that_exits_at_import_is_named(refused):
 
 
 def test_output_of_other_alphabets_fits_an_ascii_stream(monkeypatch):
-    shown = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr(sys, "stdout", shown)
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
     assert cli.main(["train", "--cfg"]) == 0
-    shown.flush()
-    assert rb"\u03bb of the generalized advantage" in shown.buffer.getvalue()
+    stream.flush()
+    assert rb"\u03bb of the generalized advantage" in stream.buffer.getvalue()
 
 
 def test_control_c_during_the_first_imports_is_quiet(monkeypatch, capsys):

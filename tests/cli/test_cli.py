@@ -23,16 +23,16 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def in_new_process(source: str, cwd: Path) -> list:
-    """Run Python source in a process of its own; return what it prints, as JSON."""
-    done = subprocess.run(
+    """Run Python source in a new process; return what it prints, as JSON."""
+    result = subprocess.run(
         [sys.executable, "-c", source],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 @pytest.fixture
@@ -182,17 +182,17 @@ def test_a_wrong_command_is_refused_in_one_line(refused, arguments, message):
 
 
 def test_the_installed_command_and_the_module_refuse_alike(tmp_path):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "marl_pool", "train", "pooling=adda"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("marl-pool: unknown pooling 'adda'")
-    assert len(done.stderr.splitlines()) == 1
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("marl-pool: unknown pooling 'adda'")
+    assert len(result.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -238,8 +238,8 @@ def test_train_makes_a_run_and_prints_where_it_is(capsys, provide):
     assert cli.main(["train", "env.num_noise=3", "--run-dir", "here/it"]) == 0
     assert capsys.readouterr().out == "here/it\nhere/it/metrics.csv\n"
     assert cli.main(["train", "env.num_noise=3", "pooling=max", "seed=5"]) == 0
-    (made,) = Path("runs").iterdir()
-    assert made.name.endswith("-simple_centroid-max-s5")
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.endswith("-simple_centroid-max-s5")
 
 
 def test_train_does_not_touch_an_earlier_run(refused, run_folder, provide):
@@ -356,13 +356,13 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
 
 
 def test_resume_takes_run_control(provide, run_folder):
-    seen = []
-    provide("marl_pool.training.ppo", train=lambda run, config: seen.append(config))
+    configs = []
+    provide("marl_pool.training.ppo", train=lambda run, config: configs.append(config))
     before = (run_folder / "config.yaml").read_bytes()
     changes = ["total_steps=5e6", "checkpoint.keep=1", "resources.num_env_runners=2"]
     assert cli.main(["resume", str(run_folder), *changes]) == 0
-    assert seen[0]["total_steps"] == 5_000_000
-    assert seen[0]["checkpoint"] == {"every": 20, "keep": 1}
+    assert configs[0]["total_steps"] == 5_000_000
+    assert configs[0]["checkpoint"] == {"every": 20, "keep": 1}
     # Training writes it, once it is known to fit.
     assert (run_folder / "config.yaml").read_bytes() == before
 
@@ -421,11 +421,11 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
-    printed, told = capsys.readouterr()
+    printed, notes = capsys.readouterr()
     assert printed.split() == [str(run_folder / name) for name in "abc"]
     # What may follow allows the same plug-ins.
-    assert told.count("marl-pool render") == 1
-    assert told.count(" --plugin a.b:C --plugin d:E\n") == 2
+    assert notes.count("marl-pool render") == 1
+    assert notes.count(" --plugin a.b:C --plugin d:E\n") == 2
 
 
 def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
@@ -468,8 +468,8 @@ def test_an_override_may_be_longer_than_a_path(refused):
 
 def test_whoever_reads_the_output_may_stop_early():
     listing = f"(sleep 0.5; {sys.executable} -m marl_pool list) | true"
-    done = subprocess.run(["bash", "-c", listing], capture_output=True, check=False)
-    assert done.stderr == b""
+    result = subprocess.run(["bash", "-c", listing], capture_output=True, check=False)
+    assert result.stderr == b""
 
 
 def test_several_policies_without_a_run_are_measured(tmp_path, monkeypatch, capsys):
@@ -478,6 +478,6 @@ def test_several_policies_without_a_run_are_measured(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     names = ("cartpole_feed_forward", "cartpole_attention_neuron")
     paths = [str(pretrained_path(name)) for name in names]
-    few = ["perturbations=[{name: shuffle, severities: [1.0]}]", "episodes=2"]
-    assert cli.main(["evaluate", *paths, *few, "env.max_steps=5"]) == 0
+    options = ["perturbations=[{name: shuffle, severities: [1.0]}]", "episodes=2"]
+    assert cli.main(["evaluate", *paths, *options, "env.max_steps=5"]) == 0
     assert len(list(tmp_path.glob("evaluations/*/evaluation/results.json"))) == 2

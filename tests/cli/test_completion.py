@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed."""
+"""Completions that a shell offers when Tab is pressed."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ pytest.importorskip("argcomplete")
 
 def offered(line, folder):
     """Complete a command line as a shell asks for it."""
-    asked = {
+    variables = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "out"),
@@ -21,7 +21,7 @@ def offered(line, folder):
     # argcomplete ends the process, and leaves its files to that.
     subprocess.run(
         [sys.executable, "-m", "marl_pool"],
-        env={**os.environ, **asked},
+        env={**os.environ, **variables},
         check=True,
         capture_output=True,
     )

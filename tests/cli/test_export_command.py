@@ -21,9 +21,9 @@ def run(tmp_path, monkeypatch):
 def test_a_single_policy_is_written_where_it_is_asked_for(run, tmp_path, capsys):
     assert main(["export", str(run.path), "--to", "torch"]) == 0
     assert main(["export", str(run.policy_dir), "--to", "onnx", "--out", "x.onnx"]) == 0
-    told = capsys.readouterr()
-    assert told.out.split() == ["run.pt2", "x.onnx"]
-    assert "agent: actions differ by at most 0" in told.err
+    captured = capsys.readouterr()
+    assert captured.out.split() == ["run.pt2", "x.onnx"]
+    assert "agent: actions differ by at most 0" in captured.err
     assert (tmp_path / "x.onnx").read_text() == "onnx"
 
 

@@ -31,16 +31,16 @@ sys.exit(status)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 @pytest.mark.parametrize(("verb", "status"), [("list", 0), ("show", 2)])
 def test_a_signal_does_not_change_the_status_of_what_has_ended(name, verb, status):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", COMMAND, verb, name],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
     # Python does not search all objects again for cycles.
-    assert done.stdout.splitlines()[-1] == "True"
+    assert result.stdout.splitlines()[-1] == "True"
 
 
 HANGING = """
@@ -71,20 +71,20 @@ def test_a_signal_ends_a_process_that_waits_for_a_thread(name, status):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_one_line():
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "marl_pool", "list", "pooling"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
     assert "output" in line
     assert "No space left" in line
 
 
 def test_a_closed_output_is_no_fault():
     command = f"{shlex.quote(sys.executable)} -m marl_pool list pooling >&-"
-    done = subprocess.run(command, shell=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    result = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")

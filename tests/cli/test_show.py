@@ -1,4 +1,4 @@
-"""What is told about runs and names: show, ls, list and help, and what comes next."""
+"""Output about runs and names: show, ls, list and help, and what comes next."""
 
 import json
 import math
@@ -71,9 +71,9 @@ def test_an_evaluation_before_more_training_is_marked(run, printed):
 def test_an_environment_of_pettingzoo_is_named(printed):
     env = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3"}
     Run.create("runs/spread", compose("train", ["seed=3"]) | {"env": env})
-    told = "pettingzoo mpe2.simple_spread_v3, "
-    assert told in printed("ls")
-    assert told in printed("show", "runs/spread")
+    description = "pettingzoo mpe2.simple_spread_v3, "
+    assert description in printed("ls")
+    assert description in printed("show", "runs/spread")
 
 
 @pytest.mark.parametrize("content", ["null", '{"results": [{'])
@@ -93,19 +93,19 @@ def test_a_damaged_score_is_told(run, printed):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [(None, "none yet"), ({"mse": 0.25}, "mse 0.25"), ("cut", "cannot be read")],
 )
-def test_show_of_a_fit_has_its_results(printed, content, told):
-    made = Run.create("runs/fit", compose("fit"), "fit")
+def test_show_of_a_fit_has_its_results(printed, content, expected):
+    run = Run.create("runs/fit", compose("fit"), "fit")
     if content is not None:
         document = sealed_json({"task": {}, "mean": content})
         text = content if content == "cut" else json.dumps(document)
-        (made.path / "results.json").write_text(text)
+        (run.path / "results.json").write_text(text)
     (line,) = (
         ln for ln in printed("show", "runs/fit").splitlines() if "results:" in ln
     )
-    assert told in line
+    assert expected in line
     assert content is None or "results.json" in line
 
 
@@ -167,7 +167,7 @@ def test_presets_are_listed_with_their_verbs(printed):
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("train experiment=figure5", "adapool/figure5 is made for sweep; for train"),
         ("sweep experiment=table4", "adapool/table4 is made for sweep --verb fit;"),
@@ -179,9 +179,9 @@ def test_presets_are_listed_with_their_verbs(printed):
         ),
     ],
 )
-def test_a_preset_is_found_without_its_folder(capsys, command, told):
+def test_a_preset_is_found_without_its_folder(capsys, command, message):
     assert cli.main(command.split()) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_help_lists_the_presets_of_a_grid_of_fits(capsys):
@@ -239,14 +239,14 @@ def test_a_run_without_a_finished_episode_has_no_infinite_return(monkeypatch, ca
     assert first == "best iteration 2, before an episode was over; took 0:00"
     for words in (["show", "short"], ["ls"]):
         assert cli.main(words) == 0
-        told = capsys.readouterr().out
-        assert "short" in told
-        assert "-inf" not in told
+        output = capsys.readouterr().out
+        assert "short" in output
+        assert "-inf" not in output
 
 
 @pytest.mark.parametrize("verb", ["evolve", "clone"])
 def test_a_sweep_says_why_it_takes_no_other_verb(verb, capsys):
     assert cli.main(["sweep", "--verb", verb, "seed=0,1"]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     expected = f"expected train or fit, got '{verb}', which makes single runs only"
-    assert told == f"marl-pool: argument --verb: {expected}\n"
+    assert message == f"marl-pool: argument --verb: {expected}\n"

@@ -16,19 +16,19 @@ print("spins", os.environ.get("GOMP_SPINCOUNT"))
 
 
 @pytest.mark.parametrize(
-    ("chosen", "spins"),
+    ("variables", "spins"),
     [
         ({}, "1000"),
         ({"GOMP_SPINCOUNT": "7"}, "7"),
         ({"OMP_WAIT_POLICY": "active"}, "None"),
     ],
 )
-def test_threads_of_the_command_wait_briefly_unless_told(chosen, spins):
+def test_threads_of_the_command_wait_briefly_unless_told(variables, spins):
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     env = {key: value for key, value in os.environ.items() if key not in names}
     run = subprocess.run(
         [sys.executable, "-c", CODE],
-        env=env | chosen,
+        env=env | variables,
         capture_output=True,
         text=True,
         check=True,

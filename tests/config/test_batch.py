@@ -9,12 +9,12 @@ from marl_pool.config import compose, fit_batch, plan_sweep
 from marl_pool.config.compose import Origin, origin
 from marl_pool.utils.errors import InputError
 
-FARM = "env=helpers.toy:FoxAndHens"
+FARM = "env=helpers.farm:FoxAndHens"
 """One fox and three hens, four agents."""
 UNIT = "(ppo.num_envs × runners × agents that learn)"
 
 
-def told(before: str, after: int, unit: int) -> list[str]:
+def rounding_note(before: str, after: int, unit: int) -> list[str]:
     change = f"{before} becomes {after}, a multiple of {unit} {UNIT}"
     return [f"ppo.batch_size: {change}"]
 
@@ -33,22 +33,22 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
         (
             ["ppo.num_envs=64", "fixed={fox: random}"],
             2112,
-            told("2048 of ppo=fast", 2112, 192),
+            rounding_note("2048 of ppo=fast", 2112, 192),
         ),
         (
             ["ppo.num_envs=10", "resources.num_env_runners=7"],
             2240,
-            told("2048 of ppo=fast", 2240, 280),
+            rounding_note("2048 of ppo=fast", 2240, 280),
         ),
         (
             ["ppo=paper_tag", "ppo.num_envs=3", "ppo.minibatch_size=null"],
             8196,
-            told("8192 of ppo=paper", 8196, 12),
+            rounding_note("8192 of ppo=paper", 8196, 12),
         ),
         (
             ["experiment=cartpole", "ppo.num_envs=3"],
             8193,
-            told("8192 of experiment=cartpole", 8193, 3),
+            rounding_note("8192 of experiment=cartpole", 8193, 3),
         ),
         # What was typed stays, and is refused where it does not fit.
         (["ppo.num_envs=3", "ppo.batch_size=2048"], 2048, []),
@@ -57,9 +57,9 @@ def fitted(*overrides: str, config_dir: Path | None = None) -> tuple[dict, list[
     ],
 )
 def test_only_sizes_that_nobody_set_are_rounded_up(overrides, batch, lines):
-    own = overrides if "experiment" in overrides[0] else [FARM, *overrides]
-    sizes, said = fitted(*own)
-    assert (sizes["batch_size"], said) == (batch, lines)
+    arguments = overrides if "experiment" in overrides[0] else [FARM, *overrides]
+    sizes, messages = fitted(*arguments)
+    assert (sizes["batch_size"], messages) == (batch, lines)
 
 
 def test_a_minibatch_that_nobody_set_is_at_most_the_batch():
@@ -77,8 +77,8 @@ def test_files_of_the_users_own_are_what_the_user_set(tmp_path):
     sizes, lines = fitted(FARM, "ppo=mine", "ppo.num_envs=3", config_dir=tmp_path)
     assert (sizes["batch_size"], lines) == (2050, [])
     assert origin("train", "ppo.batch_size", ["ppo=mine"], tmp_path).option == ""
-    found = origin("train", "ppo.minibatch_size", ["ppo=mine"], tmp_path)
-    assert found == Origin("ppo=fast", 512)
+    source = origin("train", "ppo.minibatch_size", ["ppo=mine"], tmp_path)
+    assert source == Origin("ppo=fast", 512)
 
 
 def test_trials_of_a_sweep_are_fitted_and_told_once(capsys):

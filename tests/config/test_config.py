@@ -110,28 +110,28 @@ def plugins(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("target", "context"), TARGETS)
 def test_every_option_of_our_own_classes_is_named_typed_and_explained(target, context):
     cls = load(target)
-    about = meanings(cls)
+    descriptions = meanings(cls)
     for name, option in options_of(cls, context).items():
         assert name != ANY_OTHER
         assert option.annotation is not Any, name
-        assert about.get(name), name
+        assert descriptions.get(name), name
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_setting_is_explained(verb):
     sections = [VERBS[verb].section(group) for group in VERBS[verb].sections]
-    settings = [each.cls() for each in sections if isinstance(each, Section)]
+    settings = [section.cls() for section in sections if isinstance(section, Section)]
     for cls in (VERBS[verb].settings, *settings):
         assert set(options_of(cls)) <= set(meanings(cls))
 
 
 def test_context_is_part_of_some_constructor():
     for group, entry in GROUPS.items():
-        known = set()
-        for other, _, target in REGISTERED:
-            if other == group:
-                known |= set(options_of(load(target)))
-        assert entry.context <= known
+        parameters = set()
+        for owner, _, target in REGISTERED:
+            if owner == group:
+                parameters |= set(options_of(load(target)))
+        assert entry.context <= parameters
 
 
 @pytest.mark.parametrize(("group", "name", "target"), REGISTERED)
@@ -190,8 +190,8 @@ def test_an_option_without_a_file_holds_the_defaults_of_its_signature(group, opt
     assert content.pop("name", option) == option
     options = section_options(section, option)
     assert list(content) == [key for key in options if not options[key].required]
-    for key, each in ((key, options[key]) for key in content):
-        default = to_jsonable_python(each.default)
+    for key, setting in ((key, options[key]) for key in content):
+        default = to_jsonable_python(setting.default)
         if (group, key) == ("pooling", "num_heads"):
             default = "${oc.select:encoder.num_heads,1}"
         assert content[key] == default, key
@@ -202,13 +202,13 @@ def test_a_preset_differs_from_the_signature(group, option):
     if option in built_in(group):
         return
     verb, section = CHOICES[group, option]
-    chosen = composed(verb, f"{group}={option}")[group]
-    name = chosen.get("name", option)
+    preset = composed(verb, f"{group}={option}")[group]
+    name = preset.get("name", option)
     defaults = {
-        key: to_jsonable_python(each.default)
-        for key, each in section_options(section, name).items()
+        key: to_jsonable_python(setting.default)
+        for key, setting in section_options(section, name).items()
     }
-    assert any(chosen[key] != default for key, default in defaults.items())
+    assert any(preset[key] != default for key, default in defaults.items())
 
 
 def test_ppo_paper_is_table_11():
@@ -283,8 +283,8 @@ def test_experiment_simple_tag_suits_every_head_and_ppo():
 def test_ada_has_as_many_heads_as_the_encoder_unless_it_is_told():
     heads = ["encoder.num_heads=2"]
     assert compose("train", heads)["pooling"]["num_heads"] == 2
-    told = compose("train", [*heads, "pooling.num_heads=4"])
-    assert told["pooling"]["num_heads"] == 4
+    config = compose("train", [*heads, "pooling.num_heads=4"])
+    assert config["pooling"]["num_heads"] == 4
     plain = compose("train", ["encoder=marl_pool.encoders.base:IdentityEncoder"])
     assert plain["pooling"]["num_heads"] == 1
 
@@ -471,7 +471,7 @@ def test_a_severity_may_be_a_pair_in_training():
 def test_environments_of_a_suite_fit_some_env(suite):
     """A key that no env has, or nearly one, is refused when it is composed."""
     labels = [
-        each["label"] for each in compose("evaluate", [f"suite={suite}"])["transfer"]
+        env["label"] for env in compose("evaluate", [f"suite={suite}"])["transfer"]
     ]
     assert len(labels) == len(set(labels)) > 1
 
@@ -546,8 +546,8 @@ def test_a_plugin_is_checked_against_its_own_signature(plugins):
 
 def test_a_plugin_with_any_other_options_takes_them_by_their_type(plugins):
     plugins("open_pools", POOL)
-    chosen = ["pooling=open_pools:Open", "pooling.untyped=[1,a]", "pooling.extra=2"]
-    assert compose("train", chosen)["pooling"] == {
+    overrides = ["pooling=open_pools:Open", "pooling.untyped=[1,a]", "pooling.extra=2"]
+    assert compose("train", overrides)["pooling"] == {
         "name": "open_pools:Open",
         "untyped": [1, "a"],
         "lazy": 4,
@@ -662,8 +662,8 @@ def test_a_wrong_file_of_ones_own_is_named(tmp_path, content, message):
 
 def test_presets_may_choose_each_other(tmp_path):
     (tmp_path / "experiment").mkdir()
-    for name, other in (("first", "second"), ("second", "first")):
-        text = f"defaults:\n  - experiment: {other}\nseed: 7\n"
+    for name, base in (("first", "second"), ("second", "first")):
+        text = f"defaults:\n  - experiment: {base}\nseed: 7\n"
         (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
     assert compose("train", ["experiment=first"], tmp_path)["seed"] == 7
     (tmp_path / "experiment" / "second.yaml").write_text(
@@ -711,8 +711,8 @@ def test_commented_config_explains_the_chosen_options():
     config = compose("train", ["pooling=max", "perturbation=jitter"])
     text = commented("train", config)
     for group, name in (("pooling", "max"), ("perturbation", "jitter")):
-        about = summary(GROUPS[group].names()[name]).replace("`", "")
-        assert f"# {about}\n  name: {name}" in text
+        meaning = summary(GROUPS[group].names()[name]).replace("`", "")
+        assert f"# {meaning}\n  name: {name}" in text
 
 
 def test_assign_changes_only_the_keys_given():
@@ -752,11 +752,11 @@ def test_a_value_is_taken_as_it_is_or_refused(value):
         tuple[float, float],
     ):
         try:
-            taken = check_value("key", value, annotation)
+            result = check_value("key", value, annotation)
         except InputError:
             continue
-        assert taken == value
-        assert isinstance(taken, bool) == isinstance(value, bool)
+        assert result == value
+        assert isinstance(result, bool) == isinstance(value, bool)
 
 
 @given(st.integers(-3, 3), st.integers(-2, 2))

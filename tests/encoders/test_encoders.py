@@ -54,8 +54,8 @@ def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
     x, padding, _ = random_set(seed)
     permuted = encoder(x[:, order], padding[:, order])
     expected = encoder(x, padding)[:, order]
-    there = ~padding[:, order]
-    return torch.allclose(permuted[there], expected[there], rtol=1e-9, atol=1e-9)
+    present = ~padding[:, order]
+    return torch.allclose(permuted[present], expected[present], rtol=1e-9, atol=1e-9)
 
 
 @encoders
@@ -64,14 +64,14 @@ def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
 ) -> None:
     encoder = build(name, **options)
     try:
-        found: object = find(
+        counterexample: object = find(
             st.tuples(seeds, orders),
             lambda case: not keeps_order(encoder, *case),
             settings=settings(database=None, derandomize=True),
         )
     except NoSuchExample:
-        found = None
-    assert (found is None) == encoder.permutation_equivariant
+        counterexample = None
+    assert (counterexample is None) == encoder.permutation_equivariant
 
 
 @encoders
@@ -82,12 +82,12 @@ def test_padding_never_matters(
     encoder = build(name, **options)
     x, padding, _ = random_set(seed)
     expected = encoder(x, padding)
-    other = encoder(x.masked_fill(padding[..., None], content), padding)
-    torch.testing.assert_close(other[~padding], expected[~padding])
+    output = encoder(x.masked_fill(padding[..., None], content), padding)
+    torch.testing.assert_close(output[~padding], expected[~padding])
     for row in range(len(x)):
-        here = ~padding[row]
-        alone = encoder(x[row : row + 1, here])[0]
-        torch.testing.assert_close(alone, expected[row, here])
+        present = ~padding[row]
+        row_output = encoder(x[row : row + 1, present])[0]
+        torch.testing.assert_close(row_output, expected[row, present])
 
 
 @encoders
@@ -214,14 +214,14 @@ def test_only_the_feed_forward_parts_have_biases() -> None:
 
 def test_dropout_acts_in_training_only() -> None:
     x, padding, _ = random_set()
-    encoder, without = build(dropout=0.5), build(dropout=0.0)
+    encoder, without_row = build(dropout=0.5), build(dropout=0.0)
     torch.manual_seed(0)
-    assert torch.equal(encoder(x, padding), without(x, padding))
+    assert torch.equal(encoder(x, padding), without_row(x, padding))
     encoder.train()
-    without.train()
+    without_row.train()
     first, second = encoder(x, padding), encoder(x, padding)
     assert not torch.equal(first, second)
-    assert torch.equal(without(x, padding), without(x, padding))
+    assert torch.equal(without_row(x, padding), without_row(x, padding))
     # It drops what the feed-forward parts add, and nothing else.
     with torch.no_grad():
         for layer in encoder.layers:
@@ -234,17 +234,17 @@ def test_dropout_keeps_the_mean() -> None:
     encoder = build(dropout=0.25, num_layers=1).train()
     x = random_set()[0]
     torch.manual_seed(0)
-    many = encoder(x.repeat(2000, 1, 1)).view(2000, *x.shape)
+    outputs = encoder(x.repeat(2000, 1, 1)).view(2000, *x.shape)
     expected = encoder.eval()(x)
-    error = (many.mean(0) - expected).abs() / (many.std(0) / 2000**0.5)
+    error = (outputs.mean(0) - expected).abs() / (outputs.std(0) / 2000**0.5)
     assert error.max() < 5
 
 
 # Other encoders
 
 
-def without(each: torch.Tensor, i: int) -> torch.Tensor:
-    return torch.cat([each[:, :i], each[:, i + 1 :]], 1)
+def without_row(tokens: torch.Tensor, i: int) -> torch.Tensor:
+    return torch.cat([tokens[:, :i], tokens[:, i + 1 :]], 1)
 
 
 def by_hand(pool: Any) -> Any:
@@ -260,25 +260,25 @@ def by_hand(pool: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("others", "pool"),
+    ("aggregation", "pool"),
     [
-        ("sum", lambda each, i: without(each, i).sum(1)),
-        ("mean", lambda each, i: without(each, i).mean(1)),
-        # As published: the own one is among them.
-        ("max", lambda each, i: torch.stack(each.unbind(1)).max(0).values),
+        ("sum", lambda tokens, i: without_row(tokens, i).sum(1)),
+        ("mean", lambda tokens, i: without_row(tokens, i).mean(1)),
+        # As published: the token itself is among them.
+        ("max", lambda tokens, i: torch.stack(tokens.unbind(1)).max(0).values),
     ],
 )
-def test_a_set_linear_layer_by_hand(others: str, pool: Any) -> None:
-    encoder = build("set_linear", num_layers=1, others=others)
+def test_a_set_linear_layer_by_hand(aggregation: str, pool: Any) -> None:
+    encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0]
     x[:, 3] = x[:, 1]  # two that tie
     (layer,) = encoder.layers
     torch.testing.assert_close(encoder(x), by_hand(pool)(layer, x))
 
 
-@pytest.mark.parametrize("others", ["sum", "mean"])
-def test_the_pooling_of_no_others_is_zero(others: str) -> None:
-    encoder = build("set_linear", num_layers=1, others=others)
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_the_pooling_of_no_others_is_zero(aggregation: str) -> None:
+    encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
 
@@ -310,10 +310,10 @@ def test_a_swarm_of_torchs_cells() -> None:
     x = random_set()[0]
     hidden = memory = torch.zeros(x.shape[0] * NUM_TOKENS, units).double()
     for _ in range(iterations):
-        each = hidden.unflatten(0, x.shape[:2])
-        pooled = each.mean(1, keepdim=True).expand_as(each)
-        seen = torch.cat([x, pooled], -1).flatten(0, 1)
-        hidden, memory = cell(seen, (hidden, memory))
+        states = hidden.unflatten(0, x.shape[:2])
+        pooled = states.mean(1, keepdim=True).expand_as(states)
+        inputs = torch.cat([x, pooled], -1).flatten(0, 1)
+        hidden, memory = cell(inputs, (hidden, memory))
     expected = layer.output(torch.cat([hidden, memory], -1)).unflatten(0, x.shape[:2])
     torch.testing.assert_close(encoder(x), expected)
 
@@ -348,13 +348,13 @@ def test_the_set_transformer_with_published_weights_is_the_published_one() -> No
         feedforward_layers=4,
         bias=True,
     ).double()
-    weights = {name: torch.tensor(each) for name, each in golden["weights"].items()}
+    weights = {name: torch.tensor(values) for name, values in golden["weights"].items()}
     encoder.load_state_dict(weights)
     x, padding = torch.tensor(golden["x"]).double(), torch.tensor(golden["padding"])
-    there = [row for rows in golden["result"] for row in rows if row is not None]
+    expected = [row for rows in golden["result"] for row in rows if row is not None]
     torch.testing.assert_close(
         encoder(x, padding)[~padding],
-        torch.tensor(there, dtype=torch.float64),
+        torch.tensor(expected, dtype=torch.float64),
         rtol=1e-12,
         atol=1e-12,
     )
@@ -423,6 +423,6 @@ def test_copies_may_change_places_but_not_what_is_pooled(seed: int) -> None:
     x = torch.randn(1, 8, DIM, generator=generator).double()
     x[:, 3], x[:, 6] = x[:, 1], x[:, 2]
     order = torch.randperm(8, generator=generator)
-    found, other = encoder(x), encoder(x[:, order])
-    torch.testing.assert_close(other.mean(1), found.mean(1))
-    torch.testing.assert_close(other.amax(1), found.amax(1))
+    output, permuted = encoder(x), encoder(x[:, order])
+    torch.testing.assert_close(permuted.mean(1), output.mean(1))
+    torch.testing.assert_close(permuted.amax(1), output.amax(1))

@@ -73,10 +73,10 @@ def by_hand(logits: Tensor, sequence: Sequence) -> Tensor:
     return probability
 
 
-def as_pairs(chosen: list[Sequence]) -> Pairs:
-    both = torch.tensor(chosen)
-    valid = torch.ones(both.shape[:2], dtype=torch.bool)
-    return Pairs(both[..., 0], both[..., 1], valid)
+def as_pairs(samples: list[Sequence]) -> Pairs:
+    indices = torch.tensor(samples)
+    valid = torch.ones(indices.shape[:2], dtype=torch.bool)
+    return Pairs(indices[..., 0], indices[..., 1], valid)
 
 
 # Choosing pairs
@@ -128,26 +128,26 @@ def test_log_probabilities_are_those_of_sequential_sampling(
     size: int, count: int
 ) -> None:
     logits = 2 * normal(size, size)
-    chosen = list(sequences(size, count))
-    found = pair_log_prob(logits.expand(len(chosen), -1, -1), as_pairs(chosen)).sum(1)
-    expected = torch.stack([by_hand(logits, one) for one in chosen])
-    torch.testing.assert_close(found.exp(), expected)
-    assert float(found.exp().sum()) == pytest.approx(1)
+    cases = list(sequences(size, count))
+    log_probs = pair_log_prob(logits.expand(len(cases), -1, -1), as_pairs(cases)).sum(1)
+    expected = torch.stack([by_hand(logits, sequence) for sequence in cases])
+    torch.testing.assert_close(log_probs.exp(), expected)
+    assert float(log_probs.exp().sum()) == pytest.approx(1)
 
 
 def test_noise_samples_without_replacement() -> None:
     logits, samples = normal(4, 4), 60_000
     generator = torch.Generator().manual_seed(0)
-    many = logits.expand(samples, -1, -1)
-    pairs = choose_pairs(many + gumbel(many, generator), 2)
+    batch = logits.expand(samples, -1, -1)
+    pairs = choose_pairs(batch + gumbel(batch, generator), 2)
     codes = (pairs.gone * 4 + pairs.kept) @ torch.tensor([16, 1])
-    found = torch.bincount(codes, minlength=256)
-    statistic, chosen = 0.0, list(sequences(4, 2))
-    for (a, b), (c, d) in chosen:
+    counts = torch.bincount(codes, minlength=256)
+    statistic, all_sequences = 0.0, list(sequences(4, 2))
+    for (a, b), (c, d) in all_sequences:
         expected = samples * float(by_hand(logits, ((a, b), (c, d))))
-        observed = int(found[(a * 4 + b) * 16 + c * 4 + d])
+        observed = int(counts[(a * 4 + b) * 16 + c * 4 + d])
         statistic += (observed - expected) ** 2 / expected
-    assert len(chosen) == 24
+    assert len(all_sequences) == 24
     assert statistic < 49.7  # the 99.9 % quantile of chi-square with 23 degrees
 
 
@@ -156,15 +156,15 @@ def test_padded_pairs_score_as_a_shorter_set(seed: int) -> None:
     logits = normal(1, 7, 7, seed=seed)
     padding = torch.tensor([[False, True, False, False, True, False, True]])
     pairs = choose_pairs(logits, 3, torch.tensor([2]), padding)
-    here = (~padding[0]).nonzero()[:, 0]
-    short = logits[:, here][:, :, here]
+    present = (~padding[0]).nonzero()[:, 0]
+    short = logits[:, present][:, :, present]
     alone = choose_pairs(short, 2)
-    assert here[alone.kept[0]].tolist() == pairs.kept[0, :2].tolist()
+    assert present[alone.kept[0]].tolist() == pairs.kept[0, :2].tolist()
     for masked in (True, False):
-        found = pair_log_prob(logits, pairs, padding, masked=masked)
+        log_probs = pair_log_prob(logits, pairs, padding, masked=masked)
         expected = pair_log_prob(short, alone, masked=masked)
-        torch.testing.assert_close(found[:, :2], expected)
-        assert found[0, 2] == 0
+        torch.testing.assert_close(log_probs[:, :2], expected)
+        assert log_probs[0, 2] == 0
 
 
 def test_gradients_of_log_probabilities() -> None:
@@ -182,9 +182,9 @@ def test_gradients_of_log_probabilities() -> None:
 def test_extreme_logits_stay_finite() -> None:
     logits = torch.tensor([[0.0, 300.0, 0.0, 0.0]]).repeat(4, 1)[None]
     logits = logits.clone().requires_grad_()
-    found = pair_log_prob(logits, choose_pairs(logits, 2))
-    found.sum().backward()
-    assert found.isfinite().all()
+    log_probs = pair_log_prob(logits, choose_pairs(logits, 2))
+    log_probs.sum().backward()
+    assert log_probs.isfinite().all()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
 
@@ -192,21 +192,21 @@ def test_extreme_logits_stay_finite() -> None:
 def test_unmasked_is_the_softmax_of_the_whole_matrix() -> None:
     logits = normal(2, 5, 5)
     pairs = choose_pairs(logits, 2)
-    found = pair_log_prob(logits, pairs, masked=False)
+    log_probs = pair_log_prob(logits, pairs, masked=False)
     whole = logits.flatten(1).log_softmax(1)
-    torch.testing.assert_close(found, whole.gather(1, pairs.gone * 5 + pairs.kept))
+    torch.testing.assert_close(log_probs, whole.gather(1, pairs.gone * 5 + pairs.kept))
 
 
 def test_tokens_without_replacement() -> None:
     logits = normal(4)
-    chosen = list(itertools.permutations(range(4), 2))
-    many = logits.expand(len(chosen), -1)
-    found = token_log_prob(many, torch.tensor(chosen)).sum(1).exp()
+    orders = list(itertools.permutations(range(4), 2))
+    batch = logits.expand(len(orders), -1)
+    probabilities = token_log_prob(batch, torch.tensor(orders)).sum(1).exp()
     share = logits.softmax(0)
-    expected = [float(share[a] * share[b] / (1 - share[a])) for a, b in chosen]
-    torch.testing.assert_close(found, torch.tensor(expected).double())
-    unmasked = token_log_prob(many, torch.tensor(chosen), masked=False).sum(1).exp()
-    expected = [float(share[a] * share[b]) for a, b in chosen]
+    expected = [float(share[a] * share[b] / (1 - share[a])) for a, b in orders]
+    torch.testing.assert_close(probabilities, torch.tensor(expected).double())
+    unmasked = token_log_prob(batch, torch.tensor(orders), masked=False).sum(1).exp()
+    expected = [float(share[a] * share[b]) for a, b in orders]
     torch.testing.assert_close(unmasked, torch.tensor(expected).double())
     assert choose_tokens(logits[None], 2).tolist() == [logits.topk(2).indices.tolist()]
 
@@ -243,19 +243,19 @@ def error_of_the_estimator(
     encoder = randomized(HierarchicalEncoder(settings_of(log_prob=log_prob)))
     assert isinstance(encoder, HierarchicalEncoder)
     first, second = list(sequences(4, 2)), list(sequences(2, 1))
-    both = list(itertools.product(first, second))
-    forced = [as_pairs([one for one, _ in both]), as_pairs([two for _, two in both])]
-    x, target = normal(1, 4, 4).expand(len(both), -1, -1), normal(1, 1, 4, seed=3)
-    seen: list[Tensor] = []
+    pairs = list(itertools.product(first, second))
+    forced = [as_pairs([a for a, _ in pairs]), as_pairs([b for _, b in pairs])]
+    x, target = normal(1, 4, 4).expand(len(pairs), -1, -1), normal(1, 1, 4, seed=3)
+    all_logits: list[Tensor] = []
 
     def choose(scores: Tensor, count: int) -> Pairs:
-        return forced[len(seen) - 1]
+        return forced[len(all_logits) - 1]
 
     transform = encoder.layer.transform
 
     def transformed(x: Tensor) -> tuple[Tensor, Tensor]:
         new, logits = transform(x)
-        seen.append(logits)
+        all_logits.append(logits)
         return new, logits
 
     monkeypatch.setattr(layers, "choose_pairs", choose)
@@ -264,8 +264,8 @@ def error_of_the_estimator(
     losses = (answer.output - target).square().mean((1, 2))
     probability = torch.stack(
         [
-            by_hand(seen[0][row], one) * by_hand(seen[1][row], two)
-            for row, (one, two) in enumerate(both)
+            by_hand(all_logits[0][row], a) * by_hand(all_logits[1][row], b)
+            for row, (a, b) in enumerate(pairs)
         ]
     )
     assert float(probability.detach().sum()) == pytest.approx(1)
@@ -274,7 +274,7 @@ def error_of_the_estimator(
     # `surrogate` is a mean over samples; a sample of each weight is a weighted mean.
     estimates = [
         surrogate(losses[row : row + 1], answer.log_prob[row : row + 1])
-        for row in range(len(both))
+        for row in range(len(pairs))
     ]
     expected = gradient(
         (probability.detach() * torch.stack(estimates)).sum(), parameters
@@ -283,8 +283,8 @@ def error_of_the_estimator(
 
 
 def gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    return torch.cat([part.flatten() for part in found if part is not None])
+    grads = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+    return torch.cat([part.flatten() for part in grads if part is not None])
 
 
 def test_the_masked_estimators_expectation_is_the_exact_gradient(
@@ -313,17 +313,17 @@ def test_as_published_the_score_trains_the_policy_alone() -> None:
 def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = randomized(HierarchicalDecoder(settings_of()))
     assert isinstance(decoder, HierarchicalDecoder)
-    chosen = list(itertools.permutations(range(3), 2))
-    x = normal(1, 3, 4).expand(len(chosen), -1, -1)
+    orders = list(itertools.permutations(range(3), 2))
+    x = normal(1, 3, 4).expand(len(orders), -1, -1)
     monkeypatch.setattr(
-        layers, "choose_tokens", lambda scores, count: torch.tensor(chosen)
+        layers, "choose_tokens", lambda scores, count: torch.tensor(orders)
     )
     step = decoder.step(x, 1, 2, chance())
     weights = normal(5, 4, seed=5)
     losses = (step.tokens * weights).sum((1, 2)).square()
     logits = decoder._logits(x[:1] + timestep_encoding(1, 4))[0]
     share = logits.softmax(0)
-    probability = torch.stack([share[a] * share[b] / (1 - share[a]) for a, b in chosen])
+    probability = torch.stack([share[a] * share[b] / (1 - share[a]) for a, b in orders])
     parameters = list(decoder.parameters())
     exact = gradient((probability * losses).sum(), parameters)
     scored = losses.detach() * step.log_prob + losses
@@ -336,9 +336,9 @@ def test_the_surrogates_weights() -> None:
 
     def weights(**options: object) -> list[float]:
         log_prob = torch.full((3,), -5.0, requires_grad=True)
-        found = surrogate(losses, log_prob, **options)  # type: ignore[arg-type]
-        assert found.item() == pytest.approx(3)  # the mean loss
-        found.backward()
+        loss = surrogate(losses, log_prob, **options)  # type: ignore[arg-type]
+        assert loss.item() == pytest.approx(3)  # the mean loss
+        loss.backward()
         assert log_prob.grad is not None
         return (3 * log_prob.grad).tolist()
 
@@ -369,7 +369,7 @@ def test_logits_by_hand() -> None:
 
 
 def layer(**options: object) -> MergingLayer:
-    given = {
+    arguments = {
         "num_heads": 2,
         "policy_heads": 1,
         "dim_ff": 8,
@@ -379,9 +379,9 @@ def layer(**options: object) -> MergingLayer:
         "through_tokens": True,
         **options,
     }
-    made = randomized(MergingLayer(4, **given))  # type: ignore[arg-type]
-    assert isinstance(made, MergingLayer)
-    return made
+    merging = randomized(MergingLayer(4, **arguments))  # type: ignore[arg-type]
+    assert isinstance(merging, MergingLayer)
+    return merging
 
 
 def test_shared_keys_train_the_queries_only() -> None:
@@ -422,9 +422,9 @@ def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
 def test_evaluation_is_greedy(policy: str) -> None:
     encoder = randomized(HierarchicalEncoder(settings_of(policy=policy))).eval()
     x, merges = normal(3, 6, 4), [2, 1]
-    one = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
-    other = encoder(x, merges, Chance(torch.Generator().manual_seed(2), False))
-    assert torch.equal(one.output, other.output)
+    first = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
+    second = encoder(x, merges, Chance(torch.Generator().manual_seed(2), False))
+    assert torch.equal(first.output, second.output)
 
 
 @pytest.mark.parametrize("attention", [True, False])
@@ -461,10 +461,10 @@ def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
     decoder = randomized(HierarchicalDecoder(settings_of(gradient="scaling")))
     assert isinstance(decoder, HierarchicalDecoder)
     x = normal(2, 3, 4)
-    chosen = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
-    own = decoder.step(x, 1, count, chance(explore=False))
-    forced = decoder.step(x, 1, count, chance(), chosen)
-    torch.testing.assert_close(forced.tokens, own.tokens)
+    tokens = choose_tokens(decoder._logits(x + timestep_encoding(1, 4)), count)
+    greedy = decoder.step(x, 1, count, chance(explore=False))
+    forced = decoder.step(x, 1, count, chance(), tokens)
+    torch.testing.assert_close(forced.tokens, greedy.tokens)
     assert forced.log_prob.requires_grad  # it learns which they are
 
 
@@ -478,9 +478,9 @@ def test_who_is_in_no_pair_stays_without_attention() -> None:
     entered = x + timestep_encoding(3, 4)
     for row in range(2):
         used = {*pairs.gone[row].tolist(), *pairs.kept[row].tolist()}
-        (left,) = set(range(5)) - used
-        assert step.unchanged[row].tolist() == [left]
-        torch.testing.assert_close(step.tokens[row, 0], entered[row, left])
+        (unpaired,) = set(range(5)) - used
+        assert step.unchanged[row].tolist() == [unpaired]
+        torch.testing.assert_close(step.tokens[row, 0], entered[row, unpaired])
         for number in range(2):
             pair = [entered[row, int(p[row, number])] for p in pairs[:2]]
             expected = encoder.layer.merge(torch.cat(pair))
@@ -533,7 +533,7 @@ def test_a_merge_stands_in_both_places() -> None:
     )
     encoder = randomized(encoder).eval()  # type: ignore[assignment]
     x = normal(2, 5, 4)
-    found = encoder(x)
+    output = encoder(x)
     entered = x + timestep_encoding(1, 4)
     _, logits = encoder.layer.transform(entered)  # type: ignore[union-attr, operator]
     pairs = choose_pairs(logits, 1)
@@ -544,7 +544,7 @@ def test_a_merge_stands_in_both_places() -> None:
         merged = encoder.layer.merge(pair)  # type: ignore[union-attr, operator]
         expected = entered[row].clone()
         expected[[gone, kept]] = pair.view(2, 4).mean(0) + share[row] * merged
-        torch.testing.assert_close(found[row], expected)
+        torch.testing.assert_close(output[row], expected)
 
 
 @given(seed=seeds, proportion=st.sampled_from([0.0, 0.5, 1.0]))
@@ -552,9 +552,9 @@ def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
     encoder = randomized(
         make_encoder("learned_merging", dim=4, num_layers=3, proportion=proportion)
     )
-    found = encoder(normal(1, 12, 4, seed=seed))[0]
-    left = 12 - sum(merging_schedule(12, proportion, 3))
-    assert len({tuple(row) for row in found.tolist()}) == left
+    output = encoder(normal(1, 12, 4, seed=seed))[0]
+    count = 12 - sum(merging_schedule(12, proportion, 3))
+    assert len({tuple(row) for row in output.tolist()}) == count
 
 
 def test_sampler_and_learner_agree() -> None:
@@ -597,10 +597,10 @@ def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) 
 # Schedules
 
 
-@pytest.mark.parametrize(("proportion", "left"), [(0.25, 91), (0.5, 27), (1.0, 1)])
-def test_256_tokens_over_eight_layers(proportion: float, left: int) -> None:
+@pytest.mark.parametrize(("proportion", "count"), [(0.25, 91), (0.5, 27), (1.0, 1)])
+def test_256_tokens_over_eight_layers(proportion: float, count: int) -> None:
     schedule = merging_schedule(256, proportion, 8)
-    assert 256 - sum(schedule) == left
+    assert 256 - sum(schedule) == count
     validate_schedule(256, schedule)
     if proportion == 1:
         assert schedule == [128, 64, 32, 16, 8, 4, 2, 1]
@@ -627,8 +627,8 @@ def test_a_schedule_that_merges_more_than_there_is(
 
 
 def test_depths_of_the_stochastic_schedule() -> None:
-    found = depth_probabilities(0.3, 4)
-    assert found.tolist() == pytest.approx([0.7, 0.21, 0.063, 0.027])
+    probabilities = depth_probabilities(0.3, 4)
+    assert probabilities.tolist() == pytest.approx([0.7, 0.21, 0.063, 0.027])
     assert depth_probabilities(1.0, 3).tolist() == [0, 0, 1]
     assert depth_probabilities(0.0, 3).tolist() == [1, 0, 0]
     proportional = depth_probabilities(0.5, 3, proportional=True)
@@ -639,9 +639,9 @@ def test_depths_of_the_stochastic_schedule() -> None:
 
 @given(rho=st.floats(0, 1), layers=st.integers(1, 8), proportional=st.booleans())
 def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) -> None:
-    found = depth_probabilities(rho, layers, proportional=proportional)
-    assert (found >= 0).all()
-    assert float(found.sum()) == pytest.approx(1)
+    probabilities = depth_probabilities(rho, layers, proportional=proportional)
+    assert (probabilities >= 0).all()
+    assert float(probabilities.sum()) == pytest.approx(1)
 
 
 def test_depths_are_drawn() -> None:
@@ -656,9 +656,9 @@ def test_depths_are_drawn() -> None:
 
 def test_a_generic_policy_tells_nothing_of_its_input() -> None:
     policy = normal(1, 4, 4).flatten(1).softmax(1).view(1, 4, 4)
-    found = dependence(policy.expand(10, -1, -1))
-    assert found.information == pytest.approx(0, abs=1e-12)
-    assert found.entropy == pytest.approx(
+    estimate = dependence(policy.expand(10, -1, -1))
+    assert estimate.information == pytest.approx(0, abs=1e-12)
+    assert estimate.entropy == pytest.approx(
         float(torch.distributions.Categorical(policy.flatten()).entropy())
     )
 
@@ -667,9 +667,9 @@ def test_policies_that_share_no_pair_tell_which_input_it_was() -> None:
     policies = torch.zeros(6, 3, 3)
     for number, pair in enumerate(itertools.permutations(range(3), 2)):
         policies[number][pair] = 1
-    found = dependence(policies)
-    assert found.information == pytest.approx(math.log(6))
-    assert found.uniform == pytest.approx(math.log(6))
+    estimate = dependence(policies)
+    assert estimate.information == pytest.approx(math.log(6))
+    assert estimate.uniform == pytest.approx(math.log(6))
     # Of all pairs, not of those that these policies choose from.
     assert dependence(policies[:2]).uniform == pytest.approx(math.log(6))
 

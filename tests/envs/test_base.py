@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 import marl_pool.envs.description as description
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
@@ -16,7 +16,7 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.names import UntrustedError, trust
 
-PLUGIN = "helpers.toy:FoxAndHens"
+PLUGIN = "helpers.farm:FoxAndHens"
 
 
 def docstring_example() -> type[BatchedEnv]:
@@ -37,11 +37,11 @@ def docstring_example() -> type[BatchedEnv]:
 
 def play(env: BatchedEnv, steps: int) -> torch.Tensor:
     """Observations ``(steps, num_envs)`` while every agent moves right."""
-    seen = []
+    features = []
     for _ in range(steps):
-        seen.append(env.observe()["agent"].features[:, 0, 0, 0])
+        features.append(env.observe()["agent"].features[:, 0, 0, 0])
         env.step({"agent": torch.ones(env.num_envs, 1, 1)})
-    return torch.stack(seen)
+    return torch.stack(features)
 
 
 def test_the_example_of_the_docstring_is_an_environment() -> None:
@@ -87,10 +87,10 @@ def test_the_example_keeps_the_rules_of_random_streams_and_states() -> None:
 @pytest.mark.parametrize("name", ["simple_tag", "boxworld", PLUGIN])
 def test_a_description_is_that_of_the_environment(name: str) -> None:
     env = make_batched_env(name, 2, max_steps=7)
-    found = describe_env({"name": name, "max_steps": 7})
-    assert found.groups == env.groups
-    assert found.max_steps == 7
-    assert (found.simulated, found.patch_grid) == (env.simulated, env.patch_grid)
+    summary = describe_env({"name": name, "max_steps": 7})
+    assert summary.groups == env.groups
+    assert summary.max_steps == 7
+    assert (summary.simulated, summary.patch_grid) == (env.simulated, env.patch_grid)
 
 
 def test_each_set_of_options_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.faulty_envs import FaultyPole
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
+from helpers.faulty_pole import FaultyPole
 from marl_pool.cli import main as cli
 from marl_pool.envs.checks import RULES, check_env
 
-PLUG_IN = "helpers.faulty_envs:FaultyPole"
+PLUG_IN = "helpers.faulty_pole:FaultyPole"
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,25 @@ def test_environments_of_the_package_keep_the_contract(name, options):
 )
 @pytest.mark.parametrize("after", [1, 10])
 def test_a_fault_is_found_and_named(monkeypatch, fault, rule, expected, after):
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     problems = check_env(PLUG_IN, fault=fault, after=after)
-    (told,) = (text for name, text in problems.items() if name.startswith(rule))
-    assert expected in told
+    (problem,) = (text for name, text in problems.items() if name.startswith(rule))
+    assert expected in problem
 
 
 class Careless(FaultyPole):
     """A pole that depends on the batch, and writes into what it has shown."""
 
-    seen = torch.zeros(1)
+    last = torch.zeros(1)
 
     def advance(self, actions):
         result = super().advance(actions)
-        self.seen.zero_()
+        self.last.zero_()
         return result[0], result[1] | (self.num_envs == 1)
 
     def observe(self):
         tokens = super().observe()
-        self.seen = tokens["agent"].features
+        self.last = tokens["agent"].features
         return tokens
 
 
@@ -196,8 +196,8 @@ class Haunted(FoxAndHens):
 
 def test_agents_that_are_not_active_earn_nothing():
     problems = check_env(f"{__name__}:Haunted")
-    found = {name: problem for name, problem in problems.items() if problem}
-    ((rule, problem),) = found.items()
+    faults = {name: problem for name, problem in problems.items() if problem}
+    ((rule, problem),) = faults.items()
     assert rule.startswith("some agents are alive")
     assert problem.startswith(
         "Haunted: rewards: expected 0 for an agent that is not alive, got "
@@ -213,15 +213,15 @@ def test_agents_that_are_not_active_earn_nothing():
     ],
 )
 def test_a_pettingzoo_env_that_breaks_a_rule_is_named(fault, message):
-    options = {"module": "helpers.unruly:Unruly", "options": {"fault": fault}}
+    options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": fault}}
     problems = check_env("pettingzoo", **options)
     assert problems["a seed determines the episodes"].startswith(message)
     if fault == "raises":
-        assert "unruly.py:" in problems["a seed determines the episodes"]
+        assert "rule_breaker.py:" in problems["a seed determines the episodes"]
 
 
 def test_a_pettingzoo_env_that_keeps_the_rules_passes():
-    options = {"module": "helpers.unruly:Unruly", "options": {"fault": None}}
+    options = {"module": "helpers.rule_breaker:Breaker", "options": {"fault": None}}
     assert check_env("pettingzoo", **options) == dict.fromkeys(RULES, "")
 
 
@@ -234,13 +234,13 @@ def test_the_command_prints_a_line_for_each_rule(capsys):
         "of shape (3, 1), got float32 of shape (3, 1, 1)" in line for line in lines
     )
     assert cli.main(["check-env", "ppo.lr=1"]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     for part in ("env=NAME", "env.KEY=…", "env_timeout=SECONDS", "got 'ppo.lr=1'"):
-        assert part in told
+        assert part in message
 
 
 def test_an_environment_that_hangs_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     words = ["check-env", f"env={PLUG_IN}", "+env.fault=hangs", "+env.after=5"]
     assert cli.main([*words, "env_timeout=0.2"]) == 1
     lines = capsys.readouterr().out.splitlines()

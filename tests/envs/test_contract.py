@@ -50,14 +50,14 @@ COLLIDING: list[tuple[str, dict[str, Any]]] = [
 ]
 each_env = pytest.mark.parametrize(
     ("name", "options"),
-    [(name, options) for name, each in VARIANTS.items() for options in each],
+    [(name, options) for name, variants in VARIANTS.items() for options in variants],
 )
 
 
 def started(
-    name: str, num_envs: int, options: dict[str, Any], **more: Any
+    name: str, num_envs: int, options: dict[str, Any], **overrides: Any
 ) -> BatchedEnv:
-    env = make_batched_env(name, num_envs, seed=11, **options, **more)
+    env = make_batched_env(name, num_envs, seed=11, **options, **overrides)
     env.reset()
     return env
 
@@ -78,7 +78,7 @@ def actions_for(env: BatchedEnv, step: int) -> dict[str, Tensor]:
     return actions
 
 
-def seen(env: BatchedEnv) -> list[Tensor]:
+def obs(env: BatchedEnv) -> list[Tensor]:
     return [part for tokens in env.observe().values() for part in tokens.parts]
 
 
@@ -87,12 +87,12 @@ def run(env: BatchedEnv, steps: int, first: int = 0) -> list[Tensor]:
     rows = []
     for number in range(first, first + steps):
         step = env.step(actions_for(env, number))
-        rows.append([*seen(env), *step.rewards.values(), step.terminated])
+        rows.append([*obs(env), *step.rewards.values(), step.terminated])
     return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
-def assert_equal(left: list[Tensor], right: list[Tensor]) -> None:
-    assert all(torch.equal(*pair) for pair in zip(left, right, strict=True))
+def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -108,24 +108,24 @@ def test_registered_names_build_their_classes(name: str) -> None:
 def test_observations_fit_their_description(name: str, options: Any) -> None:
     env = started(name, 3, options)
     for group, tokens in env.observe().items():
-        about = env.groups[group]
-        about.tokens.check(tokens)
-        assert tokens.batch_shape == (3, about.num_agents)
-        one = tokens.at((1, about.num_agents - 1)).columns
-        arrays = {key: part.float().numpy() for key, part in one.items()}
-        space = about.tokens.space()
+        spec = env.groups[group]
+        spec.tokens.check(tokens)
+        assert tokens.batch_shape == (3, spec.num_agents)
+        columns = tokens.at((1, spec.num_agents - 1)).columns
+        arrays = {key: part.float().numpy() for key, part in columns.items()}
+        space = spec.tokens.space()
         typed = {key: array.astype(space[key].dtype) for key, array in arrays.items()}
         assert space.contains(typed)
 
 
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
 def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
-    many = started(name, 37, options)
-    start, expected = seen(many), run(many, 70)
+    batch = started(name, 37, options)
+    start, expected = obs(batch), run(batch, 70)
     for number in (0, 3, 36):
-        one = started(name, 1, options, first_env=number)
-        assert_equal(seen(one), [part[number : number + 1] for part in start])
-        assert_equal(run(one, 70), [part[:, number : number + 1] for part in expected])
+        solo = started(name, 1, options, first_env=number)
+        assert_equal(obs(solo), [part[number : number + 1] for part in start])
+        assert_equal(run(solo, 70), [part[:, number : number + 1] for part in expected])
 
 
 @each_env
@@ -133,32 +133,32 @@ def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
     env = started(name, 4, options)
     run(env, 9)
     rows = torch.tensor([3, 1])
-    taken = env.select(rows)
-    assert taken.num_envs == 2
-    assert_equal(seen(taken), [part[rows] for part in seen(env)])
+    subset = env.select(rows)
+    assert subset.num_envs == 2
+    assert_equal(obs(subset), [part[rows] for part in obs(env)])
     expected = [part[:, rows] for part in run(env, 90, first=9)]
-    assert_equal(run(taken, 90, first=9), expected)
-    for each in (env, taken):
-        each.reset()
-    assert_equal(seen(taken), [part[rows] for part in seen(env)])
+    assert_equal(run(subset, 90, first=9), expected)
+    for instance in (env, subset):
+        instance.reset()
+    assert_equal(obs(subset), [part[rows] for part in obs(env)])
 
 
 @each_env
 def test_a_saved_state_continues_exactly_and_survives_its_use(
     name: str, options: Any
 ) -> None:
-    env, other = (started(name, 3, options) for _ in range(2))
+    env, twin = (started(name, 3, options) for _ in range(2))
     run(env, 7)
     saved = env.state_dict()
     expected = run(env, 80, first=7)
     for _ in range(2):  # twice: stepping must not write into what was saved
-        other.load_state_dict(saved)
-        assert other.steps.tolist() == [7] * 3
-        assert_equal(run(other, 80, first=7), expected)
+        twin.load_state_dict(saved)
+        assert twin.steps.tolist() == [7] * 3
+        assert_equal(run(twin, 80, first=7), expected)
     for where in (torch.tensor([True, False, True]), None):
         env.reset(where)
-        other.reset(where)
-        assert_equal(seen(env), seen(other))
+        twin.reset(where)
+        assert_equal(obs(env), obs(twin))
 
 
 @each_env
@@ -170,10 +170,10 @@ def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) ->
     where = torch.tensor([False, True, False, True])
     env.reset(where)
     assert env.steps.tolist() == [10, 0, 10, 0]
-    assert_equal([part[where] for part in seen(env)], [p[where] for p in seen(fresh)])
+    assert_equal([part[where] for part in obs(env)], [p[where] for p in obs(fresh)])
     # The same actions at the same row; the streams of the restarted start anew.
-    after, its, new = (run(each, 80) for each in (env, calm, fresh))
-    assert_equal([part[:, ~where] for part in after], [part[:, ~where] for part in its])
+    after, old, new = (run(instance, 80) for instance in (env, calm, fresh))
+    assert_equal([part[:, ~where] for part in after], [part[:, ~where] for part in old])
     assert_equal([part[:, where] for part in after], [part[:, where] for part in new])
 
 
@@ -186,14 +186,14 @@ def test_first_episode_is_where_a_restarted_runner_continues(
         run(env, 4)
         env.reset()
         later = started(name, 2, options, first_episode=episode)
-        assert_equal(seen(later), seen(env))
+        assert_equal(obs(later), obs(env))
     assert_equal(run(later, 4), run(env, 4))
 
 
 @each_env
 def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -> None:
     env = started(name, 5, options)
-    observation = seen(env)
+    observation = obs(env)
     before = [part.clone() for part in observation]
     run(env, 10)
     assert_equal(observation, before)

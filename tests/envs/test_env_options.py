@@ -57,15 +57,15 @@ def test_other_forms_of_counts_are_refused(name: str, counts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "counts", "told"),
+    ("name", "counts", "message"),
     [
         ("simple_centroid", "16384-16384-16384", "16,384 agents x 49,152 tokens"),
         ("simple_tag", "16384-1-16384", "16,384 agents x 32,769 tokens"),
         ("simple_tag", "1-16384-16384", "268,435,456 pairs of entities that collide"),
     ],
 )
-def test_numbers_whose_product_no_memory_holds_are_refused(name, counts, told):
-    with pytest.raises(InputError, match=told):
+def test_numbers_whose_product_no_memory_holds_are_refused(name, counts, message):
+    with pytest.raises(InputError, match=message):
         make_batched_env(name, 1, counts=counts)
 
 
@@ -79,9 +79,9 @@ def test_numbers_that_are_too_small_are_refused() -> None:
     assert entity_counts("0-1", (0, 2), num_cats=7, num_dogs=2) == (7, 2)
 
 
-@pytest.mark.parametrize(("number", "shown"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])
-def test_overrides_are_whole_numbers_in_range(number: Any, shown: str) -> None:
-    expected = f"env.num_noise: expected an integer >= 0 or null, got {shown}"
+@pytest.mark.parametrize(("number", "text"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])
+def test_overrides_are_whole_numbers_in_range(number: Any, text: str) -> None:
+    expected = f"env.num_noise: expected an integer >= 0 or null, got {text}"
     with pytest.raises(InputError, match=f"^{expected}$"):
         make_batched_env("simple_centroid", 1, num_noise=number)
 
@@ -102,8 +102,8 @@ def test_steering_comes_as_near_to_a_force_as_it_can(
     sides = [[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]]
     pushes = torch.tensor(sides, dtype=torch.float64) * acceleration
     away = (force[..., None, :] - pushes).norm(dim=-1)
-    got = (discrete.forces(choices) - force).norm(dim=-1)
-    torch.testing.assert_close(got, away.amin(-1))
+    error = (discrete.forces(choices) - force).norm(dim=-1)
+    torch.testing.assert_close(error, away.amin(-1))
 
     continuous = Steering(acceleration, continuous=True, **options)
     shares = continuous.toward(force)

@@ -55,7 +55,7 @@ class Mortal(SimpleCentroid):
         return {"agent": rewards["agent"] * alive}, ended
 
 
-class Ending(SimpleCentroid):
+class ThreeStepTask(SimpleCentroid):
     """The task ends at the third step."""
 
     def advance(
@@ -113,7 +113,7 @@ def test_ids_carry_the_version_of_their_env(name: str) -> None:
 
 
 def test_registered_names_and_ids_are_the_same_envs() -> None:
-    # What `pettingzoo` adapts has ids of its own, or none.
+    # What `pettingzoo` adapts has other ids, or none.
     assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
 
 
@@ -127,10 +127,10 @@ def test_the_view_shows_what_a_batched_env_shows() -> None:
     for _ in range(5):
         expected = env.observe()["agent"]
         for i in range(2):
-            seen = observations[f"agent_{i}"]
-            assert view.observation_space(f"agent_{i}").contains(seen)
+            observation = observations[f"agent_{i}"]
+            assert view.observation_space(f"agent_{i}").contains(observation)
             for name, part in expected.at((0, i)).columns.items():
-                assert np.array_equal(seen[name], part.numpy())
+                assert np.array_equal(observation[name], part.numpy())
         actions = rng.uniform(0, 1, (2, 5)).astype(np.float32)
         observations, rewards, *_ = view.step(
             {f"agent_{i}": actions[i] for i in range(2)}
@@ -142,21 +142,21 @@ def test_the_view_shows_what_a_batched_env_shows() -> None:
 def test_episodes_follow_from_the_seed() -> None:
     def starts(view: ParallelView, seed: int | None) -> list[np.ndarray]:
         resets = [view.reset(seed=seed), view.reset(), view.reset()]
-        return [seen["agent_0"]["features"] for seen, _ in resets]
+        return [observations["agent_0"]["features"] for observations, _ in resets]
 
     view = make_env("simple_centroid", seed=4)
-    first, again = starts(view, None), starts(view, 4)
-    other = starts(view, 5)
+    first, repeat = starts(view, None), starts(view, 4)
+    reseeded = starts(view, 5)
     for i in range(3):
-        assert np.array_equal(first[i], again[i])
-        assert not np.array_equal(first[i], other[i])
+        assert np.array_equal(first[i], repeat[i])
+        assert not np.array_equal(first[i], reseeded[i])
     assert not np.array_equal(first[0], first[1])
 
 
 def test_fresh_views_without_a_seed_differ() -> None:
     def start(**seeds: int) -> np.ndarray:
-        seen, _ = make_env("simple_centroid", **seeds).reset()
-        return seen["agent_0"]["features"]
+        observations, _ = make_env("simple_centroid", **seeds).reset()
+        return observations["agent_0"]["features"]
 
     assert not np.array_equal(start(), start())
     assert np.array_equal(start(seed=0), start(seed=0))
@@ -168,8 +168,8 @@ def test_fresh_views_without_a_seed_differ() -> None:
 
 def test_observations_belong_to_the_caller() -> None:
     view = make_env("simple_centroid")
-    seen = view.reset(seed=0)[0]["agent_0"]
-    for part in seen.values():
+    observation = view.reset(seed=0)[0]["agent_0"]
+    for part in observation.values():
         part[...] = 0
     again = view.step({"agent_0": np.zeros(5, np.float32)})[0]["agent_0"]
     assert again["types"].any()
@@ -180,17 +180,17 @@ def test_truncation_ends_the_episode_for_all() -> None:
     view.reset(seed=0)
     for last in (False, True):
         actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
-        seen, _, terminations, truncations, _ = view.step(actions)
+        observations, _, terminations, truncations, _ = view.step(actions)
         assert terminations == {"agent_0": False, "agent_1": False}
         assert truncations == {"agent_0": last, "agent_1": last}
-        assert set(seen) == {"agent_0", "agent_1"}
+        assert set(observations) == {"agent_0", "agent_1"}
     assert view.agents == []
     view.reset()
     assert view.agents == ["agent_0", "agent_1"]
 
 
 def test_termination_ends_the_episode_for_all() -> None:
-    view = make_env(f"{__name__}:Ending", num_agents=2)
+    view = make_env(f"{__name__}:ThreeStepTask", num_agents=2)
     view.reset(seed=0)
     for last in (False, False, True):
         actions = {agent: np.zeros(5, np.float32) for agent in view.agents}
@@ -206,11 +206,11 @@ def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
     ends = []
     for _ in range(3):
         actions = {agent: np.ones(5, np.float32) for agent in view.agents}
-        seen, _, terminations, _, _ = view.step(actions)
-        assert seen.keys() == terminations.keys() == actions.keys()
+        observations, _, terminations, _, _ = view.step(actions)
+        assert observations.keys() == terminations.keys() == actions.keys()
         ends.append(terminations)
-    both = {"agent_0": False, "agent_1": False}
-    assert ends == [both, {**both, "agent_0": True}, {"agent_1": False}]
+    alive = {"agent_0": False, "agent_1": False}
+    assert ends == [alive, {**alive, "agent_0": True}, {"agent_1": False}]
 
 
 @pytest.mark.parametrize("size", [128, 512])
@@ -225,7 +225,7 @@ def test_render_draws_the_env_and_its_colors(size: int) -> None:
         scale = size / (2 * env.extent)
         column, row = int(size / 2 + x * scale), int(size / 2 - y * scale)
         near = image[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
-        colors = {other.color for other in env.entities}  # one may hide another
+        colors = {item.color for item in env.entities}  # one may hide another
         assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
     assert np.array_equal(image, env.frame(1, size=size))
     assert not np.array_equal(image, env.frame(0, size=size))

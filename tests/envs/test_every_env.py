@@ -33,8 +33,8 @@ AGENTS = {"pettingzoo": 3}
 def test_it_trains_evaluates_and_renders(name, tmp_path, capsys):
     run = tmp_path / "run"
     batch = 32 * AGENTS.get(name, 1)
-    chosen = [f"env={name}", *EXTRA.get(name, []), *SMALL, f"ppo.batch_size={batch}"]
-    assert main(["train", *chosen, "--run-dir", str(run)]) == 0
+    arguments = [f"env={name}", *EXTRA.get(name, []), *SMALL, f"ppo.batch_size={batch}"]
+    assert main(["train", *arguments, "--run-dir", str(run)]) == 0
     with (run / "metrics.csv").open() as lines:
         assert [row["env_steps"] for row in csv.DictReader(lines)] == ["32"]
     plugins = PLUGINS.get(name, [])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.unruly import Unruly
+from helpers.rule_breaker import Breaker
 from marl_pool.envs.drawing.frames import fit_square, to_rgb
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
@@ -85,7 +85,7 @@ class Painted(SimpleCentroid):
         return self.picture
 
 
-class Shown(Unruly):
+class Shown(Breaker):
     """A PettingZoo env that renders what ``picture`` is."""
 
     picture: Any = None

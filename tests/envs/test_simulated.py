@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from helpers.toy_simulator import Counter
+from helpers.counting_simulator import Counter
 from marl_pool.cli.main import main
 from marl_pool.envs import env_names, make_batched_env
 from marl_pool.envs.base import AgentGroup
@@ -56,7 +56,7 @@ class Counted(SimulatedEnv):
         return actions
 
 
-def real(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
+def maker_of(name: str, **fixed: Any) -> Callable[..., SimulatedEnv]:
     def make(num_envs: int, **options: Any) -> SimulatedEnv:
         env = make_batched_env(name, num_envs, **fixed, **options)
         assert isinstance(env, SimulatedEnv)
@@ -69,9 +69,9 @@ EACH_ENV = pytest.mark.parametrize(
     "make",
     [
         pytest.param(Counted, id="counted"),
-        pytest.param(real("ant", num_frames=2), id="ant"),
-        pytest.param(real("ant_bullet", num_frames=2), id="ant_bullet"),
-        pytest.param(real("car_racing", num_frames=2), id="car_racing"),
+        pytest.param(maker_of("ant", num_frames=2), id="ant"),
+        pytest.param(maker_of("ant_bullet", num_frames=2), id="ant_bullet"),
+        pytest.param(maker_of("car_racing", num_frames=2), id="car_racing"),
     ],
 )
 Maker = Callable[..., SimulatedEnv]
@@ -94,31 +94,31 @@ def actions_for(env: SimulatedEnv) -> dict[str, Tensor]:
 
 def run(env: SimulatedEnv, steps: int) -> Tensor:
     """Play; return what was seen ``(steps, num_envs, …)``."""
-    seen = []
+    features = []
     for _ in range(steps):
         env.step(actions_for(env))
-        seen.append(env.observe()["agent"].features.clone())
-    return torch.stack(seen)
+        features.append(env.observe()["agent"].features.clone())
+    return torch.stack(features)
 
 
-def only(*rows: int, of: int) -> Tensor:
+def row_mask(*rows: int, of: int) -> Tensor:
     return torch.isin(torch.arange(of), torch.tensor(rows))
 
 
 @EACH_ENV
 def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
     env = begun(make, 3, seed=3)
-    seen: dict[tuple[int, int], list[Tensor]] = {}
+    histories: dict[tuple[int, int], list[Tensor]] = {}
     resets = {2: [1], 4: [0, 1], 6: [2]}
     for time_ in range(9):
-        env.reset(only(*resets.get(time_, []), of=3))
-        shown = run(env, 1)[0]
+        env.reset(row_mask(*resets.get(time_, []), of=3))
+        features = run(env, 1)[0]
         for i in range(3):
-            seen.setdefault((i, int(env.episodes[i])), []).append(shown[i])
+            histories.setdefault((i, int(env.episodes[i])), []).append(features[i])
     for number, episode in ((0, 1), (1, 0), (1, 2), (2, 1)):
-        alone = begun(make, first_env=number, first_episode=episode, seed=3)
-        expected = torch.stack(seen[number, episode])
-        assert torch.equal(run(alone, len(expected))[:, 0], expected)
+        single = begun(make, first_env=number, first_episode=episode, seed=3)
+        expected = torch.stack(histories[number, episode])
+        assert torch.equal(run(single, len(expected))[:, 0], expected)
 
 
 @EACH_ENV
@@ -129,8 +129,8 @@ def test_starts_differ_between_seeds_envs_and_episodes(make: Maker) -> None:
 
     base = start(seed=1)
     assert start(seed=1) == base
-    others = {"seed": 2}, {"seed": 1, "first_env": 1}, {"seed": 1, "first_episode": 1}
-    for options in others:
+    variants = {"seed": 2}, {"seed": 1, "first_env": 1}, {"seed": 1, "first_episode": 1}
+    for options in variants:
         assert start(**options) != base
 
 
@@ -141,14 +141,14 @@ def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> N
     env, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
     run(env, 3)
     run(twin, 3)
-    taken = twin.select(index)
-    assert isinstance(taken, SimulatedEnv)
+    subset = twin.select(index)
+    assert isinstance(subset, SimulatedEnv)
     expected = run(env, 4)
-    assert torch.equal(run(taken, 4), expected[:, index])
+    assert torch.equal(run(subset, 4), expected[:, index])
     # The one that it was taken from can still go on, by playing its episodes again.
     assert torch.equal(run(twin, 4), expected)
-    for one in (env, twin):
-        one.reset(only(0, of=2))
+    for instance in (env, twin):
+        instance.reset(row_mask(0, of=2))
     assert torch.equal(run(twin, 2), run(env, 2))
 
 
@@ -159,18 +159,18 @@ def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
         space = spaces.Box(-0.5, 1, env.groups["agent"].action_space.shape)
         return Rollout(env, {"agent": RandomPolicy(space)}, explore=True)
 
-    whole, rest = rollout(), rollout()
+    whole, resumed = rollout(), rollout()
     whole.steps(6)
     state = whole.state_dict()
     expected = whole.steps(6)["agent"]
-    rest.load_state_dict(state)
-    got = rest.steps(6)["agent"]
-    for one, other in zip(
+    resumed.load_state_dict(state)
+    trajectory = resumed.steps(6)["agent"]
+    for reference, part in zip(
         (*expected.tokens.parts, expected.actions, expected.rewards),
-        (*got.tokens.parts, got.actions, got.rewards),
+        (*trajectory.tokens.parts, trajectory.actions, trajectory.rewards),
         strict=True,
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(reference, part)
 
 
 @EACH_ENV
@@ -216,14 +216,14 @@ def test_a_env_that_has_ended_stands_still_until_it_is_reset() -> None:
     assert ends[5] == ([True, False], [0.0, 0.5])
     assert env.observations[:, 1].tolist() == [4.0, 3.0]
     # Led past its end, it has ended too.
-    other = Counted(2)
-    other.load_state_dict(env.state_dict())
-    assert other.over.tolist() == [True, False]
-    other.reset(other.over)
-    assert other.observations[:, 1].tolist() == [0.0, 3.0]
-    assert not other.over.any()
+    restored = Counted(2)
+    restored.load_state_dict(env.state_dict())
+    assert restored.over.tolist() == [True, False]
+    restored.reset(restored.over)
+    assert restored.observations[:, 1].tolist() == [0.0, 3.0]
+    assert not restored.over.any()
     assert torch.equal(
-        run(other, 1)[0, 0], run(begun(Counted, first_episode=1), 1)[0, 0]
+        run(restored, 1)[0, 0], run(begun(Counted, first_episode=1), 1)[0, 0]
     )
 
 
@@ -243,9 +243,9 @@ def test_dropping_ended_envs_repeats_nothing(monkeypatch: pytest.MonkeyPatch) ->
     run(env, 1)
     begun_again: list[Any] = []
     monkeypatch.setattr(LoggedSimulator, "replay", lambda *a: begun_again.append(a))
-    rest = env.select(torch.tensor([2, 0]))
-    assert isinstance(rest, SimulatedEnv)
-    run(rest, 2)
+    subset = env.select(torch.tensor([2, 0]))
+    assert isinstance(subset, SimulatedEnv)
+    run(subset, 2)
     assert not begun_again
 
 
@@ -276,6 +276,6 @@ def test_a_missing_extra_is_one_line(
         make_batched_env(env, 1)
     path = tmp_path / "run"
     assert main(["train", f"env={env}", "--run-dir", str(path)]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told == [f'marl-pool: this needs {module}: pip install "marl-pool[{name}]"']
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f'marl-pool: this needs {module}: pip install "marl-pool[{name}]"']
     assert not path.exists()

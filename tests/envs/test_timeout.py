@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from helpers.campaign import CLONE, EVOLVE
-from helpers.faulty_envs import FaultyPole
+from helpers.faulty_pole import FaultyPole
 from helpers.paths import ROOT
 from marl_pool.cli import main as cli
 from marl_pool.envs.timeout import EnvTimeoutError, env_call, limit_calls
@@ -42,11 +42,11 @@ def limit(fault: str) -> list[str]:
     return ["env_timeout=2"] if fault == "hangs" else []
 
 
-def evolved(path, fault: str, monkeypatch) -> int:
-    monkeypatch.setattr(FaultyPole, "taken", 0)
-    kept = [text for text in EVOLVE if not text.startswith(("env", "total"))]
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
-    words = ["evolve", *kept, *env, "+env.after=90", *limit(fault)]
+def evolve_faulty_pole(path, fault: str, monkeypatch) -> int:
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
+    base = [text for text in EVOLVE if not text.startswith(("env", "total"))]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
+    words = ["evolve", *base, *env, "+env.after=90", *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
 
 
@@ -54,7 +54,7 @@ def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
     tmp_path, capsys, monkeypatch
 ):
     path = tmp_path / "run"
-    assert evolved(path, "hangs", monkeypatch) == 1
+    assert evolve_faulty_pole(path, "hangs", monkeypatch) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "a step of FaultyPole took longer than 2 seconds" in line
     assert f"kept {path / 'checkpoints'}" in line
@@ -65,7 +65,7 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
     tmp_path, capsys, monkeypatch
 ):
     path = tmp_path / "run"
-    assert evolved(path, "raises", monkeypatch) == 1
+    assert evolve_faulty_pole(path, "raises", monkeypatch) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
@@ -77,48 +77,48 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
 
 
 def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
-    assert evolved(tmp_path / "run", "wrong_shape", monkeypatch) == 2
+    assert evolve_faulty_pole(tmp_path / "run", "wrong_shape", monkeypatch) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "FaultyPole: rewards of 'agent': expected the shape (8, 1)" in line
     assert "got (8, 1, 1)" in line
 
 
 def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:
-    monkeypatch.setattr(FaultyPole, "taken", 0)
-    kept = [text for text in CLONE if not text.startswith(("env", "teacher"))]
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
+    base = [text for text in CLONE if not text.startswith(("env", "teacher"))]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
     teacher = "teacher=marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
-    words = ["clone", *kept, *env, "+env.after=3", teacher, *limit(fault)]
+    words = ["clone", *base, *env, "+env.after=3", teacher, *limit(fault)]
     return cli.main([*words, "--run-dir", str(path)])
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("hangs", "took longer than 2 seconds"),
         ("raises", ", raised by a step of FaultyPole"),
     ],
 )
-def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, told):
+def test_cloning_ends_in_one_line(tmp_path, capsys, monkeypatch, fault, message):
     assert clone_of_a_faulty_pole(tmp_path / "run", fault, monkeypatch) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
-    assert told in errors.splitlines()[-1]
+    assert message in errors.splitlines()[-1]
 
 
-def read(verb: str, tmp_path, monkeypatch, *more: str) -> int:
+def run_stuck(verb: str, tmp_path, monkeypatch, *arguments: str) -> int:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs"]
-    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *more])
+    env = ["env=helpers.faulty_pole:FaultyPole", "+env.fault=hangs"]
+    return cli.main([verb, policy, *env, "env_timeout=1", "--out", "out", *arguments])
 
 
 LATE_POLE = "a step of FaultyPole took longer than 1 seconds, the limit env_timeout"
 
 
 def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
-    assert read("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
+    assert run_stuck("evaluate", tmp_path, monkeypatch, "episodes=2", "threads=2") == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"marl-pool: {LATE_POLE}"
     assert not list(tmp_path.iterdir())
@@ -128,7 +128,7 @@ def test_an_evaluation_ends_in_one_line(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("verb", ["diagnose", "render"])
 def test_other_readers_of_policies_end_in_one_line(verb, tmp_path, capsys, monkeypatch):
     pytest.importorskip("cv2")
-    assert read(verb, tmp_path, monkeypatch) == 1
+    assert run_stuck(verb, tmp_path, monkeypatch) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -154,9 +154,9 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
     threads: list[threading.Thread] = []
     monkeypatch.setattr("marl_pool.play.server.announce", announce)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
     policy = "pretrained=cartpole_attention_neuron_reshuffled"
-    env = ["env=helpers.faulty_envs:FaultyPole", f"+env.fault={fault}"]
+    env = ["env=helpers.faulty_pole:FaultyPole", f"+env.fault={fault}"]
     assert cli.main(["play", policy, *env, "env_timeout=1"]) == 1
     threads[0].join()
     *_, line = capsys.readouterr().err.splitlines()
@@ -169,17 +169,17 @@ def test_the_live_page_ends_in_one_line(fault, tmp_path, capsys, monkeypatch):
 def test_a_report_ends_in_one_line(evaluates, tmp_path, capsys, monkeypatch):
     pytest.importorskip("cv2")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FaultyPole, "taken", 0)
-    kept = [text for text in EVOLVE if not text.startswith("env")]
-    env = ["env=helpers.faulty_envs:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
-    assert cli.main(["evolve", *kept, *env, "--run-dir", "run"]) == 0
-    few = ["episodes=2", "perturbations=[]"]
-    own = ["--plugin", "helpers.faulty_envs:FaultyPole"]
+    monkeypatch.setattr(FaultyPole, "num_steps", 0)
+    base = [text for text in EVOLVE if not text.startswith("env")]
+    env = ["env=helpers.faulty_pole:FaultyPole", "+env.fault=hangs", "+env.after=9999"]
+    assert cli.main(["evolve", *base, *env, "--run-dir", "run"]) == 0
+    settings = ["episodes=2", "perturbations=[]"]
+    plugin = ["--plugin", "helpers.faulty_pole:FaultyPole"]
     if not evaluates:
-        assert cli.main(["evaluate", "run", *few, *own]) == 0
-    monkeypatch.setattr(FaultyPole, "taken", 9999)
-    words = ["evaluate=true", *few] if evaluates else []
-    assert cli.main(["report", "run", *words, *own, "env_timeout=1"]) == 1
+        assert cli.main(["evaluate", "run", *settings, *plugin]) == 0
+    monkeypatch.setattr(FaultyPole, "num_steps", 9999)
+    words = ["evaluate=true", *settings] if evaluates else []
+    assert cli.main(["report", "run", *words, *plugin, "env_timeout=1"]) == 1
     assert LATE_POLE in capsys.readouterr().err.splitlines()[-1]
 
 

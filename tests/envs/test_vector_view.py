@@ -51,19 +51,19 @@ def test_it_plays_the_episodes_of_the_batched_env():
             for row, final in enumerate(infos["final_obs"]):
                 assert np.array_equal(final["features"], last[row])
             env.reset(over)
-        seen = env.observe()["agent"].features[:, 0]
-        assert np.array_equal(observed["features"], seen)
+        expected = env.observe()["agent"].features[:, 0]
+        assert np.array_equal(observed["features"], expected)
 
 
 def test_a_seed_starts_over_and_none_goes_on():
     view = OneAgentVectorView("simple_centroid", NUM_ENVS)
     first, _ = view.reset(seed=3)
-    again, _ = view.reset(seed=3)
+    repeat, _ = view.reset(seed=3)
     following, _ = view.reset()
-    assert np.array_equal(first["features"], again["features"])
+    assert np.array_equal(first["features"], repeat["features"])
     assert not np.array_equal(first["features"], following["features"])
-    others = [OneAgentVectorView("simple_centroid", 1).reset()[0] for _ in range(2)]
-    assert not np.array_equal(others[0]["features"], others[1]["features"])
+    resets = [OneAgentVectorView("simple_centroid", 1).reset()[0] for _ in range(2)]
+    assert not np.array_equal(resets[0]["features"], resets[1]["features"])
 
 
 def test_what_a_caller_writes_changes_nothing():

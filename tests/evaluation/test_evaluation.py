@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.evaluated import evaluate, levels
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import label, perturb, play

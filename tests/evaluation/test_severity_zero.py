@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.evaluated import levels
+from helpers.farm import FoxAndHens
 from helpers.perturbed import VARIANTS
-from helpers.toy import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.loading import to_float64

@@ -57,54 +57,54 @@ class Level:
     def act(self, action: int) -> tuple["Level", float, bool]:
         """Move: return the level, the reward, and whether that was the end."""
         down, right = STEPS[action]
-        to = (self.agent[0] + down, self.agent[1] + right)
-        if not (1 <= to[0] <= self.n and 1 <= to[1] <= self.n):
+        cell = (self.agent[0] + down, self.agent[1] + right)
+        if not (1 <= cell[0] <= self.n and 1 <= cell[1] <= self.n):
             return self, 0.0, False
-        if self.loose is not None and to == self.loose[0]:
-            return replace(self, agent=to, loose=None, held=self.loose[1]), 1.0, False
+        if self.loose is not None and cell == self.loose[0]:
+            return replace(self, agent=cell, loose=None, held=self.loose[1]), 1.0, False
         for box in self.boxes:
-            if to == box.cell or (to == box.lock_cell and box.lock != self.held):
+            if cell == box.cell or (cell == box.lock_cell and box.lock != self.held):
                 return self, 0.0, False
-            if to == box.lock_cell:
-                left = self.boxes - {box}
-                after = replace(self, agent=to, held=box.content, boxes=left)
+            if cell == box.lock_cell:
+                boxes = self.boxes - {box}
+                after = replace(self, agent=cell, held=box.content, boxes=boxes)
                 if box.trap:
                     return after, -1.0, True
                 gem = box.content == "gem"
                 return after, 10.0 if gem else 1.0, gem
-        return replace(self, agent=to), 0.0, False
+        return replace(self, agent=cell), 0.0, False
 
     def entities(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
         """List each entity: type, color, cell."""
-        seen = [("self", GREY, self.agent)]
+        entities = [("self", GREY, self.agent)]
         if self.loose is not None:
-            seen.append(("key", rgb(self.loose[1]), self.loose[0]))
+            entities.append(("key", rgb(self.loose[1]), self.loose[0]))
         if self.held is not None:
-            seen.append(("held", rgb(self.held), (0, 0)))
+            entities.append(("held", rgb(self.held), (0, 0)))
         for box in self.boxes:
             kind = "gem" if box.content == "gem" else "key"
-            seen.append((kind, rgb(box.content), box.cell))
-            seen.append(("lock", rgb(box.lock), box.lock_cell))
-        return seen
+            entities.append((kind, rgb(box.content), box.cell))
+            entities.append(("lock", rgb(box.lock), box.lock_cell))
+        return entities
 
     def pixels(self) -> list[tuple[str, tuple[int, int, int], Cell]]:
         """The same, and the floor of every other cell."""
-        seen = self.entities()
-        covered = {cell for _, _, cell in seen}
+        items = self.entities()
+        covered = {cell for _, _, cell in items}
         cells = [(r, c) for r in range(1, self.n + 1) for c in range(1, self.n + 1)]
-        return seen + [("floor", LIGHT, cell) for cell in cells if cell not in covered]
+        return items + [("floor", LIGHT, cell) for cell in cells if cell not in covered]
 
     def shortest(self) -> int | None:
         """Steps to the gem by breadth-first search over everything that can be done."""
-        seen, border = {self}, deque([(self, 0)])
+        visited, border = {self}, deque([(self, 0)])
         while border:
             level, steps = border.popleft()
             for action in range(4):
                 after, reward, end = level.act(action)
                 if reward == 10:
                     return steps + 1
-                if not end and after not in seen:
-                    seen.add(after)
+                if not end and after not in visited:
+                    visited.add(after)
                     border.append((after, steps + 1))
         return None
 
@@ -163,8 +163,8 @@ def write(level: Level, **options: Any) -> BoxWorld:
         places.append(put(box.cell, GEM if gem else KEY + int(box.content)))
         kind = TRAP if box.trap else GOAL if gem else LOCK
         places.append(put(box.lock_cell, kind + int(box.lock)))
-    shown = env.places.shape[1]
-    env.places[0] = torch.tensor(places[:shown])
+    num_places = env.places.shape[1]
+    env.places[0] = torch.tensor(places[:num_places])
     return env
 
 

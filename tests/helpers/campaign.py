@@ -26,7 +26,7 @@ CLONE = (
     *("checkpoint.every=1", "checkpoint.keep=2", "threads=1"),
 )
 FIT = (
-    *("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1"),
+    *("task=helpers.line_fit:LineFit", "encoder=none", "pooling=none", "threads=1"),
     *("fit.epochs=3", "fit.folds=2", "fit.batch_size=8", "fit.lr=0.1"),
     *("checkpoint.every=1", "checkpoint.keep=2"),
 )
@@ -44,14 +44,14 @@ def results_of(folder: Path) -> dict[str, Any]:
         {name: repr(value) for name, value in row.items() if not CLOCKS.search(name)}
         for row in run.rows()
     ]
-    kept = [
+    files = [
         *folder.glob("networks/*.safetensors"),
         *folder.glob("policy/*.safetensors"),
     ]
-    kept += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
+    files += [c / "policy/model.safetensors" for c in run.checkpoints()[-1:]]
     weights = {
         file.relative_to(folder).as_posix(): _numbers(file)
-        for file in kept
+        for file in files
         if file.is_file()
     }
     results = folder / "results.json"

@@ -65,7 +65,7 @@ def _library(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> ctypes.CD
     assert COMPILER is not None
     source = Path(call.__file__).with_name("network.cu").read_text()
     text = f'#include "{HERE}/cuda_on_cpu.hpp"\n{source}\n{LAUNCHES}'
-    given = [
+    definitions = [
         f"-D{name}={value}"
         for name, value in call.definitions(sizes, threads, dtype).items()
     ]
@@ -76,6 +76,6 @@ def _library(sizes: NetworkSizes, threads: int, dtype: torch.dtype) -> ctypes.CD
         # Such a library needs a process that began with the sanitizers' own.
         flags += SANITIZERS if "ASAN_OPTIONS" in os.environ else []
         subprocess.run(
-            [COMPILER, *flags, *given, str(file), "-o", str(library)], check=True
+            [COMPILER, *flags, *definitions, str(file), "-o", str(library)], check=True
         )
         return ctypes.CDLL(str(library))

@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """Variants of each environment, by name."""
 CASES = [
-    pytest.param(name, options, id=f"{name}, {about}")
+    pytest.param(name, options, id=f"{name}, {variant}")
     for name in env_names()
-    for about, options in OPTIONS.get(name, {"default": {"max_steps": 20}}).items()
+    for variant, options in OPTIONS.get(name, {"default": {"max_steps": 20}}).items()
 ]

@@ -91,7 +91,7 @@ def keys(envs: int = 3, seed: int = 0, first: int = 0, episode: int = 0) -> Tens
 
 
 def at_time(tokens: Tokens, time: int) -> Tokens:
-    """The tokens some steps later: each feature drifts by a number of its own."""
+    """The tokens some steps later: each feature drifts at another rate."""
     features = tokens.features
     if not time:
         return tokens
@@ -107,7 +107,7 @@ def play(
     **options: Any,
 ) -> list[Tokens]:
     """Return the perturbed tokens of some steps, where ``tokens`` rest or move."""
-    return [seen for seen, _ in states(perturbation, tokens, steps, moves, **options)]
+    return [view for view, _ in states(perturbation, tokens, steps, moves, **options)]
 
 
 def states(
@@ -119,9 +119,9 @@ def states(
 ) -> Iterator[tuple[Tokens, PerturbationState]]:
     state = perturbation.start(tokens, keys(len(tokens.types), **options))
     for time in range(steps):
-        now = at_time(tokens, time) if moves else tokens
-        seen, state = perturbation(now, state)
-        yield seen, state
+        current = at_time(tokens, time) if moves else tokens
+        perturbed, state = perturbation(current, state)
+        yield perturbed, state
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ def share_of(color: str, picture: np.ndarray, tolerance: int = 8) -> float:
         picture: ``(H, W, 3)`` RGB bytes.
         tolerance: largest difference in a channel.
     """
-    wanted = 255 * np.array(to_rgb(color))
-    return float((np.abs(picture - wanted).max(-1) <= tolerance).mean())
+    rgb = 255 * np.array(to_rgb(color))
+    return float((np.abs(picture - rgb).max(-1) <= tolerance).mean())
 
 
 def share_beside_background(picture: np.ndarray, tolerance: int = 8) -> float:

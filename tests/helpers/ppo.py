@@ -40,16 +40,16 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
-    one, other = weights_of(first), weights_of(second)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    weights, expected = weights_of(first), weights_of(second)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
 def assert_same(first: Run, second: Run) -> None:
     """The same metrics, clocks aside, and last weights, bit for bit."""
-    rows, others = (
+    first_rows, second_rows = (
         [{k: v for k, v in row.items() if k not in CLOCKS} for row in run.rows()]
         for run in (first, second)
     )
-    assert rows == others
+    assert first_rows == second_rows
     assert_same_weights(first.policy_path("last"), second.policy_path("last"))

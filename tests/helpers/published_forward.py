@@ -96,8 +96,8 @@ def ant_pi(params: Array, readings: Array) -> Iterator[Array]:
     h = c = np.zeros((28, 8))
     action, queries = np.zeros(8), apply(query, table(32, 8))
     for x in readings:
-        seen = np.concatenate([x[:, None], np.tile(action, (28, 1))], 1)
-        h, c = cell(lstm, seen, h, c)
+        inputs = np.concatenate([x[:, None], np.tile(action, (28, 1))], 1)
+        h, c = cell(lstm, inputs, h, c)
         scores = queries @ apply(key, h).T / np.sqrt(32)
         codes = np.tanh(np.tanh(scores) @ x)
         action = np.tanh(apply(out, np.tanh(apply(hidden, codes))))
@@ -121,9 +121,9 @@ def carracing(params: Array, pictures: Array) -> Iterator[Array]:
     for picture in pictures:
         corners = [(4 * i, 4 * j) for i in range(23) for j in range(23)]
         patches = [picture[y : y + 7, x : x + 7] / 255 for y, x in corners]
-        chosen = top_ten(query, key, np.stack(patches).reshape(529, -1), np.sqrt(4))
+        top = top_ten(query, key, np.stack(patches).reshape(529, -1), np.sqrt(4))
         centers = np.array([(y + 3, x + 3) for y, x in corners]) / 96
-        h, c = cell(lstm, centers[chosen].ravel(), h, c)
+        h, c = cell(lstm, centers[top].ravel(), h, c)
         yield np.tanh(apply(out, h))
 
 
@@ -156,8 +156,8 @@ def carracing_pi(params: Array, stacks: Array) -> Iterator[Array]:
         scores = queries @ apply(key, np.stack(keys)).T / np.sqrt(16)
         codes = softmax(scores) @ apply(value, np.stack(values))
         held = (1 - alpha) * normalized(np.maximum(codes, 0)) + alpha * held
-        chosen = top_ten(attend_query, attend_key, held, 1.0)
-        places = np.stack([chosen // 32, chosen % 32], 1) / 32
+        top = top_ten(attend_query, attend_key, held, 1.0)
+        places = np.stack([top // 32, top % 32], 1) / 32
         h, c = cell(lstm, places.ravel(), h, c)
         action = np.tanh(apply(out, h))
         gate = np.tanh(apply(mix, np.concatenate([h, action])))

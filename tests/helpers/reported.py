@@ -79,7 +79,7 @@ def evaluated(
     fixed: Sequence[str] = (),
     severities: Sequence[float] = (0.5, 1.0),
     transfers: Mapping[str, tuple[Mapping[str, Any], float]] | None = None,
-    **about: Any,
+    **overrides: Any,
 ) -> Run:
     """Write an evaluation whose scores are `SCORES`'s, plus ``shift``.
 
@@ -95,9 +95,9 @@ def evaluated(
 
     def add(level: float, **row: Any) -> None:
         for group in groups:
-            given = {"policy": "trained", "stochastic": False, **row}
-            given["fixed"] = group in fixed
-            results.append(Result(group=group, **given))
+            fields = {"policy": "trained", "stochastic": False, **row}
+            fields["fixed"] = group in fixed
+            results.append(Result(group=group, **fields))
             missing = np.full(episodes, np.nan)
             table.append(missing if row.get("missing") else level - 2 + luck)
 
@@ -111,7 +111,7 @@ def evaluated(
     add(0.7 + shift, **jitter, options={"features": None})
     if transfers is None:
         transfers = {"more noise": ({"num_noise": 9}, 0.4)}
-    others = [
+    transfer_rows = [
         (
             {
                 "perturbation": "transfer",
@@ -123,20 +123,20 @@ def evaluated(
         )
         for label, (env, score) in transfers.items()
     ]
-    for other, score in others:
-        add(score + shift, **other)
+    for transfer, score in transfer_rows:
+        add(score + shift, **transfer)
     for policy, level in (("random", 0.0), ("heuristic", 1.0)):
         if policy == "random" or scripted:
             add(level, policy=policy, **clean)
-            for other, _ in others:
-                add(level, policy=policy, **other)
+            for transfer, _ in transfer_rows:
+                add(level, policy=policy, **transfer)
     files = Files(run.make_evaluation_dir())
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
         **{"checkpoint": "best", "iteration": 3, "episodes": episodes},
         **{"commit": "0123abc", "package_version": "9"},
     }
-    write_json(files.path(DOCUMENT), results, {**told, **about})
+    write_json(files.path(DOCUMENT), results, {**document, **overrides})
     write_returns(files.path(RETURNS), np.stack(table))
     return run
 
@@ -189,13 +189,13 @@ class Cells(HTMLParser):
         self.inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         if tag == "section":
-            self.section = given["id"] or ""
+            self.section = attributes["id"] or ""
         if tag == "td":
             self.inside = True
             self.cells.append(
-                [self.section, "", given.get("title"), given.get("class")]
+                [self.section, "", attributes.get("title"), attributes.get("class")]
             )
 
     def handle_endtag(self, tag: str) -> None:

@@ -57,7 +57,7 @@ VARIANTS = DEFAULTS + ADA_VARIANTS + NEURON_VARIANTS + SET_VARIANTS
 heads = pytest.mark.parametrize(
     ("name", "options"),
     VARIANTS,
-    ids=["-".join([name, *map(str, given.values())]) for name, given in VARIANTS],
+    ids=["-".join([name, *map(str, options.values())]) for name, options in VARIANTS],
 )
 
 

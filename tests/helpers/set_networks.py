@@ -88,15 +88,15 @@ def results(network: SetNetwork, tokens: Tokens, kernels: Any) -> list[Tensor]:
         out = network(Tokens(features, tokens.types, tokens.padding))
         weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
         inputs = [features, *network.parameters()]
-        found = torch.autograd.grad((out * weight).sum(), inputs)
-    return [tensor.detach().double() for tensor in (out, *found)]
+        gradients = torch.autograd.grad((out * weight).sum(), inputs)
+    return [tensor.detach().double() for tensor in (out, *gradients)]
 
 
-def errors(got: list[Tensor], expected: list[Tensor]) -> list[float]:
-    # Gradients may be zero but for rounding, as those of queries to a single token,
-    # or all zero, as those of an empty row.
+def errors(outputs: list[Tensor], expected: list[Tensor]) -> list[float]:
+    # Gradients may be zero but for rounding (queries to a single token) or all zero
+    # (an empty row).
     least = max(1e-3 * float(max(tensor.norm() for tensor in expected)), 1e-30)
     return [
         float((a - b).norm() / b.norm().clamp(min=least))
-        for a, b in zip(got, expected, strict=True)
+        for a, b in zip(outputs, expected, strict=True)
     ]

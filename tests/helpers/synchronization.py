@@ -36,9 +36,9 @@ ITEMS = {"__getitem__", "__setitem__"}
 class _Operations(TorchDispatchMode):
     """Notes the operations that read values, also those inside others."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, operations: list[str]) -> None:
         super().__init__()
-        self.found = found
+        self.operations = operations
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -46,31 +46,31 @@ class _Operations(TorchDispatchMode):
         name, overload = func._schema.name.partition("::")[2], func._overloadname
         sized = name == "repeat_interleave" and overload == "Tensor"
         if sized or name in READS:
-            self.found.append(name)
+            self.operations.append(name)
         if name in INDEXING and any(_is_mask(index) for index in args[1]):
-            self.found.append(f"{name} by a mask")
+            self.operations.append(f"{name} by a mask")
         return func(*args, **(kwargs or {}))
 
 
 class _Functions(TorchFunctionMode):
     """Notes transfers, which leave no operation behind where all is on the CPU."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, operations: list[str]) -> None:
         super().__init__()
-        self.found = found
+        self.operations = operations
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = (resolve_name(func) or getattr(func, "__name__", "")).split(".")[-1]
         if name in TO_HOST and (name != "to" or "cpu" in map(str, args)):
-            self.found.append(name)
+            self.operations.append(name)
         if name in FROM_HOST and not any(
             isinstance(part, Tensor) for part in args[-1:]
         ):
-            self.found.append(name)
+            self.operations.append(name)
         if name in ITEMS and _has_list(args[1]):
-            self.found.append(f"{name} by a list")
+            self.operations.append(f"{name} by a list")
         return func(*args, **(kwargs or {}))
 
 
@@ -87,6 +87,6 @@ def _has_list(index: Any) -> bool:
 @contextmanager
 def count_syncs() -> Iterator[list[str]]:
     """Yield a list that receives the names of operations that wait for a GPU."""
-    found: list[str] = []
-    with _Operations(found), _Functions(found):
-        yield found
+    operations: list[str] = []
+    with _Operations(operations), _Functions(operations):
+        yield operations

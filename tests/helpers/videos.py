@@ -22,17 +22,17 @@ def centroid(count: int = 1) -> BatchedEnv:
 
 def policy_for(env: BatchedEnv, pooling: Any = "ada") -> Policy:
     group = env.groups["agent"]
-    made = make_policy(
+    policy = make_policy(
         group.tokens, group.action_space, pooling=pooling, init_std=0.4, seed=1
     )
-    return to_float64({"agent": made})["agent"]
+    return to_float64({"agent": policy})["agent"]
 
 
 def read(path: Path) -> list[np.ndarray]:
     capture = cv2.VideoCapture(str(path))
     images = []
     while True:
-        there, image = capture.read()
-        if not there:
+        success, image = capture.read()
+        if not success:
             return images
         images.append(image[..., ::-1])

@@ -52,11 +52,11 @@ def by_formula(
     )
     width = DIM // attention.num_heads
     outputs, weights = [], []
-    for own in torch.arange(DIM).split(width):
-        scores = torch.einsum("bmd,bnd->bmn", q[..., own], k[..., own]) * scale
+    for columns in torch.arange(DIM).split(width):
+        scores = torch.einsum("bmd,bnd->bmn", q[..., columns], k[..., columns]) * scale
         powers = scores.exp() * ~padding[:, None]
         share = powers / powers.sum(-1, keepdim=True)
-        outputs.append(torch.einsum("bmn,bnd->bmd", share, v[..., own]))
+        outputs.append(torch.einsum("bmn,bnd->bmd", share, v[..., columns]))
         weights.append(share)
     return attention.to_out(torch.cat(outputs, -1)), torch.stack(weights, 1)
 
@@ -166,23 +166,23 @@ def test_what_lies_under_padding_never_matters(
     attention = make(num_heads)
     query, context, padding = inputs(seed)
     expected = attention(query, context, padding)
-    other = context.masked_fill(padding[..., None], content).requires_grad_()
-    result = attention(query, other, padding)
+    changed = context.masked_fill(padding[..., None], content).requires_grad_()
+    result = attention(query, changed, padding)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-14)
     result.sum().backward()
-    assert other.grad is not None
-    assert not other.grad[padding].any()
+    assert changed.grad is not None
+    assert not changed.grad[padding].any()
     weights = attention.weights(query, context, padding)
-    torch.testing.assert_close(attention.weights(query, other, padding), weights)
+    torch.testing.assert_close(attention.weights(query, changed, padding), weights)
 
 
 @pytest.mark.parametrize("num_heads", [2, 8])
 def test_one_key_is_attended_to_alone(num_heads: int) -> None:
     attention = make(num_heads)
     query, context, _ = inputs()
-    alone = torch.arange(5).expand(4, 5) != 2
+    padding = torch.arange(5).expand(4, 5) != 2
     expected = attention.to_out(attention.to_value(context[:, 2:3])).expand(-1, 3, -1)
-    torch.testing.assert_close(attention(query, context, alone), expected)
+    torch.testing.assert_close(attention(query, context, padding), expected)
 
 
 @pytest.mark.parametrize("num_heads", [2, 8])

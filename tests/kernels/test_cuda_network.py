@@ -68,7 +68,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> OnlyForGpus:
 
 
 @pytest.mark.parametrize(
-    "options", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
+    "options", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
 )
 def test_float64_is_torchs(kernel: OnlyForGpus, options: dict[str, Any]) -> None:
     network = make_network(**options).double()
@@ -84,11 +84,11 @@ def test_float64_is_torchs(kernel: OnlyForGpus, options: dict[str, Any]) -> None
 def test_float32_is_as_precise_as_torchs(kernel: OnlyForGpus) -> None:
     network = make_network("ada", num_tokens=20)
     tokens = make_tokens(network, 40, padded=True)
-    ours, theirs = (results(network, tokens, name) for name in ("auto", "torch"))
+    ours, torchs = (results(network, tokens, name) for name in ("auto", "torch"))
     exact = results(network.double(), tokens, "torch")
     ratios = [
         a / b
-        for a, b in zip(errors(ours, exact), errors(theirs, exact), strict=True)
+        for a, b in zip(errors(ours, exact), errors(torchs, exact), strict=True)
         if b
     ]
     assert sorted(ratios)[len(ratios) // 2] < 2
@@ -113,8 +113,8 @@ def test_sizes_are_checked(kernel: OnlyForGpus, change: str) -> None:
     inputs = network._native.inputs(tokens)
     gradient = torch.ones(9, network.dim_out, dtype=torch.float64)
     if change == "weight":
-        first, *others = inputs.parameters
-        inputs = inputs._replace(parameters=[first[:1], *others])
+        weight, *parameters = inputs.parameters
+        inputs = inputs._replace(parameters=[weight[:1], *parameters])
     elif change == "padding":
         inputs = inputs._replace(padding=tokens.padding[:, :-1])
     else:
@@ -129,12 +129,12 @@ def test_gradients_do_not_depend_on_other_blocks(
 ) -> None:
     network = make_network("max", num_tokens=40).double()  # three sets a block
     tokens = make_tokens(network, 20)
-    found = []
+    outputs = []
     for blocks in (1, 3, 99):
         monkeypatch.setattr(cuda, "_BLOCKS", blocks)
-        found.append(results(network, tokens, "auto"))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
+        outputs.append(results(network, tokens, "auto"))
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_type_out_of_range_gives_no_number(kernel: OnlyForGpus) -> None:

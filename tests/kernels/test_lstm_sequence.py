@@ -19,29 +19,29 @@ def random(*shape: int) -> torch.Tensor:
 def test_it_is_torchs_cell_step_by_step(steps, units, rows, holds):
     torch.manual_seed(steps + 7 * units + 31 * rows)
     cell = nn.LSTMCell(3, units, dtype=torch.float64)
-    seen, memory = random(steps, rows, 3), (random(rows, units), random(rows, units))
+    inputs, memory = random(steps, rows, 3), (random(rows, units), random(rows, units))
     held = torch.rand(steps, rows) < 0.3 if holds else None
     # Torch's order of gates is in, forget, update, out; ours doubles the update's.
     factor = torch.tensor([1.0, 1.0, 2.0, 1.0]).repeat_interleave(units)[:, None]
     biases = (cell.bias_ih + cell.bias_hh) * factor[:, 0]
     gates = Gates(*(w * factor for w in (cell.weight_ih, cell.weight_hh)), biases)
     start = [part.mT.contiguous() for part in memory]
-    found, last = lstm_sequence(seen.mT, gates, *start, held)
+    outputs, last = lstm_sequence(inputs.mT, gates, *start, held)
 
     hidden, state = memory
     for t in range(steps):
-        new = cell(seen[t], (hidden, state))
+        new = cell(inputs[t], (hidden, state))
         if held is None:
             hidden, state = new
         else:
             keep = held[t][:, None]
             hidden = torch.where(keep, hidden, new[0])
             state = torch.where(keep, state, new[1])
-        assert found[t].mT.allclose(hidden, atol=1e-12)
+        assert outputs[t].mT.allclose(hidden, atol=1e-12)
     assert last.mT.allclose(state, atol=1e-12)
 
 
-def given() -> list[torch.Tensor]:
+def random_arguments() -> list[torch.Tensor]:
     """Inputs, weights and memory of four steps, two units and three rows."""
     shapes = ((4, 5, 3), (8, 5), (8, 2), (8,), (2, 3), (2, 3))
     return [random(*shape) for shape in shapes]
@@ -56,31 +56,31 @@ def test_its_gradients_are_right(monkeypatch, holds):
         "marl_pool.kernels.lstm_sequence.CHUNK", 3 * 8 * 3
     )  # and one more
 
-    def run(inputs, *rest):
-        return lstm_sequence(inputs, Gates(*rest[:3]), *rest[3:], held)
+    def run(inputs, *arguments):
+        return lstm_sequence(inputs, Gates(*arguments[:3]), *arguments[3:], held)
 
-    parts = given()
+    parts = random_arguments()
     assert torch.autograd.gradcheck(run, [part.requires_grad_() for part in parts])
 
 
 def test_mixed_precision_leaves_it_as_it_is():
-    parts = [part.float().requires_grad_() for part in given()]
+    parts = [part.float().requires_grad_() for part in random_arguments()]
 
     def run():
-        found, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
-        return found, torch.autograd.grad(found.sum() + last.sum(), parts)
+        outputs, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
+        return outputs, torch.autograd.grad(outputs.sum() + last.sum(), parts)
 
     expected, gradients = run()
     with torch.autocast("cpu", torch.bfloat16):
-        found, others = run()
-    assert found.equal(expected)
-    assert all(map(torch.equal, gradients, others))
+        outputs, mixed_gradients = run()
+    assert outputs.equal(expected)
+    assert all(map(torch.equal, gradients, mixed_gradients))
 
 
 def test_it_leaves_its_arguments_alone():
-    parts = given()
+    parts = random_arguments()
     copies = [part.clone() for part in parts]
-    found, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
-    found += 1
+    outputs, last = lstm_sequence(parts[0], Gates(*parts[1:4]), *parts[4:], None)
+    outputs += 1
     last += 1
     assert all(map(torch.equal, parts, copies))

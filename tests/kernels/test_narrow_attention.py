@@ -80,8 +80,8 @@ def test_results_and_gradients_are_torchs(
     # An error of a score is its share of the score, and larger as the gradient is.
     close = {"rtol": 1e-4, "atol": 1e-4 * (1 + spread) * width**2}
     torch.testing.assert_close(out.double(), expected, **close)
-    for ours_, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(ours_.double(), theirs, **close)
+    for result, reference in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(result.double(), reference, **close)
     with torch.no_grad():
         torch.testing.assert_close(narrow_attention(*ours, padding, SCALE), out)
 
@@ -128,8 +128,8 @@ def test_padding_amid_the_keys_outweighs_none_of_them() -> None:
     out = narrow_attention(*ours, padding, SCALE)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
     gradients = torch.autograd.grad(out, ours, gradient)
-    for found, theirs in zip(gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(found.double(), theirs, rtol=1e-3, atol=1e-2)
+    for result, reference in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(result.double(), reference, rtol=1e-3, atol=1e-2)
 
 
 @widths
@@ -155,10 +155,10 @@ def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None
 
 @pytest.mark.parametrize("width", [1, 2, WIDEST, WIDEST + 1])
 def test_who_takes_this_road(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    taken = []
+    calls = []
 
     def spy(*arguments: object) -> Tensor:
-        taken.append(arguments)
+        calls.append(arguments)
         return narrow_attention(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(attention, "narrow_attention", spy)
@@ -166,9 +166,9 @@ def test_who_takes_this_road(monkeypatch: pytest.MonkeyPatch, width: int) -> Non
     x = torch.randn(2, 5, 4 * width, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         module(x, x)
-    assert not taken
-    there = torch.full((2, 5), False)
+    assert not calls
+    mask = torch.full((2, 5), False)
     out = module(x, x)
-    assert bool(taken) == (width <= WIDEST)
+    assert bool(calls) == (width <= WIDEST)
     # A mask that hides nothing leads along torch's own road where that is taken.
-    torch.testing.assert_close(out, module(x, x, there))
+    torch.testing.assert_close(out, module(x, x, mask))

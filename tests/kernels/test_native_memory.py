@@ -50,8 +50,8 @@ def run_tests(library: Path, *options: str, env: dict[str, str]) -> None:
 def lower_levels() -> list[Path]:
     """Return the libraries of this machine's lower instruction sets."""
     kernel = call.library()
-    own = "" if kernel is None else Path(kernel._name).stem
-    return [path for path in call._libraries() if "kernel-v" < path.stem < own]
+    loaded_name = "" if kernel is None else Path(kernel._name).stem
+    return [path for path in call._libraries() if "kernel-v" < path.stem < loaded_name]
 
 
 @pytest.mark.slow

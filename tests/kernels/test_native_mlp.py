@@ -55,10 +55,10 @@ def test_float64_is_torchs(
     module = make(widths, kind, seed).double()
     values = torch.randn(*batch, widths[0], dtype=torch.float64)
     expected = results(module, values, "torch")
-    for got, wanted in zip(results(module, values, "native"), expected, strict=True):
-        assert got.shape == wanted.shape
-        scale = wanted.abs().max() if wanted.numel() else torch.ones(())
-        assert torch.all((got - wanted).abs() <= 1e-12 * scale + 1e-12)
+    for ours, torchs in zip(results(module, values, "native"), expected, strict=True):
+        assert ours.shape == torchs.shape
+        scale = torchs.abs().max() if torchs.numel() else torch.ones(())
+        assert torch.all((ours - torchs).abs() <= 1e-12 * scale + 1e-12)
 
 
 @pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
@@ -68,8 +68,8 @@ def test_float32_is_as_precise_as_torchs(kind: str) -> None:
         module, values = make([8, 32, 32, 4], kind, seed), torch.randn(200, 8)
         exact = results(copy.deepcopy(module).double(), values.double(), "torch")
         ours = results(module, values, "native")
-        theirs = results(module, values, "torch")
-        for a, b, c in zip(ours, theirs, exact, strict=True):
+        torchs = results(module, values, "torch")
+        for a, b, c in zip(ours, torchs, exact, strict=True):
             ratios.append(float((a - c).norm() / (b - c).norm().clamp(min=1e-30)))
     assert torch.tensor(ratios).median() <= 2
 
@@ -80,23 +80,23 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     module = make([8, 32, 32, 5]).to(dtype)
     values = torch.randn(300, 8, dtype=dtype)
     with use_kernels("native"):
-        together = module(values)
+        batch = module(values)
         for first, count in ((0, 1), (3, 17), (120, 129), (299, 1)):
             part = module(values[first : first + count])
-            assert torch.equal(part, together[first : first + count])
+            assert torch.equal(part, batch[first : first + count])
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     module, values = make([8, 32, 32, 5]), torch.randn(20_000, 8)
     threads = torch.get_num_threads()
-    found = []
+    outputs = []
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append(results(module, values, "native"))
+            outputs.append(results(module, values, "native"))
     finally:
         torch.set_num_threads(threads)
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *outputs))
 
 
 @pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU])
@@ -136,24 +136,24 @@ def test_a_parameter_of_another_shape_is_left_to_torch(
     module, values = make([3, 4, 2]), torch.randn(5, 3)
     layer, part = name.split(".")
     setattr(module[int(layer)], part, nn.Parameter(torch.ones(shape)))
-    found = []
+    outcomes = []
     for kernels in ("auto", "torch"):
         with use_kernels(kernels):
             try:
-                found.append(module(values).tolist())
+                outcomes.append(module(values).tolist())
             except RuntimeError as error:
-                found.append(str(error))
-    assert found[0] == found[1]
+                outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_layers_that_fit_each_other_may_have_another_width() -> None:
-    module, other = make([3, 4, 2]), make([3, 7, 5])
-    for layer, wider in zip(module[::2], other[::2], strict=True):
+    module, template = make([3, 4, 2]), make([3, 7, 5])
+    for layer, wider in zip(module[::2], template[::2], strict=True):
         layer.weight, layer.bias = wider.weight, wider.bias
     values = torch.randn(6, 3)
     assert module._native is not None
     assert module._native.fits(values)
-    assert torch.equal(module(values), other(values))
+    assert torch.equal(module(values), template(values))
 
 
 @pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias"])
@@ -178,12 +178,12 @@ def test_a_parameter_that_shrinks_before_the_gradient_is_refused(name: str) -> N
 )
 def test_gradients_in_any_layout_are_torchs(loss: Any) -> None:
     module, values = make([6, 5, 3]).double(), torch.randn(20, 6).double()
-    found = []
+    gradients = []
     for kernels in ("native", "torch"):
         with use_kernels(kernels):
             inputs = list(module.parameters())
-            found.append(torch.autograd.grad(loss(module(values)), inputs))
-    for ours, torchs in zip(*found, strict=True):
+            gradients.append(torch.autograd.grad(loss(module(values)), inputs))
+    for ours, torchs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, torchs)
 
 
@@ -191,10 +191,10 @@ def test_state_dict_is_that_of_a_sequence() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
     module = MLP(*plain)
     assert module.state_dict().keys() == plain.state_dict().keys()
-    other = make([3, 4, 2])
-    other.load_state_dict(plain.state_dict())
+    restored = make([3, 4, 2])
+    restored.load_state_dict(plain.state_dict())
     values = torch.randn(6, 3)
-    torch.testing.assert_close(other(values), plain(values))
+    torch.testing.assert_close(restored(values), plain(values))
 
 
 def test_tensors_in_other_layouts_give_the_same() -> None:

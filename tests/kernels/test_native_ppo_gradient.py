@@ -96,14 +96,14 @@ def in_one_call(
 ) -> list[Tensor]:
     """Return loss, logits, values and all gradients by the kernel."""
     flat = FlatParameters(policy.parameters())
-    given = policy.actor_critic(tokens)
+    actor_critic = policy.actor_critic(tokens)
     recorded = recorded_steps(rows, policy.actions)
-    assert given is not None
-    assert recorded.fits(given.network.values)
+    assert actor_critic is not None
+    assert recorded.fits(actor_critic.network.values)
     flat.view_grad()
-    found = ppo_gradient(given, c, recorded, scale)
+    outputs = ppo_gradient(actor_critic, c, recorded, scale)
     assert flat.values.grad is not None
-    return [*found, *flat.split(flat.values.grad)]
+    return [*outputs, *flat.split(flat.values.grad)]
 
 
 def by_autograd(
@@ -131,11 +131,11 @@ def by_autograd(
     return [loss.detach(), logits.detach(), values.detach(), *gradients]
 
 
-def assert_close(got: list[Tensor], expected: list[Tensor], rtol: float) -> None:
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.shape == theirs.shape
-        scale = max(1.0, float(theirs.abs().max()))
-        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol * scale)
+def assert_close(outputs: list[Tensor], expected: list[Tensor], rtol: float) -> None:
+    for output, reference in zip(outputs, expected, strict=True):
+        assert output.shape == reference.shape
+        scale = max(1.0, float(reference.abs().max()))
+        torch.testing.assert_close(output, reference, rtol=rtol, atol=rtol * scale)
 
 
 @given(
@@ -161,14 +161,14 @@ def test_gradient_is_autograds_in_float64(
     columns = make_rows(actions, tokens, seed)
     scale = torch.linspace(0.1, 2, rows, dtype=torch.float64) if scaled else None
     expected = by_autograd(policy, tokens, columns, terms, scale)
-    got = in_one_call(policy, tokens, columns, terms, scale)
-    assert_close(got, expected, 1e-8)
+    outputs = in_one_call(policy, tokens, columns, terms, scale)
+    assert_close(outputs, expected, 1e-8)
 
 
 @pytest.mark.parametrize("actions", [BOX, CHOICES, SEVERAL, JOINT])
 @pytest.mark.parametrize("pooling", ["ada", "max"])
 def test_float32_is_as_precise_as_torchs(pooling: str, actions: ActionSpec) -> None:
-    found = []
+    results = []
     for dtype, compute in (
         (torch.float64, by_autograd),
         (torch.float32, by_autograd),
@@ -176,9 +176,9 @@ def test_float32_is_as_precise_as_torchs(pooling: str, actions: ActionSpec) -> N
     ):
         policy = make_policy(pooling, actions, dtype=dtype)
         tokens = make_tokens(policy.network, 512)
-        found.append(compute(policy, tokens, make_rows(actions, tokens, dtype=dtype)))
-    for exact, theirs, ours in zip(*found, strict=True):
-        error = (theirs - exact).norm()
+        results.append(compute(policy, tokens, make_rows(actions, tokens, dtype=dtype)))
+    for exact, torchs, ours in zip(*results, strict=True):
+        error = (torchs - exact).norm()
         assert (ours - exact).norm() <= 2 * error + 1e-6 * exact.norm() + 1e-6
 
 
@@ -190,8 +190,8 @@ def test_dropout_has_the_random_numbers_of_separate_calls(probability: str) -> N
     torch.manual_seed(3)
     expected = by_autograd(policy, tokens, rows, kernels="native")
     torch.manual_seed(3)
-    got = in_one_call(policy, tokens, rows)
-    assert_close(got, expected, 1e-10)
+    outputs = in_one_call(policy, tokens, rows)
+    assert_close(outputs, expected, 1e-10)
 
 
 def test_bits_do_not_depend_on_threads() -> None:
@@ -199,13 +199,13 @@ def test_bits_do_not_depend_on_threads() -> None:
     tokens = make_tokens(policy.network, 600)
     rows = make_rows(BOX, tokens, dtype=torch.float32)
     before = torch.get_num_threads()
-    found = []
+    outputs = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append(in_one_call(policy, tokens, rows))
+        outputs.append(in_one_call(policy, tokens, rows))
     torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(map(torch.equal, others, found[0]))
+    for repeat in outputs[1:]:
+        assert all(map(torch.equal, repeat, outputs[0]))
 
 
 def test_layouts_of_the_columns_make_no_difference() -> None:
@@ -216,8 +216,8 @@ def test_layouts_of_the_columns_make_no_difference() -> None:
     expected = in_one_call(policy, tokens, rows, scale=scale)
     strided = {key: torch.stack([c, -c], -1)[..., 0] for key, c in rows.items()}
     spread = torch.stack([scale, -scale], -1)[:, 0]
-    got = in_one_call(policy, tokens, strided, scale=spread)
-    assert all(map(torch.equal, got, expected))
+    outputs = in_one_call(policy, tokens, strided, scale=spread)
+    assert all(map(torch.equal, outputs, expected))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -312,7 +312,7 @@ def test_memory_that_was_replaced_is_refused(part: str) -> None:
 
 
 class OtherLogits(TokenPolicy):
-    """A policy with logits of its own."""
+    """A policy that overrides the logits."""
 
     def logits(self, pooled: Tensor) -> Tensor:
         return 2 * super().logits(pooled)
@@ -384,12 +384,12 @@ def test_a_fixed_policy_prepares_once_for_each_shape(
         assert len(calls) == 4
         with policy.fixed():
             # New numbers of the weights count.
-            found = [policy(tokens) for tokens in sets]
+            outputs = [policy(tokens) for tokens in sets]
             assert len(calls) == 6
             policy.value_head[-1].bias += 1
             changed = policy(sets[0])
-    for ours, theirs in zip(found, expected, strict=True):
-        assert all(map(torch.equal, ours, theirs))
+    for output, reference in zip(outputs, expected, strict=True):
+        assert all(map(torch.equal, output, reference))
     torch.testing.assert_close(changed[1], expected[0][1] + 1)
 
 
@@ -429,19 +429,19 @@ def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy().eval()
     tokens = make_tokens(policy.network, 5)
     prepare, calls = policy._actor_critic, [0]
-    entered, prepares, left = (threading.Event() for _ in range(3))
+    entered, prepares, exited = (threading.Event() for _ in range(3))
 
     def other() -> None:
         with policy.fixed():
             entered.set()
             assert prepares.wait(60)
-        left.set()
+        exited.set()
 
     def prepare_meanwhile(tokens: Tokens) -> ActorCritic | None:
         # The other thread leaves `fixed` while this one prepares.
         calls[0] += 1
         prepares.set()
-        assert left.wait(60)
+        assert exited.wait(60)
         return prepare(tokens)
 
     with torch.no_grad():
@@ -451,10 +451,10 @@ def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
         assert entered.wait(60)
         with policy.fixed():
-            found = [policy(tokens) for _ in range(3)]
+            results = [policy(tokens) for _ in range(3)]
         thread.join()
         assert calls == [1]
         policy(tokens)
         assert calls == [2]  # Nothing is left of either thread.
-    for outputs in found:
+    for outputs in results:
         assert all(map(torch.equal, outputs, expected))

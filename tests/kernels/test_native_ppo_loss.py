@@ -106,8 +106,8 @@ def test_loss_and_gradients_are_torchs_in_float64(
     actions, c = SPACES[space], Coefficients(clip, 0.3, value_clip, entropy, kl)
     inputs = make(actions, rows, torch.float64, seed)
     expected = results(False, actions, inputs, c)
-    for got, wanted in zip(results(True, actions, inputs, c), expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    for ours, torchs in zip(results(True, actions, inputs, c), expected, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("space", ["box", "discrete", "choices and box"])
@@ -115,13 +115,13 @@ def test_float32_is_as_precise_as_torchs(space: str) -> None:
     actions, c = SPACES[space], Coefficients(0.2, 0.3, 0.5, 0.01, 0.3)
     inputs = make(actions, 512, torch.float32)
     exact = results(False, actions, make(actions, 512, torch.float64), c)
-    for ours, theirs, number in zip(
+    for ours, torchs, number in zip(
         results(True, actions, inputs, c),
         results(False, actions, inputs, c),
         exact,
         strict=True,
     ):
-        assert (ours - number).norm() <= 2 * (theirs - number).norm() + 1e-6
+        assert (ours - number).norm() <= 2 * (torchs - number).norm() + 1e-6
 
 
 @pytest.mark.parametrize("column", [Columns.ACTION_LOGP, Postprocessing.VALUE_TARGETS])
@@ -144,11 +144,11 @@ def test_a_huge_number_is_nan_only_where_it_is_in_torch(
         columns, logits, values = make(SPACES[space], 20, torch.float32)
         tensors = {"logits": logits, "values": values, **columns}
         tensors[part][3:5].view(2, -1)[:, 0] = size
-        got, expected = (
+        outputs, expected = (
             results(native, SPACES[space], (columns, logits, values), c)
             for native in (True, False)
         )
-        for ours, torchs in zip(got, expected, strict=True):
+        for ours, torchs in zip(outputs, expected, strict=True):
             assert not (ours.isnan() & ~torchs.isnan()).any()
 
 
@@ -156,8 +156,8 @@ def test_columns_in_other_layouts_give_the_same() -> None:
     columns, logits, values = make(BOX, 20, torch.float64)
     expected = results(True, BOX, (columns, logits, values), PLAIN)
     strided = {key: torch.stack([c, -c], -1)[..., 0] for key, c in columns.items()}
-    got = results(True, BOX, (strided, logits.T.contiguous().T, values), PLAIN)
-    assert all(map(torch.equal, got, expected))
+    outputs = results(True, BOX, (strided, logits.T.contiguous().T, values), PLAIN)
+    assert all(map(torch.equal, outputs, expected))
 
 
 @pytest.mark.parametrize("action", [-1, 6])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ray.rllib.core.columns import Columns
 from torch import Tensor, nn
 
+from helpers.farm import FoxAndHens
 from helpers.paths import GOLDEN_FILES
-from helpers.toy import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import make_pooling

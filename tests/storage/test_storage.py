@@ -30,10 +30,10 @@ STORE = CONFIG["storage"]
 SMALL = (
     *("evolution.population=6", "repetitions=3", "total_generations=4"),
     *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     "threads=1",
 )
-PLUG_IN = ("--plugin", "helpers.valley:Valley")
+PLUG_IN = ("--plugin", "helpers.wind_env:WindEnv")
 
 
 @pytest.fixture(autouse=True)

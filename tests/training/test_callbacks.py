@@ -12,14 +12,14 @@ from marl_pool.cli import main as cli
 from marl_pool.runs import Run
 
 TINY = [
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     *("evolution.population=6", "repetitions=2", "total_generations=4"),
     *("validation.episodes=2", "threads=1", "--run-dir", "run"),
 ]
 OWN = "training.test_callbacks"
 
 
-class Seen(Callback):
+class EventRecorder(Callback):
     """Record what a run tells, in a list of this module."""
 
     events: list = []  # noqa: RUF012
@@ -80,7 +80,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     # The command imports this module by its name.
     monkeypatch.setitem(sys.modules, OWN, sys.modules[__name__])
-    Seen.events.clear()
+    EventRecorder.events.clear()
 
 
 def evolve(callbacks: str) -> int:
@@ -88,19 +88,19 @@ def evolve(callbacks: str) -> int:
 
 
 def resume(*plugins: str, overrides: Sequence[str] = ()) -> int:
-    given = [f"--plugin={each}" for each in ("helpers.valley:Valley", *plugins)]
-    return cli.main(["resume", "run", *given, *overrides])
+    words = [f"--plugin={plugin}" for plugin in ("helpers.wind_env:WindEnv", *plugins)]
+    return cli.main(["resume", "run", *words, *overrides])
 
 
 def test_callbacks_follow_a_run_and_end_it():
-    assert evolve(f"[{OWN}:Seen,{OWN}:StopsAtTwo]") == 0
-    assert Seen.events == ["begin", 1, 2, "end"]
+    assert evolve(f"[{OWN}:EventRecorder,{OWN}:StopsAtTwo]") == 0
+    assert EventRecorder.events == ["begin", 1, 2, "end"]
     assert Run.open("run").iterations_saved == 2
     # What a file names is not imported unless the user allows it.
-    assert resume(f"{OWN}:Seen") == 2
-    assert Seen.events[4:] == []
-    assert resume(f"{OWN}:Seen", f"{OWN}:StopsAtTwo") == 0
-    assert Seen.events[4:] == ["begin", 3, 4, "end"]
+    assert resume(f"{OWN}:EventRecorder") == 2
+    assert EventRecorder.events[4:] == []
+    assert resume(f"{OWN}:EventRecorder", f"{OWN}:StopsAtTwo") == 0
+    assert EventRecorder.events[4:] == ["begin", 3, 4, "end"]
 
 
 def test_a_resumed_run_may_change_its_callbacks():
@@ -134,10 +134,10 @@ def test_a_callback_that_fails_around_a_run_ends_it_in_one_line(capsys, name, ro
 @pytest.mark.parametrize("name", ["FailsToEnd", "Swallows"])
 def test_a_session_does_not_hide_what_ended_the_run(capsys, name):
     assert evolve(f"[{OWN}:{name},{OWN}:Fails]") == 1
-    *others, last = capsys.readouterr().err.splitlines()
+    *lines, last = capsys.readouterr().err.splitlines()
     assert "iteration 2: a callback failed: RuntimeError: no network" in last
-    told = any("a callback failed, too" in line for line in others)
-    assert told == (name == "FailsToEnd")
+    has_note = any("a callback failed, too" in line for line in lines)
+    assert has_note == (name == "FailsToEnd")
 
 
 @pytest.mark.parametrize("name", ["wanb", f"{OWN}:NoSuch"])

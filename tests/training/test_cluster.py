@@ -1,4 +1,4 @@
-"""Which ray is started or joined, and what ends a wait for it."""
+"""The ray that is started or joined, and the ends of a wait for it."""
 
 import inspect
 import json
@@ -74,16 +74,16 @@ def test_a_cluster_is_joined_with_its_own_cpus_and_named(
     address = "head:6379"
     if key == RAY_ADDRESS:
         monkeypatch.setenv(RAY_ADDRESS, address)
-    given = None if key == RAY_ADDRESS else address
-    with ray_session(given, num_cpus=3, key="sweep.address"):
+    argument = None if key == RAY_ADDRESS else address
+    with ray_session(argument, num_cpus=3, key="sweep.address"):
         pass
     (call,) = started
     assert call["address"] == address
     assert "num_cpus" not in call
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
     for part in (key, "10.0.0.1:6379", "8 CPUs", "0 GPUs"):
-        assert part in told
+        assert part in message
 
 
 def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
@@ -92,23 +92,23 @@ def test_variables_that_a_job_sets_are_left_to_it(started, monkeypatch):
     monkeypatch.setenv(RAY_ADDRESS, "head:6379")
     with ray_session(None, num_cpus=1, env={"MINE": "1"}):
         pass
-    given = started[0]["runtime_env"]
+    environment = started[0]["runtime_env"]
     # The job's own working directory brings its modules.
-    assert given.keys() == {"env_vars"}
-    assert "PYTHONPATH" not in given["env_vars"]
-    assert given["env_vars"]["MINE"] == "1"
+    assert environment.keys() == {"env_vars"}
+    assert "PYTHONPATH" not in environment["env_vars"]
+    assert environment["env_vars"]["MINE"] == "1"
 
 
 def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     package, file = tmp_path / "brought", tmp_path / "alone.py"
     installed = tmp_path / "site-packages"
     package.mkdir()
-    brought, alone = ModuleType("brought"), ModuleType("alone")
-    brought.__path__, alone.__file__ = [str(package)], str(file)
+    brought, module_file = ModuleType("brought"), ModuleType("alone")
+    brought.__path__, module_file.__file__ = [str(package)], str(file)
     # The other machines have their own installed packages.
-    there = ModuleType("there")
-    there.__file__ = str(installed / "there.py")
-    for module in (brought, alone, there):
+    third_party = ModuleType("there")
+    third_party.__file__ = str(installed / "there.py")
+    for module in (brought, module_file, third_party):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{installed}")
     monkeypatch.chdir(tmp_path)
@@ -193,8 +193,8 @@ def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
             pass
         for part in ("sweep.address: ", address, "refused"):
             assert part in str(caught.value)
-        told = capsys.readouterr().err
-        assert f"waiting for a ray cluster at {address}: " in told
+        message = capsys.readouterr().err
+        assert f"waiting for a ray cluster at {address}: " in message
         # A head may start later than those who join it.
         listening = threading.Timer(0.1, free.listen)
         listening.start()
@@ -205,23 +205,23 @@ def test_a_head_that_does_not_answer_is_not_waited_for_without_a_word(
 
 
 def test_a_mute_head_is_waited_for_no_longer_than_one_that_refuses(monkeypatch):
-    now, limits = [0.0], []
+    elapsed, limits = [0.0], []
 
     def connect(address, limit):
         limits.append(limit)
-        now[0] += limit
+        elapsed[0] += limit
         raise TimeoutError("timed out")
 
     def sleep(seconds):
-        now[0] += seconds
+        elapsed[0] += seconds
 
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    clock = SimpleNamespace(monotonic=lambda: elapsed[0], sleep=sleep)
     monkeypatch.setattr(cluster, "time", clock)
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(OSError, match="timed out"):
         cluster.await_head("10.0.0.1:6379")
     assert max(limits) == cluster.JOIN_INTERVAL
-    assert cluster.JOIN_SECONDS <= now[0] <= cluster.JOIN_SECONDS + 1
+    assert cluster.JOIN_SECONDS <= elapsed[0] <= cluster.JOIN_SECONDS + 1
 
 
 def test_ray_tries_once_to_join_a_cluster(started, monkeypatch):
@@ -264,14 +264,14 @@ def test_machines_that_an_autoscaler_may_bring_are_waited_for(
     parts = ("sweep: ", "at most 0 GPUs, got 0.5")
     if grows:
         assert validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep") == GROWTH_SECONDS
-        told = capsys.readouterr().err
-        assert "autoscaler" in told
+        message = capsys.readouterr().err
+        assert "autoscaler" in message
     else:
         with pytest.raises(InputError) as caught:
             validate_cluster({"CPU": 8, "GPU": 0.5}, "sweep")
-        told = str(caught.value)
-    assert all(part in told for part in parts)
-    assert "CPUs" not in told
+        message = str(caught.value)
+    assert all(part in message for part in parts)
+    assert "CPUs" not in message
 
 
 def test_learners_do_not_share_a_gpu():
@@ -300,34 +300,34 @@ def test_ctrl_c_ends_a_wait_as_such():
 
 @pytest.mark.parametrize("ending", ["os._exit(1)", "sys.exit(3)"])
 def test_a_process_that_ends_without_a_word_leaves_one(ending):
-    other = subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE
     )
     script = (
         "import os, sys\n"
         "from marl_pool.training.last_words import last_words\n"
-        f"with last_words('lost; resume', [{other.pid}]):\n"
+        f"with last_words('lost; resume', [{child.pid}]):\n"
         f"    {ending}\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     is_sudden = ending.startswith("os.")
     try:
-        assert done.stderr == ("lost; resume\n" if is_sudden else "")
-        assert done.returncode == (1 if is_sudden else 3)
+        assert result.stderr == ("lost; resume\n" if is_sudden else "")
+        assert result.returncode == (1 if is_sudden else 3)
         # A process that is to die with it does so.
         if is_sudden:
-            assert other.wait(PATIENCE) == -signal.SIGKILL
+            assert child.wait(PATIENCE) == -signal.SIGKILL
     finally:
-        other.kill()
-        other.communicate()
+        child.kill()
+        child.communicate()
 
 
 def test_every_part_of_a_batch_has_every_module():
     def chunk(module: str, agent: int, steps: int) -> SingleAgentEpisode:
         numbers = np.arange(steps) + 100 * agent
-        made = SingleAgentEpisode(
+        episode = SingleAgentEpisode(
             observations={"x": np.arange(steps + 1.0)},
             infos=[{}] * (steps + 1),
             actions=numbers,
@@ -336,20 +336,20 @@ def test_every_part_of_a_batch_has_every_module():
             t_started=0,
             len_lookback_buffer=0,
         )
-        made.module_id = module
-        return made
+        episode.module_id = module
+        return episode
 
     # RLlib would give the fox to one of the learners.
     episodes = [chunk("fox", 0, 7), *(chunk("hen", i, 7) for i in (1, 2, 3))]
     rare = chunk("rare", 4, 1)
     parts = ModuleShards(episodes=[*episodes, rare]).shard(2, len_lookback_buffer=1)
     rows = [episode_rows(data.episodes) for data, _ in parts]
-    assert [set(each) for each in rows] == [{"fox", "hen"}] * 2
+    assert [set(shard) for shard in rows] == [{"fox", "hen"}] * 2
     for module, agents in {"fox": [0], "hen": [1, 2, 3]}.items():
-        counts = [len(each[module]["actions"]) for each in rows]
+        counts = [len(shard[module]["actions"]) for shard in rows]
         assert max(counts) - min(counts) <= 1
-        together = torch.cat([each[module]["actions"] for each in rows])
+        actions = torch.cat([shard[module]["actions"] for shard in rows])
         expected = [100 * agent + step for agent in agents for step in range(7)]
-        assert sorted(together.tolist()) == expected
-        for each in rows:
-            assert torch.equal(each[module]["log_prob"], each[module]["actions"])
+        assert sorted(actions.tolist()) == expected
+        for shard in rows:
+            assert torch.equal(shard[module]["log_prob"], shard[module]["actions"])

@@ -47,27 +47,27 @@ def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     assert f"marl-pool: stopped; resume with: marl-pool resume {path}" in errors
     assert "Traceback" not in errors
     run = Run.open(path)
-    done = int(run.rows()[-1]["iteration"])
-    assert run.latest_checkpoint().name == f"iter_{done:06d}"
+    iteration = int(run.rows()[-1]["iteration"])
+    assert run.latest_checkpoint().name == f"iter_{iteration:06d}"
     assert (run.policy_dir / "config.json").is_file()
-    more = f"total_steps={32 * (done + 2)}"
+    override = f"total_steps={32 * (iteration + 2)}"
     resumed = subprocess.run(
-        [*COMMAND, "resume", str(path), more],
+        [*COMMAND, "resume", str(path), override],
         capture_output=True,
         text=True,
         check=False,
     )
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["iteration"] for row in Run.open(path).rows()]
-    assert iterations == list(range(1, done + 3))
-    again = subprocess.run(
-        [*COMMAND, "resume", str(path), more],
+    assert iterations == list(range(1, iteration + 3))
+    repeated = subprocess.run(
+        [*COMMAND, "resume", str(path), override],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "steps are done; nothing to do" in again.stdout
-    assert len(Run.open(path).rows()) == done + 2
+    assert "steps are done; nothing to do" in repeated.stdout
+    assert len(Run.open(path).rows()) == iteration + 2
 
 
 def test_sigterm_after_the_warning_lets_the_checkpoint_be_saved():

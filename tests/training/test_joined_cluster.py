@@ -100,28 +100,28 @@ def train(path: Path, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
-    done = train(
+    result = train(
         tmp_path / "run",
         *("--num-env-runners=1", "total_steps=64"),
         **{RAY_ADDRESS: head},
     )
-    assert done.returncode == 0, done.stderr
-    first, *progress = done.stderr.splitlines()
+    assert result.returncode == 0, result.stderr
+    first, *progress = result.stderr.splitlines()
     # Ray names the machine by another address than the loopback's.
     for part in (head.rpartition(":")[2], RAY_ADDRESS, "2 CPUs", "0 GPUs"):
         assert part in first
     # Progress, perhaps a slow start, and what comes next: no line of Ray's C++ code.
     ours = (" / 64 steps", "marl-pool: starting processes", "took ", str(tmp_path))
-    assert all(any(map(line.count, ours)) for line in progress), done.stderr
+    assert all(any(map(line.count, ours)) for line in progress), result.stderr
     assert any(" / 64 steps" in line for line in progress)
 
 
 def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
-    more = ("--num-env-runners=3", "ppo.batch_size=48")
-    done = train(tmp_path / "run", *more, f"--address={head}")
-    assert done.returncode == 2
-    assert "resources: expected at most 2 CPUs, got 3" in done.stderr
-    assert "Traceback" not in done.stderr
+    options = ("--num-env-runners=3", "ppo.batch_size=48")
+    result = train(tmp_path / "run", *options, f"--address={head}")
+    assert result.returncode == 2
+    assert "resources: expected at most 2 CPUs, got 3" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
@@ -135,12 +135,12 @@ def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
     with occupying:
         assert occupying.stdout.readline() == "occupied\n"
         arguments = ("--num-env-runners=2", f"--address={head}", "time_limit=30")
-        done = train(tmp_path / "run", *arguments)
+        result = train(tmp_path / "run", *arguments)
         occupying.kill()
-    assert done.returncode != 0
-    assert re.search(r"processes that need 2 CPUs and 0 GPUs: \d+ s", done.stderr)
-    assert "0 GPUs: not within 30 s" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode != 0
+    assert re.search(r"processes that need 2 CPUs and 0 GPUs: \d+ s", result.stderr)
+    assert "0 GPUs: not within 30 s" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
@@ -174,9 +174,9 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
 @pytest.mark.usefixtures("cluster")
 def test_every_learner_has_rows_of_every_module(tmp_path):
     # One environment: the fox's only chunk went to one learner, and both waited.
-    few = ["env=helpers.toy:FoxAndHens", "ppo.num_envs=1", "resources.num_learners=2"]
-    others = [each for each in SMALL if not each.startswith(("env.", "ppo.num_envs"))]
-    config = compose("train", [*others, *few, "total_steps=16"])
+    farm = ["env=helpers.farm:FoxAndHens", "ppo.num_envs=1", "total_steps=16"]
+    base = [text for text in SMALL if not text.startswith(("env.", "ppo.num_envs"))]
+    config = compose("train", [*base, *farm, "resources.num_learners=2"])
     (first, last) = run_of(tmp_path / "run", config).rows()
     for row in (first, last):
         assert row["fox/policy_loss"] == row["fox/policy_loss"]

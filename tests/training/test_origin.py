@@ -1,4 +1,4 @@
-"""What computed a checkpoint, and the line where something else resumes it."""
+"""The origin of a checkpoint, and the line where something else resumes it."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from marl_pool.runs import Run
 from marl_pool.training import loop
 
 TINY = [
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     *("evolution.population=6", "repetitions=2", "total_generations=1"),
     *("validation.episodes=2", "threads=1", "--run-dir", "run"),
 ]
-RESUME = ["resume", "run", "--plugin", "helpers.valley:Valley"]
+RESUME = ["resume", "run", "--plugin", "helpers.wind_env:WindEnv"]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_the_same_machine_and_versions_are_not_mentioned(begun, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         (
             "describe_kernels",
@@ -43,13 +43,13 @@ def test_the_same_machine_and_versions_are_not_mentioned(begun, capsys):
     ],
 )
 def test_what_changes_the_numbers_is_told_once(
-    begun, capsys, monkeypatch, name, value, told
+    begun, capsys, monkeypatch, name, value, message
 ):
     monkeypatch.setattr(f"{loop.__name__}.{name}", value)
     for number in (2, 3):
         assert cli.main([*RESUME, f"total_generations={number}"]) == 0
         lines = capsys.readouterr().err.splitlines()
-        assert sum(told in line for line in lines) == (number == 2)
+        assert sum(message in line for line in lines) == (number == 2)
 
 
 def test_a_checkpoint_without_a_record_is_resumed_as_before(begun, capsys, monkeypatch):

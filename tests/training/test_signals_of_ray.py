@@ -24,27 +24,27 @@ pytestmark = RAY_WARNINGS
     ("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 138)]
 )
 def test_a_signal_waits_for_the_start_and_ray_is_left(monkeypatch, capfd, name, status):
-    done = []
+    events = []
 
     def init(**options):
         # Ray's own handler would exit in the midst of its start.
-        utils.set_sigterm_handler(lambda number, frame: done.append("killed"))
+        utils.set_sigterm_handler(lambda number, frame: events.append("killed"))
         os.kill(os.getpid(), signal.Signals[name])
-        done.append("started")
+        events.append("started")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: done.append("left"))
+    monkeypatch.setattr(ray, "shutdown", lambda: events.append("left"))
     before = signal.getsignal(signal.SIGTERM)
     with (
         pytest.raises(KeyboardInterrupt) as caught,
         terminable(),
         cluster.ray_session(None, num_cpus=1),
     ):
-        done.append("used")
+        events.append("used")
     assert exit_status(caught.value) == status
     assert isinstance(caught.value, Terminated) == (name != "SIGINT")
-    assert done == ["started", "left"]
+    assert events == ["started", "left"]
     # What Ray's C++ code prints is hidden, and this is not.
     assert "stopping after Ray's start or end" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
@@ -99,15 +99,15 @@ except KeyboardInterrupt as error:
 @pytest.mark.usefixtures("no_cluster")
 @pytest.mark.parametrize(("moment", "used"), [("start", ""), ("end", "used\n")])
 def test_rays_own_handling_of_sigterm_ends_no_process(moment, used):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SESSION, moment],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE,
     )
-    assert done.returncode == 143, done.stderr
-    assert done.stdout == used
+    assert result.returncode == 143, result.stderr
+    assert result.stdout == used
 
 
 GROUP = """
@@ -129,7 +129,7 @@ with ray_session(None, num_cpus=1), Interruptible() as stop:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_cluster")
 def test_a_signal_to_the_group_leaves_ray_running():
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", GROUP],
         capture_output=True,
         text=True,
@@ -137,5 +137,5 @@ def test_a_signal_to_the_group_leaves_ray_running():
         timeout=PATIENCE,
         start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "True\n"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True\n"

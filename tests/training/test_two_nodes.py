@@ -65,7 +65,7 @@ ENV = {
 
 
 class Nodes:
-    """A cluster in a process of its own.
+    """A cluster in a separate process.
 
     Args:
         folder: working folder of the commands that join it.
@@ -196,7 +196,7 @@ def test_plug_ins_reach_nodes_that_lack_them(nodes, tmp_path):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(HERD)
     (package.parent / "length.py").write_text("STEPS = 8\n")
-    small = [each for each in SMALL if not each.startswith("env.")]
+    small = [override for override in SMALL if not override.startswith("env.")]
     process = nodes.start(
         *("train", "--run-dir", "run", *small, "env=herd:Herd"),
         *("total_steps=64", "--num-env-runners=2"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.unruly import Unruly
+from helpers.rule_breaker import Breaker
 from marl_pool.cli import main as cli
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
@@ -23,10 +23,10 @@ from marl_pool.utils.errors import (
     place,
 )
 
-MODULE = "helpers.unruly:Unruly"
+MODULE = "helpers.rule_breaker:Breaker"
 
 
-class Careless(Unruly):
+class Careless(Breaker):
     """Raises in its own line, in NumPy's or in this package's."""
 
     def step(self, actions):
@@ -81,7 +81,7 @@ def test_an_env_that_raises_ends_an_evaluation_in_one_line():
     line = str(caught.value)
     assert line.startswith("RuntimeError: the door is shut (")
     assert line.endswith("), raised by a step of PettingZooEnv")
-    assert "helpers/unruly.py:" in line
+    assert "helpers/rule_breaker.py:" in line
 
 
 def test_other_errors_than_an_env_s_are_not_hidden():

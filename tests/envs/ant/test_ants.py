@@ -75,11 +75,11 @@ def test_mujocos_ant_is_gymnasiums(contact_forces: bool) -> None:
     expected, _ = original.reset(seed=seed_of(env))
     for action in some_actions(80):
         assert np.array_equal(env.readings[0].numpy(), expected)
-        step, other = (one.step({"agent": action}) for one in (env, modest))
-        expected, reward, over, _, about = original.step(action.numpy().reshape(8))
+        step, second = (ant.step({"agent": action}) for ant in (env, modest))
+        expected, reward, over, _, info = original.step(action.numpy().reshape(8))
         assert step.rewards["agent"].item() == reward
-        unbonused = max(0, reward - about["reward_survive"])
-        assert other.rewards["agent"].item() == pytest.approx(unbonused, abs=1e-12)
+        unbonused = max(0, reward - info["reward_survive"])
+        assert second.rewards["agent"].item() == pytest.approx(unbonused, abs=1e-12)
         assert step.terminated.item() == over
         if over:
             break
@@ -91,20 +91,20 @@ def test_bullets_ant_is_pybullets() -> None:
     modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
     actions = some_actions(100)
     sent = json.dumps([seed_of(env), actions.flatten(1).tolist()])
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", BULLET],
         input=sent,
         capture_output=True,
         text=True,
         check=True,
     )
-    seen, outcomes = json.loads(done.stdout.splitlines()[-1])
-    for action, expected, outcome in zip(actions, seen, outcomes, strict=False):
+    readings, outcomes = json.loads(result.stdout.splitlines()[-1])
+    for action, expected, outcome in zip(actions, readings, outcomes, strict=False):
         assert env.readings[0].tolist() == expected
-        step, other = (one.step({"agent": action}) for one in (env, modest))
+        step, second = (ant.step({"agent": action}) for ant in (env, modest))
         reward, unbonused, over = outcome
         assert step.rewards["agent"].item() == pytest.approx(reward)
-        assert other.rewards["agent"].item() == pytest.approx(unbonused)
+        assert second.rewards["agent"].item() == pytest.approx(unbonused)
         assert step.terminated.item() == over
 
 
@@ -139,11 +139,11 @@ def test_channels_are_tokens_of_one_type_unless_told(
     assert torch.equal(tokens.features[:, 0, :, 0], env.readings)
     assert not tokens.types.any()
     assert not tokens.padding.any()
-    told = begun(name, 2, channel_ids=True, **options)
-    names = told.channel_names()
+    typed = begun(name, 2, channel_ids=True, **options)
+    names = typed.channel_names()
     assert len(set(names)) == count
-    assert told.groups["agent"].tokens.type_names == tuple(names)
-    assert told.observe()["agent"].types[1, 0].tolist() == list(range(count))
+    assert typed.groups["agent"].tokens.type_names == tuple(names)
+    assert typed.observe()["agent"].types[1, 0].tolist() == list(range(count))
 
 
 @EACH_ANT
@@ -187,11 +187,11 @@ def test_frames_move_up_and_begin_alike(name: str) -> None:
 
 @EACH_ANT
 def test_actions_are_clipped(name: str) -> None:
-    env, other = begun(name), begun(name)
+    env, twin = begun(name), begun(name)
     actions = torch.tensor([[[3.0, -5, 0.5, 1, -1, 0, 2, -2]]])
     step = env.step({"agent": actions})
-    expected = other.step({"agent": actions.clamp(-1, 1)})
-    assert torch.equal(env.observations, other.observations)
+    expected = twin.step({"agent": actions.clamp(-1, 1)})
+    assert torch.equal(env.observations, twin.observations)
     assert torch.equal(step.rewards["agent"], expected.rewards["agent"])
 
 
@@ -246,10 +246,10 @@ def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
 def test_a_picture_follows_the_ant(name: str) -> None:
     env = begun(name)
     before = env.frame()
-    taken = env.select(torch.tensor([0]))
+    subset = env.select(torch.tensor([0]))
     for action in some_actions(10):
         env.step({"agent": action})
-    assert np.array_equal(taken.frame(), before)
+    assert np.array_equal(subset.frame(), before)
     assert not np.array_equal(env.frame()[40:], before[40:])  # above, it counts steps
     runaway = env.observations.clone()
     runaway[:, len(env.channels) :] = 1e12
@@ -277,24 +277,24 @@ def test_wrong_options_are_refused(
 
 def golden() -> dict[str, Any]:
     """Observations of two environments of each kind, and the rewards."""
-    found: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
     for name in ("ant", "ant_bullet"):
         env = begun(name, 2, seed=7, **DOUBLE)
-        seen, rewards = [env.readings.tolist()], []
+        readings, rewards = [env.readings.tolist()], []
         for action in some_actions(12):
             sent = torch.cat([action, -action])
             rewards.append(env.step({"agent": sent}).rewards["agent"].tolist())
-        seen.append(env.readings.tolist())
-        found[name] = {"version": env.version, "seen": seen, "rewards": rewards}
-    return found
+        readings.append(env.readings.tolist())
+        runs[name] = {"version": env.version, "seen": readings, "rewards": rewards}
+    return runs
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:
     for name, expected in json.loads(GOLDEN.read_text()).items():
-        got = golden()[name]
-        assert got["version"] == expected["version"]
+        run = golden()[name]
+        assert run["version"] == expected["version"]
         for part in ("seen", "rewards"):
-            np.testing.assert_allclose(got[part], expected[part], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(run[part], expected[part], rtol=1e-5, atol=1e-6)
 
 
 if __name__ == "__main__":

@@ -64,20 +64,20 @@ def act(env: BoxWorld, action: int) -> tuple[float, bool, bool]:
 
 def run(env: BoxWorld, steps: int, first: int = 0) -> list[Tensor]:
     """States, tokens and rewards of some moves that env and step number decide."""
-    seen: list[Tensor] = []
+    record: list[Tensor] = []
     for step in range(first, first + steps):
         choice = (env.env_ids * 7 + step * step + step // 3)[:, None] % 4
         rewards = env.step({"agent": choice}).rewards["agent"]
-        seen += [rewards, env.codes.clone(), *env.observe()["agent"]]
-    return seen
+        record += [rewards, env.codes.clone(), *env.observe()["agent"]]
+    return record
 
 
-def equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    pairs = zip(some, others, strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
-def shown(env: BoxWorld, index: int = 0) -> Counter:
+def visible_tokens(env: BoxWorld, index: int = 0) -> Counter:
     """The tokens that are not padding: type, color, cells down and right of self."""
     tokens = env.observe()["agent"].at((index, 0))
     names = env.groups["agent"].tokens.type_names
@@ -98,9 +98,9 @@ def shown(env: BoxWorld, index: int = 0) -> Counter:
 
 
 def expected(level: Level, observation: str) -> Counter:
-    seen = level.pixels() if observation == "pixels" else level.entities()
+    entities = level.pixels() if observation == "pixels" else level.entities()
     row, column = level.agent
-    return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in seen)
+    return Counter((kind, *rgb, r - row, c - column) for kind, rgb, (r, c) in entities)
 
 
 # What there is
@@ -132,8 +132,8 @@ def test_observation_matches_its_description(
     group.tokens.check(tokens)
     assert tokens.features.dtype == torch.float32
     assert tokens.batch_shape == (3, 1)
-    one = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
-    assert group.tokens.space().contains(one)
+    arrays = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
+    assert group.tokens.space().contains(arrays)
     assert tokens.features.abs().max() <= 1
 
 
@@ -147,7 +147,7 @@ def test_keys_open_boxes_up_to_the_gem() -> None:
     assert moves(env, DOWN, DOWN) == [0, 1]
     assert moves(env, DOWN, RIGHT) == [0, 0]
     assert act(env, DOWN) == (10, True, False)
-    assert shown(env)["held", 255, 255, 255, -5, -3] == 1
+    assert visible_tokens(env)["held", 255, 255, 255, -5, -3] == 1
 
 
 def test_a_distractor_ends_the_episode() -> None:
@@ -182,7 +182,7 @@ def test_what_a_box_leaves_can_be_walked_on() -> None:
     moves(env, RIGHT, DOWN, DOWN)
     assert moves(env, LEFT, UP, DOWN, RIGHT) == [0] * 4
     assert int(env.codes[0, 1 + 2 * 5 + 1]) == AGENT
-    names = [kind for kind, *_ in shown(env).elements()]
+    names = [kind for kind, *_ in visible_tokens(env).elements()]
     # Self, held, c and its lock, the gem and its lock; a and b with its lock are gone.
     assert sorted(names) == ["gem", "held", "key", "lock", "lock", "self"]
 
@@ -219,7 +219,7 @@ def test_it_agrees_with_the_rules_in_plain_python(observation, data) -> None:
             levels[i], reward, ended[i] = levels[i].act(int(choice[i]))
             assert step.rewards["agent"][i].item() == reward
             assert bool(step.terminated[i]) == ended[i]
-            assert shown(env, i) == expected(levels[i], observation)
+            assert visible_tokens(env, i) == expected(levels[i], observation)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([{}, CHAIN]))
@@ -235,18 +235,18 @@ def test_things_vanish_only_for_a_reward_and_never_appear(seed, options) -> None
         return (codes >= LOCK).sum(1), ((codes >= LOOSE) & (codes < LOCK)).sum(1)
 
     for _ in range(40):
-        (locks, loose), held = count(), env.codes[:, 0].clone()
+        (locks, loose), held_codes = count(), env.codes[:, 0].clone()
         coin, choice = chance.next().unbind(1)
         wise = solver.act(env.observe()["agent"]).action
         action = torch.where(coin < 0.5, wise[:, 0], (4 * choice).long())[:, None]
         step = env.step({"agent": action})
-        taken = step.rewards["agent"][:, 0] != 0
-        gone = locks + loose - sum(count())
-        assert torch.equal(gone, taken.long())
-        assert torch.equal(env.codes[:, 0] != held, taken)
+        rewarded = step.rewards["agent"][:, 0] != 0
+        num_removed = locks + loose - sum(count())
+        assert torch.equal(num_removed, rewarded.long())
+        assert torch.equal(env.codes[:, 0] != held_codes, rewarded)
         assert ((env.codes == AGENT).sum(1) == 1).all()
-        at = env.codes.gather(1, env.places[:, :1])
-        assert (at == AGENT).all()
+        agent_codes = env.codes.gather(1, env.places[:, :1])
+        assert (agent_codes == AGENT).all()
         # One key, loose or held, from the first step to the last.
         assert torch.equal((env.codes[:, 0] > 0).long() + count()[1], torch.ones(8))
         live &= ~step.terminated
@@ -308,7 +308,7 @@ def test_pixels_show_the_entities_and_the_floor(options: dict[str, Any]) -> None
         for env in envs:
             env.step({"agent": action})
         for index in range(30):
-            entities, pixels = (shown(env, index) for env in envs)
+            entities, pixels = (visible_tokens(env, index) for env in envs)
             floor = {token for token in pixels if token[0] == "floor"}
             assert entities == pixels - Counter(floor)
             n = envs[0].n
@@ -321,9 +321,9 @@ def test_entities_stand_in_a_fixed_order_and_leave_padding_behind() -> None:
 
     def names() -> list[str]:
         tokens = env.observe()["agent"].at((0, 0))
-        known = env.groups["agent"].tokens.type_names
+        type_names = env.groups["agent"].tokens.type_names
         return [
-            "" if absent else known[kind]
+            "" if absent else type_names[kind]
             for kind, absent in zip(tokens.types, tokens.padding, strict=True)
         ]
 
@@ -359,9 +359,9 @@ def test_there_is_one_token_of_the_agents_own(observation: str) -> None:
     env.reset()
     for step in range(20):
         tokens = env.observe()["agent"]
-        own = (tokens.types == 0) & ~tokens.padding
-        assert (own.sum(-1) == 1).all()
-        assert not tokens.features[own][:, 3:].any()
+        is_self = (tokens.types == 0) & ~tokens.padding
+        assert (is_self.sum(-1) == 1).all()
+        assert not tokens.features[is_self][:, 3:].any()
         run(env, 1, first=step)
 
 
@@ -396,11 +396,11 @@ def test_a_policy_does_not_see_what_lies_under_padding(observation: str) -> None
 
 
 def test_one_seed_gives_one_level_and_another_seed_another() -> None:
-    first, again, other = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
-    for env in (first, again, other):
+    first, repeat, second = (BoxWorld(50, seed=seed) for seed in (5, 5, 6))
+    for env in (first, repeat, second):
         env.reset()
-    assert torch.equal(first.codes, again.codes)
-    assert (first.codes != other.codes).any(1).all()
+    assert torch.equal(first.codes, repeat.codes)
+    assert (first.codes != second.codes).any(1).all()
     assert len({tuple(row) for row in first.codes.tolist()}) == 50
     before = first.codes.clone()
     first.reset()
@@ -415,10 +415,10 @@ def test_levels_do_not_depend_on_when_others_reset(masks: list[list[bool]]) -> N
         env.reset(torch.tensor(mask))
     for number in range(4):
         episode = sum(mask[number] for mask in masks)
-        alone = BoxWorld(1, seed=2, first_env=number, first_episode=episode)
-        alone.reset()
-        assert torch.equal(env.codes[number], alone.codes[0])
-        assert torch.equal(env.places[number], alone.places[0])
+        single = BoxWorld(1, seed=2, first_env=number, first_episode=episode)
+        single.reset()
+        assert torch.equal(env.codes[number], single.codes[0])
+        assert torch.equal(env.places[number], single.places[0])
 
 
 # Wrong input
@@ -500,9 +500,9 @@ def test_attention_rims_the_cells_that_it_goes_to(observation: str) -> None:
         weights[token] = 1.0
         image = env.frame(attention=weights)
         changed = np.abs(image - plain).sum(-1).nonzero()
-        cells = {tuple((at / side).astype(int)) for at in np.stack(changed, 1)}
+        cells = {tuple((point / side).astype(int)) for point in np.stack(changed, 1)}
         away = (tokens.features[token, 3:] * 6).round().long().tolist()
-        row, column = (at + d for at, d in zip(level.agent, away, strict=True))
+        row, column = (point + d for point, d in zip(level.agent, away, strict=True))
         assert cells == {(row, column)}
         # What the cell holds is still seen.
         assert middle(image, level, row, column) == middle(plain, level, row, column)

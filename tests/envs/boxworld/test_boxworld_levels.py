@@ -36,8 +36,8 @@ def levels(count: int, **options: Any) -> list[Level]:
     return [read(env, index) for index in range(count)]
 
 
-def touch(some: list[Cell], others: list[Cell]) -> bool:
-    return any(max(abs(r - s), abs(c - d)) <= 1 for r, c in some for s, d in others)
+def touch(first: list[Cell], second: list[Cell]) -> bool:
+    return any(max(abs(r - s), abs(c - d)) <= 1 for r, c in first for s, d in second)
 
 
 def chi_squared(counts: Tensor) -> float:
@@ -66,11 +66,11 @@ def test_the_choice_is_uniform_among_the_legal() -> None:
 def test_several_choices_differ(count: int, seed: int) -> None:
     numbers = torch.rand(20, count, generator=torch.Generator().manual_seed(seed))
     legal = torch.ones(20, 5, dtype=torch.bool)
-    chosen = choose_several(legal, numbers)
-    assert all(len(set(row)) == count for row in chosen.tolist())
-    left = [set(row.nonzero()[:, 0].tolist()) for row in legal]
-    for row, rest in zip(chosen.tolist(), left, strict=True):
-        assert rest == set(range(5)) - set(row)
+    choices = choose_several(legal, numbers)
+    assert all(len(set(row)) == count for row in choices.tolist())
+    remainders = [set(row.nonzero()[:, 0].tolist()) for row in legal]
+    for row, remainder in zip(choices.tolist(), remainders, strict=True):
+        assert remainder == set(range(5)) - set(row)
 
 
 # What a level is
@@ -84,7 +84,7 @@ def test_nothing_touches_and_all_is_within_the_walls(options: dict[str, Any]) ->
         things.append([level.loose[0]])
         for i, thing in enumerate(things):
             assert all(1 <= part <= level.n for cell in thing for part in cell)
-            assert not any(touch(thing, other) for other in things[:i])
+            assert not any(touch(thing, neighbor) for neighbor in things[:i])
             assert level.agent not in thing
 
 
@@ -112,27 +112,27 @@ def test_the_path_is_a_chain_and_branches_begin_on_it(options: dict[str, Any]) -
 
 
 def test_every_color_root_and_cell_is_drawn_evenly() -> None:
-    some = levels(3000, n=7, goal_length=3, num_distractors=1)
-    loose = Counter(level.loose[1] for level in some if level.loose)
+    sample = levels(3000, n=7, goal_length=3, num_distractors=1)
+    loose = Counter(level.loose[1] for level in sample if level.loose)
     assert len(loose) == len(KEY_COLORS) == COLORS
     # 18 degrees of freedom; 47 is exceeded once in four thousand.
     assert chi_squared(torch.tensor(list(loose.values())).double()) < 47
     first = [
         next(box.lock for box in level.boxes if box.trap) == level.loose[1]
-        for level in some
+        for level in sample
         if level.loose
     ]
     assert sum(first) / 3000 == pytest.approx(0.5, abs=0.04)
-    every = {(row, column) for row in range(1, 8) for column in range(1, 8)}
-    assert {level.agent for level in some} == every
-    assert {level.loose[0] for level in some if level.loose} == every
-    contents = {box.cell for level in some for box in level.boxes}
-    assert contents == {cell for cell in every if cell[1] < 7}
+    cells = {(row, column) for row in range(1, 8) for column in range(1, 8)}
+    assert {level.agent for level in sample} == cells
+    assert {level.loose[0] for level in sample if level.loose} == cells
+    contents = {box.cell for level in sample for box in level.boxes}
+    assert contents == {cell for cell in cells if cell[1] < 7}
 
 
 def test_the_first_box_is_placed_uniformly() -> None:
-    some = levels(4000, num_distractors=0)
-    counts = Counter(box.cell for level in some for box in level.boxes)
+    sample = levels(4000, num_distractors=0)
+    counts = Counter(box.cell for level in sample for box in level.boxes)
     assert len(counts) == 7 * 6
     # 41 degrees of freedom; 80 is exceeded once in four thousand.
     assert chi_squared(torch.tensor(list(counts.values())).double()) < 80
@@ -154,21 +154,21 @@ def test_the_number_of_branches_is_exact_or_uniform() -> None:
 def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
     """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
     env = BoxWorld(400, n=5, seed=7)
-    asked: list[tuple[int, int]] = []
+    draws: list[tuple[int, int]] = []
 
     def draw(keys: Tensor, count: int, start: int = 0) -> Tensor:
-        asked.append((len(keys), start))
+        draws.append((len(keys), start))
         return BoxWorld.sample_uniform(env, keys, count, start)
 
     env.sample_uniform = draw  # type: ignore[method-assign]
     env.reset()
     numbers = env.generator.numbers
-    assert [start for _, start in asked] == [numbers * i for i in range(len(asked))]
-    assert 30 < asked[1][0] < 90
+    assert [start for _, start in draws] == [numbers * i for i in range(len(draws))]
+    assert 30 < draws[1][0] < 90
     for number in range(0, 400, 23):
-        alone = BoxWorld(1, n=5, seed=7, first_env=number)
-        alone.reset()
-        assert torch.equal(alone.codes[0], env.codes[number])
+        single = BoxWorld(1, n=5, seed=7, first_env=number)
+        single.reset()
+        assert torch.equal(single.codes[0], env.codes[number])
 
 
 def test_the_default_level_never_lacks_room() -> None:

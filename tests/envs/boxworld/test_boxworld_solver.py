@@ -112,7 +112,7 @@ def test_it_goes_round_a_box(observation: str) -> None:
 # What it makes of tokens
 
 
-def seen(observation: str = "pixels") -> tuple[Policy, Tokens]:
+def policy_and_tokens(observation: str = "pixels") -> tuple[Policy, Tokens]:
     env = BoxWorld(30, observation=observation, seed=2)
     env.reset()
     policy = make_heuristic("boxworld", env.groups["agent"])
@@ -123,7 +123,7 @@ def seen(observation: str = "pixels") -> tuple[Policy, Tokens]:
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
 def test_it_is_permutation_invariant_and_keeps_batches_apart(observation: str) -> None:
-    policy, tokens = seen(observation)
+    policy, tokens = policy_and_tokens(observation)
     decision = policy.act(tokens)
     assert decision.action.shape == (30, 1)
     assert decision.action.dtype == torch.int64
@@ -137,27 +137,27 @@ def test_it_is_permutation_invariant_and_keeps_batches_apart(observation: str) -
         tokens.padding[..., order],
     )
     assert torch.equal(policy.act(shuffled).logits, decision.logits)
-    alone = policy.act(tokens.at(slice(7, 8)))
-    assert torch.equal(alone.logits[0], decision.logits[7])
+    single = policy.act(tokens.at(slice(7, 8)))
+    assert torch.equal(single.logits[0], decision.logits[7])
     assert torch.equal(policy.double().act(tokens).logits, decision.logits)
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
 def test_it_ignores_what_lies_under_padding(observation: str) -> None:
-    policy, tokens = seen(observation)
+    policy, tokens = policy_and_tokens(observation)
     padding = tokens.padding.clone()
     padding[:, :, -2:] = True
     features = torch.where(padding[..., None], torch.nan, tokens.features)
     types = tokens.types.masked_fill(padding, 0)
-    got = policy.act(Tokens(features, types, padding))
+    decision = policy.act(Tokens(features, types, padding))
     short = Tokens(
         tokens.features[:, :, :-2], tokens.types[..., :-2], padding[..., :-2]
     )
-    assert torch.equal(got.logits, policy.act(short).logits)
+    assert torch.equal(decision.logits, policy.act(short).logits)
 
 
 def test_it_acts_on_whatever_it_is_shown() -> None:
-    policy, tokens = seen()
+    policy, tokens = policy_and_tokens()
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(tokens.features.shape, generator=generator)
     mixed = torch.randint(0, 6, tokens.types.shape, generator=generator)

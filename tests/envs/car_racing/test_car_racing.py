@@ -93,8 +93,8 @@ def test_sharp_pictures_have_the_very_colors() -> None:
     assert {(102, 204, 102), (102, 230, 102), (102, 102, 102)} <= colors
     smooth = begun(smooth=True)
     drive(smooth, 0.0, -0.5, -1.0, steps=60)
-    apart = env.observations.int() - smooth.observations.int()
-    assert 0 < apart.abs().float().mean() < 8
+    difference = env.observations.int() - smooth.observations.int()
+    assert 0 < difference.abs().float().mean() < 8
 
 
 def test_pictures_are_the_middles_of_the_blocks() -> None:
@@ -138,13 +138,13 @@ def test_a_token_is_a_patch_of_each_frame_oldest_first(
     features = env.observe()["agent"].features[1, 0].numpy()
     assert len(features) == side * side
     for token in (0, 3, side, side * side // 2 + 3, side * side - 1):
-        top, left = (
+        y, x = (
             env.patch_grid.stride * (token // side),
             env.patch_grid.stride * (token % side),
         )
         rows, columns = (
-            slice(top, top + env.patch_grid.patch),
-            slice(left, left + env.patch_grid.patch),
+            slice(y, y + env.patch_grid.patch),
+            slice(x, x + env.patch_grid.patch),
         )
         pixels = env.screens[1, :, rows, columns].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
@@ -161,12 +161,12 @@ def test_frames_move_up_and_begin_alike() -> None:
 
 
 def test_the_instruments_are_black_unless_asked_for() -> None:
-    plain, shown = begun(), begun(zero_rows_bottom=0)
-    for env in (plain, shown):
+    plain, with_instruments = begun(), begun(zero_rows_bottom=0)
+    for env in (plain, with_instruments):
         drive(env, 0.0, 1.0, -1.0, steps=20)
     assert not plain.screens[:, :, -12:].any()
-    assert shown.screens[:, :, -12:].any()
-    assert torch.equal(plain.screens[:, :, :-12], shown.screens[:, :, :-12])
+    assert with_instruments.screens[:, :, -12:].any()
+    assert torch.equal(plain.screens[:, :, :-12], with_instruments.screens[:, :, :-12])
 
 
 # What is done
@@ -175,17 +175,17 @@ def test_the_instruments_are_black_unless_asked_for() -> None:
 def test_actions_are_steering_gas_and_brake() -> None:
     env = CarRacing(1)
     sent = torch.tensor([[-2.0, -1.0, 3.0], [0.25, 0.0, 1.0]])
-    got = env._to_native(sent)
-    assert got.tolist() == [[-1.0, 0.0, 1.0], [0.25, 0.5, 1.0]]
-    assert got.dtype == torch.float32
+    native = env._to_native(sent)
+    assert native.tolist() == [[-1.0, 0.0, 1.0], [0.25, 0.5, 1.0]]
+    assert native.dtype == torch.float32
 
 
 def test_an_action_lasts_as_long_as_asked() -> None:
-    one, three = begun(), begun(action_repeat=3)
+    single, triple = begun(), begun(action_repeat=3)
     for _ in range(4):
-        step = drive(three, 0.2, 0.5, -1.0)
-        rewards = [drive(one, 0.2, 0.5, -1.0).rewards["agent"] for _ in range(3)]
-        assert torch.equal(one.observations, three.observations)
+        step = drive(triple, 0.2, 0.5, -1.0)
+        rewards = [drive(single, 0.2, 0.5, -1.0).rewards["agent"] for _ in range(3)]
+        assert torch.equal(single.observations, triple.observations)
         assert step.rewards["agent"].item() == pytest.approx(sum(rewards).item())
 
 
@@ -222,7 +222,7 @@ def test_who_leaves_the_field_pays_for_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def driven() -> CarRacing:
+def moved_car() -> CarRacing:
     """A car that has left its start, where the picture has grown to its full size."""
     env = begun(color="rgb")
     drive(env, 0.1, -0.5, -1.0, steps=60)
@@ -231,7 +231,7 @@ def driven() -> CarRacing:
 
 @pytest.mark.parametrize("name", BACKGROUNDS)
 def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(
-    driven: CarRacing, name: str
+    moved_car: CarRacing, name: str
 ) -> None:
     env = begun(color="rgb", background=name)
     assert torch.equal(env.screens[:, -1], env._to_screens(env.observations))
@@ -239,8 +239,8 @@ def test_grass_gives_way_to_the_picture_and_road_and_car_do_not(
     assert picture is not None
     assert picture.shape == (96, 96, 3)
     assert picture.dtype == np.uint8
-    before = driven.screens[0, -1].numpy()
-    after = env._to_screens(driven.observations)[0].numpy()
+    before = moved_car.screens[0, -1].numpy()
+    after = env._to_screens(moved_car.observations)[0].numpy()
     lawn = (before == (102, 204, 102)).all(-1) | (before == (102, 230, 102)).all(-1)
     assert lawn.mean() > 0.3
     assert np.array_equal(after[lawn], picture[lawn])
@@ -255,8 +255,8 @@ def test_backgrounds_differ_and_are_always_the_same() -> None:
     pictures = [make() for make in BACKGROUNDS.values()]
     for i, make in enumerate(BACKGROUNDS.values()):
         assert np.array_equal(pictures[i], make())
-        for other in pictures[:i]:
-            assert np.abs(pictures[i].astype(int) - other).mean() > 20
+        for picture in pictures[:i]:
+            assert np.abs(pictures[i].astype(int) - picture).mean() > 20
 
 
 def test_mixtures_of_grass_and_road_become_mixtures_of_picture_and_road() -> None:
@@ -273,9 +273,9 @@ def test_mixtures_of_grass_and_road_become_mixtures_of_picture_and_road() -> Non
     for column, (color, _) in enumerate(colors):
         screens[0, 5, column] = color
     picture = np.full((96, 96, 3), (10, 20, 250), np.uint8)
-    got = replace_grass(screens, picture)[0, 5]
+    pixels = replace_grass(screens, picture)[0, 5]
     for column, (_, expected) in enumerate(colors):
-        assert tuple(got[column]) == expected
+        assert tuple(pixels[column]) == expected
 
 
 @pytest.mark.parametrize("channels", [3, 4])
@@ -316,9 +316,9 @@ def test_where_patches_overlap_the_stronger_tint_is_seen() -> None:
     env = begun(**AGENT)
     weights = torch.zeros(529)
     weights[23 * 4 + 4], weights[23 * 4 + 5] = 0.2, 0.001
-    both = env.frame(attention=weights, size=96).astype(int)
+    image = env.frame(attention=weights, size=96).astype(int)
     strong = env.frame(attention=weights * (weights > 0.1), size=96).astype(int)
-    changed = (both != strong).any(-1)
+    changed = (image != strong).any(-1)
     assert not changed[16:23, 16:23].any()
     assert changed[16:23, 23:27].all()
     assert changed.sum() == 7 * 4
@@ -375,7 +375,7 @@ def golden() -> dict[str, Any]:
         for _ in range(10):
             total += env.step({"agent": actions}).rewards["agent"]
         features: Tensor = env.observe()["agent"].features
-        sums.append([zlib.crc32(one.numpy().tobytes()) for one in features])
+        sums.append([zlib.crc32(tokens.numpy().tobytes()) for tokens in features])
         points.append([round(number, 3) for number in total.flatten().tolist()])
     return {"version": env.version, "checksums": sums, "points": points}
 

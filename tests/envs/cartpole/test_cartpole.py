@@ -118,10 +118,10 @@ def test_a_step_is_what_the_lagrangian_says(x, velocity, angle, turn, action):
 def test_the_env_is_the_same_in_a_mirror(start, actions):
     env, mirror = at(*start), at(*(-value for value in start))
     for action in actions:
-        step, other = (
+        step, mirrored = (
             w.step(push(w, sign * action)) for w, sign in ((env, 1), (mirror, -1))
         )
-        torch.testing.assert_close(step.rewards, other.rewards)
+        torch.testing.assert_close(step.rewards, mirrored.rewards)
     np.testing.assert_allclose(where_it_is(env), -where_it_is(mirror), atol=1e-9)
 
 
@@ -135,13 +135,13 @@ def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) ->
     env.put(torch.tensor([0]), torch.tensor(golden["env_states"][:1]))
     for t, action in enumerate(golden["env_actions"]):
         step = env.step({"agent": torch.tensor(action).view(1, 1, 1)})
-        seen = env.observe()["agent"].features[0, 0, :, 0]
-        for got, expected in (
-            (seen, golden["env_obs"][t + 1]),
+        observation = env.observe()["agent"].features[0, 0, :, 0]
+        for result, expected in (
+            (observation, golden["env_obs"][t + 1]),
             (where_it_is(env)[0], golden["env_states"][t + 1]),
             (step.rewards["agent"][0], golden["env_rewards"][[t]]),
         ):
-            np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
+            np.testing.assert_allclose(result, expected, rtol=0, atol=atol)
         assert step.terminated.item() == golden["env_done"][t]
     starts = golden["env_resets_seed1"] - [0, 0, math.pi, 0]
     assert (np.abs(starts) <= [2.4, 10, math.pi / 2, 10]).all()
@@ -212,8 +212,8 @@ def test_observation_matches_its_description(options: dict[str, Any]) -> None:
     group.tokens.check(tokens)
     assert tokens.batch_shape == (2, 1)
     assert not tokens.padding.any()
-    one = {name: part.numpy() for name, part in tokens.at((0, 0)).columns.items()}
-    assert group.tokens.space().contains(one)
+    arrays = {name: part.numpy() for name, part in tokens.at((0, 0)).columns.items()}
+    assert group.tokens.space().contains(arrays)
 
 
 def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
@@ -236,11 +236,11 @@ def test_channel_ids_tell_the_channels_apart() -> None:
 
 
 def test_different_states_give_the_same_set_of_tokens() -> None:
-    """Why a policy without memory and order cannot solve the task."""
+    """A policy without memory and order cannot solve the task."""
     upright, hanging = at(1.0, 0.0, math.pi / 2, -1.0), at(-1.0, 1.0, math.pi / 2, 0.0)
-    seen = [w.observe()["agent"].features[0, 0, :, 0] for w in (upright, hanging)]
-    assert not torch.equal(*seen)
-    torch.testing.assert_close(seen[0].sort().values, seen[1].sort().values)
+    obs = [w.observe()["agent"].features[0, 0, :, 0] for w in (upright, hanging)]
+    assert not torch.equal(*obs)
+    torch.testing.assert_close(obs[0].sort().values, obs[1].sort().values)
 
 
 def test_frames_are_the_last_readings_with_the_newest_last() -> None:
@@ -312,10 +312,10 @@ def test_one_env_equals_the_same_env_among_many(
         "seed": 11,
         "dtype": dtype,
     }
-    many, one = started(41, **options), started(1, first_env=number, **options)
-    (features, rewards), (alone, its_rewards) = run(many, 70), run(one, 70)
-    assert torch.equal(alone[:, 0], features[:, number])
-    assert torch.equal(its_rewards[:, 0], rewards[:, number])
+    batch, single = started(41, **options), started(1, first_env=number, **options)
+    (features, rewards), (actual, actual_rewards) = run(batch, 70), run(single, 70)
+    assert torch.equal(actual[:, 0], features[:, number])
+    assert torch.equal(actual_rewards[:, 0], rewards[:, number])
 
 
 def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
@@ -327,9 +327,9 @@ def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
     paths = [trajectory(*key) for key in keys]
     for i, path in enumerate(paths):
         assert torch.equal(path, trajectory(*keys[i]))
-        for other in paths[:i]:
+        for earlier_path in paths[:i]:
             # Neither the channels nor the noise.
-            assert not (path[..., [0, 5], :] == other[..., [0, 5], :]).any()
+            assert not (path[..., [0, 5], :] == earlier_path[..., [0, 5], :]).any()
 
 
 @pytest.mark.parametrize(
@@ -427,12 +427,12 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
 def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
     env = started(16)
     tokens, policy = env.observe()["agent"], heuristic(env)
-    lost = (torch.arange(5) == 1).expand(tokens.types.shape)
-    unknown = torch.where(lost[..., None], torch.nan, tokens.features)
-    still = torch.where(lost[..., None], 0.0, tokens.features)
-    got = policy.act(Tokens(unknown, tokens.types, lost)).action
-    assert torch.equal(got, policy.act(tokens._replace(features=still)).action)
-    assert not torch.equal(got, policy.act(tokens).action)
+    padding = (torch.arange(5) == 1).expand(tokens.types.shape)
+    unknown = torch.where(padding[..., None], torch.nan, tokens.features)
+    still = torch.where(padding[..., None], 0.0, tokens.features)
+    action = policy.act(Tokens(unknown, tokens.types, padding)).action
+    assert torch.equal(action, policy.act(tokens._replace(features=still)).action)
+    assert not torch.equal(action, policy.act(tokens).action)
 
 
 def test_the_regulator_solves_the_riccati_equation() -> None:
@@ -454,22 +454,22 @@ def test_the_regulator_solves_the_riccati_equation() -> None:
 # Drawing
 
 
-def changed(image: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return (image.astype(int) != other).any(-1)
+def changed_pixels(image: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    return (image.astype(int) != reference).any(-1)
 
 
 def test_the_picture_shows_the_cart_and_its_pole() -> None:
-    left, right = at(-1.0, 0.0, 0.0, 0.0), at(1.0, 0.0, 0.0, 0.0)
-    image, other = left.frame(size=256), right.frame(size=256)
-    assert image.shape == (256, 256, 3)
-    assert image.dtype == np.uint8
-    columns = np.flatnonzero(changed(image, other).any(0))
+    left_cart, right_cart = at(-1.0, 0.0, 0.0, 0.0), at(1.0, 0.0, 0.0, 0.0)
+    left_image, right_image = left_cart.frame(size=256), right_cart.frame(size=256)
+    assert left_image.shape == (256, 256, 3)
+    assert left_image.dtype == np.uint8
+    columns = np.flatnonzero(changed_pixels(left_image, right_image).any(0))
     scale = 256 / 5.6
     assert columns.min() == pytest.approx(128 - 1.2 * scale, abs=3)
     assert columns.max() == pytest.approx(128 + 1.2 * scale, abs=3)
     # The angle grows to the left: half way up the pole, beside the cart.
     leaning = at(-1.0, 0.0, math.pi / 2, 0.0).frame(size=256)
-    difference = changed(image, leaning)
+    difference = changed_pixels(left_image, leaning)
     beside = np.flatnonzero(difference[int(128 - scale)])
     assert beside.min() < 128 - 1.4 * scale
     assert beside.max() < 128 - 0.9 * scale
@@ -479,11 +479,11 @@ def test_attention_is_a_bar_for_each_token() -> None:
     env = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
     none = env.frame(attention=torch.zeros(6))
     for token in range(6):
-        bar = changed(env.frame(attention=torch.eye(6)[token]), none)
+        bar = changed_pixels(env.frame(attention=torch.eye(6)[token]), none)
         columns = np.flatnonzero(bar.any(0))
         middle = 256 + (-2.4 + (token + 0.5) * 0.8) * 512 / 5.6
         assert columns.mean() == pytest.approx(middle, abs=2)
-        half = changed(env.frame(attention=torch.eye(6)[token] / 3), none)
+        half = changed_pixels(env.frame(attention=torch.eye(6)[token] / 3), none)
         assert half.sum() == pytest.approx(bar.sum() / 2, rel=0.1)
     with pytest.raises(InputError, match=r"each of 6 tokens, got the shape \(5,\)"):
         env.frame(attention=torch.ones(5))
@@ -506,10 +506,10 @@ def golden() -> dict[str, Any]:
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:
-    expected, got = json.loads(GOLDEN.read_text()), golden()
-    assert expected.keys() == got.keys()
+    expected, data = json.loads(GOLDEN.read_text()), golden()
+    assert expected.keys() == data.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(got[name], values, rtol=0, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(data[name], values, rtol=0, atol=1e-9, err_msg=name)
 
 
 if __name__ == "__main__":

@@ -146,11 +146,11 @@ def test_any_mixture_agrees_with_mpe2(
     state = rng.uniform(-0.5, 0.5, (len(entities), 4))
     state[len(kinds) :, 2:] = 0
     env.state.copy_(torch.from_numpy(state))
-    other = oracle(entities, state)
+    reference = oracle(entities, state)
     for _ in range(5):
         forces = rng.normal(0, 3, (len(kinds), 2))
         env.step({"agent": torch.from_numpy(forces)[None]})
-        expected = oracle_step(other, forces)
+        expected = oracle_step(reference, forces)
         np.testing.assert_allclose(env.state[0], expected, rtol=0, atol=1e-9)
 
 
@@ -183,9 +183,9 @@ def test_taken_envs_go_their_own_way() -> None:
     env = PhysicsOnly(3, CASES["all collide"])
     env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
     before = env.state.clone()
-    taken = env.select(torch.tensor([2, 0]))
-    taken.step({"agent": torch.ones(2, 7, 2, dtype=torch.float64)})
+    subset = env.select(torch.tensor([2, 0]))
+    subset.step({"agent": torch.ones(2, 7, 2, dtype=torch.float64)})
     assert torch.equal(env.state, before)
     env.step({"agent": torch.ones(3, 7, 2, dtype=torch.float64)})
-    assert torch.equal(taken.state, env.state[[2, 0]])
+    assert torch.equal(subset.state, env.state[[2, 0]])
     assert not torch.equal(env.state, before)

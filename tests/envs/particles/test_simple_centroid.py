@@ -125,8 +125,8 @@ def test_observation_matches_its_description() -> None:
     tokens = env.observe()["agent"]
     group.tokens.check(tokens)
     assert tokens.features.shape == (2, 3, 34, 4)
-    one = tokens.at((1, 2))
-    arrays = {name: part.numpy() for name, part in one.columns.items()}
+    agent_tokens = tokens.at((1, 2))
+    arrays = {name: part.numpy() for name, part in agent_tokens.columns.items()}
     assert group.tokens.space().contains(arrays)
 
 
@@ -244,13 +244,13 @@ def test_a_push_to_each_side_goes_there() -> None:
 
 
 def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
-    first, again, other = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
-    for env in (first, again, other):
+    first, repeat, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
+    for env in (first, repeat, second):
         env.reset()
     assert not torch.equal(first.state[0], first.state[1])
-    assert torch.equal(first.state, again.state)
-    assert not (first.state[..., :2] == other.state[..., :2]).any()
-    assert torch.equal(run(first, 20)[0], run(again, 20)[0])
+    assert torch.equal(first.state, repeat.state)
+    assert not (first.state[..., :2] == second.state[..., :2]).any()
+    assert torch.equal(run(first, 20)[0], run(repeat, 20)[0])
 
 
 def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
@@ -266,8 +266,8 @@ def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
     paths = [wander(*key) for key in keys]
     for i, path in enumerate(paths):
         assert torch.equal(path, wander(*keys[i]))
-        for other in paths[:i]:
-            assert not torch.equal(path, other)
+        for earlier_path in paths[:i]:
+            assert not torch.equal(path, earlier_path)
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,8 @@ def test_returns_agree_with_an_independent_implementation(
     policy = make_heuristic("simple_centroid", env.groups["agent"])
     assert isinstance(policy, CentroidHeuristic)
     policy.lead = (1 - DAMPING) * DT
-    got = returns(env, lambda tokens: policy.act(tokens).action)
-    assert got == pytest.approx(expected, abs=0.025)
+    mean_return = returns(env, lambda tokens: policy.act(tokens).action)
+    assert mean_return == pytest.approx(expected, abs=0.025)
     stream = Stream(0, env.env_ids, Purpose.POLICY, 5)
     chance = returns(env, lambda _: stream.next()[:, None])
     assert chance == pytest.approx(floor, abs=0.09)
@@ -373,22 +373,22 @@ def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
 ) -> None:
     policy, tokens = heuristic(continuous)
     signal = tokens.types == 2
-    lost = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
-    features = torch.where((lost | ~signal)[..., None], torch.nan, tokens.features)
+    padding = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
+    features = torch.where((padding | ~signal)[..., None], torch.nan, tokens.features)
     short = Tokens(
         tokens.features[:, :, :-1], tokens.types[..., :-1], tokens.padding[..., :-1]
     )
-    got = policy.act(Tokens(features, tokens.types, lost))
+    decision = policy.act(Tokens(features, tokens.types, padding))
     expected = policy.act(short)
-    assert torch.equal(got.action, expected.action)
-    assert not torch.equal(got.logits, policy.act(tokens).logits)
+    assert torch.equal(decision.action, expected.action)
+    assert not torch.equal(decision.logits, policy.act(tokens).logits)
 
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_heuristic_rests_when_all_signals_are_lost(continuous: bool) -> None:
     policy, tokens = heuristic(continuous)
-    lost = Tokens(tokens.features, tokens.types, tokens.types == 2)
-    action = policy.act(lost).action
+    padded = Tokens(tokens.features, tokens.types, tokens.types == 2)
+    action = policy.act(padded).action
     assert action.shape == ((6, 2, 5) if continuous else (6, 2))
     assert not action.any()
 
@@ -425,10 +425,10 @@ def golden() -> dict[str, Any]:
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:
-    expected, got = json.loads(GOLDEN.read_text()), golden()
-    assert expected.keys() == got.keys()
+    expected, data = json.loads(GOLDEN.read_text()), golden()
+    assert expected.keys() == data.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(got[name], values, rtol=0, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(data[name], values, rtol=0, atol=1e-9, err_msg=name)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def run(env: SimpleTag, steps: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """The states and all rewards of ``steps`` steps."""
     states, rewards = [], []
     for step in range(first, first + steps):
-        got = env.step(actions_for(env, step)).rewards
-        rewards.append(torch.cat(list(got.values()), 1))
+        step_rewards = env.step(actions_for(env, step)).rewards
+        rewards.append(torch.cat(list(step_rewards.values()), 1))
         states.append(env.state.clone())
     return torch.stack(states), torch.stack(rewards)
 
@@ -160,9 +160,9 @@ def test_tokens_are_relative_and_in_the_published_order() -> None:
         "prey": [[2, 5, 6, 0, 1, 3, 4], [3, 5, 6, 0, 1, 2, 4], [4, 5, 6, 0, 1, 2, 3]],
     }
     types = {"predator": [0, 1, 1, 2, 3, 3, 3], "prey": [0, 1, 1, 2, 2, 3, 3]}
-    state, seen = env.state.numpy(), env.observe()
-    assert list(seen) == ["predator", "prey"]
-    for name, tokens in seen.items():
+    state, observations = env.state.numpy(), env.observe()
+    assert list(observations) == ["predator", "prey"]
+    for name, tokens in observations.items():
         assert tokens.types.tolist() == [[types[name]] * len(orders[name])] * 3
         assert not tokens.padding.any()
         assert env.token_entities(name).tolist() == orders[name]
@@ -179,25 +179,25 @@ def test_observation_matches_its_description(prey: str, counts: str) -> None:
     env = SimpleTag(2, counts=counts, prey=prey)
     env.reset()
     assert list(env.groups) == ["predator", "prey"][: 1 + (prey == "learned")]
-    predators, others, obstacles = map(int, counts.split("-"))
-    agents = {"predator": predators, "prey": others}
+    predators, num_prey, obstacles = map(int, counts.split("-"))
+    agents = {"predator": predators, "prey": num_prey}
     for name, tokens in env.observe().items():
         group = env.groups[name]
         assert group.num_agents == agents[name]
         assert group.action_space == spaces.Discrete(5)
         assert group.tokens.type_names == ("self", "obstacle", "predator", "prey")
         group.tokens.check(tokens)
-        shape = (2, agents[name], predators + others + obstacles, 4)
+        shape = (2, agents[name], predators + num_prey + obstacles, 4)
         assert tokens.features.shape == shape
-        one = tokens.at((1, 0))
-        arrays = {key: part.numpy() for key, part in one.columns.items()}
+        agent_tokens = tokens.at((1, 0))
+        arrays = {key: part.numpy() for key, part in agent_tokens.columns.items()}
         assert group.tokens.space().contains(arrays)
 
 
 # Rewards
 
 
-def placed(positions: list[list[float]], **options: Any) -> SimpleTag:
+def env_at(positions: list[list[float]], **options: Any) -> SimpleTag:
     """A environment whose entities rest at these places; they stay for a step."""
     env = SimpleTag(1, dtype=torch.float64, **options)
     env.reset()
@@ -210,8 +210,8 @@ def placed(positions: list[list[float]], **options: Any) -> SimpleTag:
 def test_predators_are_rewarded_for_the_prey_that_they_touch(shared: bool) -> None:
     # Touching is a distance of at most 0.125, here along x; prey 2 is far away.
     places = [[0.0, 0.0], [0.24, 0.0], [0.0, -0.9], [0.125, 0.0], [0.0, 0.1], [9, 9]]
-    env = placed(places, counts="3-3-0", prey="learned", shared_reward=shared)
-    rewards = env.step(actions_for(env, 0) | rest(env)).rewards
+    env = env_at(places, counts="3-3-0", prey="learned", shared_reward=shared)
+    rewards = env.step(actions_for(env, 0) | noop(env)).rewards
     expected = [30.0] * 3 if shared else [20.0, 10.0, 0.0]
     assert rewards["predator"].tolist() == [expected]
     touched = torch.tensor([[20.0, 10.0, 0.0]], dtype=torch.float64)
@@ -220,7 +220,7 @@ def test_predators_are_rewarded_for_the_prey_that_they_touch(shared: bool) -> No
     assert away[0].tolist() == [0.0, 0.0, 20.0]
 
 
-def rest(env: SimpleTag) -> dict[str, Tensor]:
+def noop(env: SimpleTag) -> dict[str, Tensor]:
     """No-op for everyone."""
     return {
         name: torch.zeros(env.num_envs, group.num_agents, dtype=torch.int64)
@@ -232,8 +232,8 @@ def rest(env: SimpleTag) -> dict[str, Tensor]:
     ("distance", "reward"), [(0.1249, 10.0), (0.125, 10.0), (0.1251, 0.0)]
 )
 def test_touching_ends_at_the_sum_of_the_sizes(distance: float, reward: float) -> None:
-    env = placed([[0.0, 0.0], [distance, 0.0]], counts="1-1-0", prey="flee")
-    assert env.step(rest(env)).rewards["predator"].tolist() == [[reward]]
+    env = env_at([[0.0, 0.0], [distance, 0.0]], counts="1-1-0", prey="flee")
+    assert env.step(noop(env)).rewards["predator"].tolist() == [[reward]]
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_touching_ends_at_the_sum_of_the_sizes(distance: float, reward: float) -
     ],
 )
 def test_prey_pay_for_leaving(place: tuple[float, float], expected: float) -> None:
-    got = boundary_penalty(torch.tensor(place, dtype=torch.float64))
-    assert got.item() == pytest.approx(expected)
+    penalty = boundary_penalty(torch.tensor(place, dtype=torch.float64))
+    assert penalty.item() == pytest.approx(expected)
 
 
 # mpe2
@@ -277,12 +277,12 @@ def test_every_step_agrees_with_mpe2(counts: str, continuous: bool) -> None:
         else:
             actions = rng.integers(0, 5, shape)
         parts = np.split(actions, [predators], 1)
-        named = zip(("predator", "prey"), map(torch.from_numpy, parts), strict=True)
-        got = env.step(dict(named)).rewards
+        pairs = zip(("predator", "prey"), map(torch.from_numpy, parts), strict=True)
+        step_rewards = env.step(dict(pairs)).rewards
         blocked += against_obstacles(env)
         expected = [o.step(row) for o, row in zip(oracles, actions, strict=True)]
-        rewards = torch.cat((got["predator"], got["prey"]), 1)
-        touches += int((got["predator"] > 0).sum())
+        rewards = torch.cat((step_rewards["predator"], step_rewards["prey"]), 1)
+        touches += int((step_rewards["predator"] > 0).sum())
         states = np.stack([oracle.state() for oracle in oracles])
         np.testing.assert_allclose(env.state, states, rtol=0, atol=1e-9)
         np.testing.assert_allclose(rewards, np.stack(expected), rtol=0, atol=1e-9)
@@ -342,9 +342,9 @@ def test_obstacles_have_no_influence_unless_they_collide(prey: str) -> None:
         env.reset()
     still = noisy.state[:, 4:].clone()
     states, rewards = run(without, 80)
-    its_states, its_rewards = run(noisy, 80)
-    assert torch.equal(states, its_states[:, :, :4])
-    assert torch.equal(rewards, its_rewards)
+    noisy_states, noisy_rewards = run(noisy, 80)
+    assert torch.equal(states, noisy_states[:, :, :4])
+    assert torch.equal(rewards, noisy_rewards)
     assert torch.equal(noisy.state[:, 4:], still)
     assert not torch.equal(states, run(solid, 80)[0][:, :, :4])
     assert torch.equal(solid.state[:, 4:], still)
@@ -387,13 +387,13 @@ def test_random_prey_differ_between_seeds_envs_and_episodes() -> None:
         env.reset()
         env.state.zero_()
         env.state[..., 0] = torch.arange(4)
-        return torch.stack([env.step(rest(env)) and env.state.clone() for _ in "abcde"])
+        return torch.stack([env.step(noop(env)) and env.state.clone() for _ in "abcde"])
 
     keys = ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
     paths = [path(*key) for key in keys]
-    for i, one in enumerate(paths):
-        assert torch.equal(one, path(*keys[i]))
-        assert not any(torch.equal(one, other) for other in paths[:i])
+    for i, trajectory in enumerate(paths):
+        assert torch.equal(trajectory, path(*keys[i]))
+        assert not any(torch.equal(trajectory, earlier) for earlier in paths[:i])
 
 
 points = st.tuples(st.floats(-2, 2), st.floats(-2, 2))
@@ -411,13 +411,13 @@ def test_flight_is_a_direction_that_turns_with_what_it_is_given(
 ) -> None:
     near = torch.tensor(predators, dtype=torch.float64)
     goal = torch.tensor(home, dtype=torch.float64)
-    got = flight(near, goal)
-    assert got.shape == (2,)
-    assert float(got.norm()) == pytest.approx(1.0) or float(got.norm()) < 1
-    torch.testing.assert_close(flight(turned(near), turned(goal)), turned(got))
-    more = torch.cat((near, torch.tensor([extra], dtype=torch.float64)))
-    absent = torch.arange(len(more)) == len(near)
-    torch.testing.assert_close(flight(more, goal, absent), got)
+    direction = flight(near, goal)
+    assert direction.shape == (2,)
+    assert float(direction.norm()) == pytest.approx(1.0) or float(direction.norm()) < 1
+    torch.testing.assert_close(flight(turned(near), turned(goal)), turned(direction))
+    extended = torch.cat((near, torch.tensor([extra], dtype=torch.float64)))
+    absent = torch.arange(len(extended)) == len(near)
+    torch.testing.assert_close(flight(extended, goal, absent), direction)
 
 
 def turned(points: Tensor) -> Tensor:
@@ -427,13 +427,13 @@ def turned(points: Tensor) -> Tensor:
 
 def test_prey_run_from_the_nearest_predator_and_home_from_afar() -> None:
     near = torch.tensor([[0.2, 0.0], [0.0, 1.0]])
-    here, far = torch.zeros(2), torch.tensor([0.0, -3.0])
-    away = flight(near, here)
+    origin, far = torch.zeros(2), torch.tensor([0.0, -3.0])
+    away = flight(near, origin)
     assert away[0] < -0.9
     assert -0.3 < away[1] < 0
     assert flight(near, far)[1] < -0.9
-    assert flight(near[:1] * 0, here).tolist() == [0, 0]
-    assert flight(near, here, torch.ones(2, dtype=torch.bool)).tolist() == [0, 0]
+    assert flight(near[:1] * 0, origin).tolist() == [0, 0]
+    assert flight(near, origin, torch.ones(2, dtype=torch.bool)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("continuous", [True, False])
@@ -475,7 +475,7 @@ def test_discrete_actions_equal_unit_continuous_ones() -> None:
 
 
 def test_a_push_has_the_strength_of_its_kind() -> None:
-    env = placed([[0, 0], [5, 5]], counts="1-1-0", prey="learned")
+    env = env_at([[0, 0], [5, 5]], counts="1-1-0", prey="learned")
     choice = torch.tensor([[2]])
     env.step({"predator": choice, "prey": choice + 1})
     assert env.state[0, 0, 2:].tolist() == pytest.approx([0.3, 0])
@@ -497,9 +497,9 @@ def test_an_action_that_there_is_not_is_refused(action: int) -> None:
 def test_learning_prey_must_act_and_others_must_not() -> None:
     env, learned = SimpleTag(1), SimpleTag(1, prey="learned")
     with pytest.raises(InputError, match="expected the groups predator, prey, got pre"):
-        learned.step(rest(env))
+        learned.step(noop(env))
     with pytest.raises(InputError, match="expected the groups predator, got predator,"):
-        env.step(rest(learned))
+        env.step(noop(learned))
 
 
 # Seeds, copies
@@ -563,15 +563,15 @@ def test_heuristics_ignore_what_lies_under_padding(
     place = int((tokens.types[0, 0] == watched).nonzero()[0])
     padded[..., [2, place]] = True
     features = torch.where(padded[..., None], torch.nan, tokens.features)
-    kept = [i for i in range(tokens.num_tokens) if i not in (2, place)]
-    short = tokens.map(lambda part: part[:, :, kept])
-    got, expected = (
+    places = [i for i in range(tokens.num_tokens) if i not in (2, place)]
+    short = tokens.map(lambda part: part[:, :, places])
+    decision, expected = (
         policy.act(Tokens(features, tokens.types, padded)),
         policy.act(short),
     )
-    torch.testing.assert_close(got.logits, expected.logits)
-    torch.testing.assert_close(got.action, expected.action)
-    assert not torch.equal(got.logits, policy.act(tokens).logits)
+    torch.testing.assert_close(decision.logits, expected.logits)
+    torch.testing.assert_close(decision.action, expected.action)
+    assert not torch.equal(decision.logits, policy.act(tokens).logits)
 
 
 @each_heuristic
@@ -591,8 +591,8 @@ def test_heuristics_rest_when_they_see_nobody(
     role: str, continuous: bool, watched: int
 ) -> None:
     policy, tokens = heuristic(role, continuous)
-    alone = Tokens(tokens.features, tokens.types, tokens.types != 0)
-    action = policy.act(alone).action
+    padded = Tokens(tokens.features, tokens.types, tokens.types != 0)
+    action = policy.act(padded).action
     assert action.shape == tokens.batch_shape + ((5,) if continuous else ())
     assert not action.any()
 
@@ -601,8 +601,8 @@ def test_chasing_ignores_obstacles_and_other_predators() -> None:
     policy, tokens = heuristic("predator", continuous=True)
     noise = (tokens.types == 1) | (tokens.types == 2)
     features = torch.where(noise[..., None], torch.nan, tokens.features)
-    got = policy.act(Tokens(features, tokens.types, tokens.padding))
-    assert torch.equal(got.logits, policy.act(tokens).logits)
+    decision = policy.act(Tokens(features, tokens.types, tokens.padding))
+    assert torch.equal(decision.logits, policy.act(tokens).logits)
 
 
 def test_chasing_meets_its_prey_two_steps_later() -> None:
@@ -629,20 +629,20 @@ def test_render_draws_the_env_and_its_colors() -> None:
         scale = 512 / (2 * env.extent)
         row, column = int(256 - y * scale), int(256 + x * scale)
         near = image[row - 1 : row + 2, column - 1 : column + 2].reshape(-1, 3)
-        colors = {other.color for other in env.entities}  # one may hide another
+        colors = {item.color for item in env.entities}  # one may hide another
         assert {tuple(int(c) for c in pixel) for pixel in near} & colors, kind.kind
     assert not np.array_equal(image, env.frame(0))
 
 
 def test_render_draws_attention_of_either_group() -> None:
-    env = placed([[-1, 0], [1, 0], [0, 1]], counts="1-1-1", prey="learned")
+    env = env_at([[-1, 0], [1, 0], [0, 1]], counts="1-1-1", prey="learned")
     weights = torch.tensor([0.0, 1.0, 0.0])  # to the obstacle
     plain = env.frame().astype(int)
-    for group, left in (("predator", True), ("prey", False)):
+    for group, is_left in (("predator", True), ("prey", False)):
         image = env.frame(attention=weights, group=group).astype(int)
         columns = (np.abs(image - plain).sum(-1) > 0).any(0).nonzero()[0]
-        assert (columns < 250).any() == left
-        assert (columns > 262).any() != left
+        assert (columns < 250).any() == is_left
+        assert (columns > 262).any() != is_left
 
 
 @pytest.mark.parametrize("prey", ["random", "flee"])
@@ -650,12 +650,12 @@ def test_a_trajectory_does_not_depend_on_the_batch(prey: Any) -> None:
     def forces(num_envs: int) -> torch.Tensor:
         env = SimpleTag(num_envs, counts="2-3-4", prey=prey)
         env.reset()
-        generator, found = torch.Generator().manual_seed(3), []
+        generator, values = torch.Generator().manual_seed(3), []
         for _ in range(40):
             actions = torch.randint(0, 5, (64, 2), generator=generator)[:num_envs]
             env.step({"predator": actions})
-            found += [env.contact_forces().flatten(1), env.state.flatten(1)]
-        return torch.cat(found, 1)
+            values += [env.contact_forces().flatten(1), env.state.flatten(1)]
+        return torch.cat(values, 1)
 
     whole = forces(64)
     assert (whole != 0).any()
@@ -668,7 +668,7 @@ def test_a_trajectory_does_not_depend_on_the_batch(prey: Any) -> None:
 
 def golden() -> dict[str, Any]:
     """Short trajectories of two environments, one for each kind of prey."""
-    told: dict[str, Any] = {"version": SimpleTag.version}
+    trajectories: dict[str, Any] = {"version": SimpleTag.version}
     for prey in KINDS:
         env = SimpleTag(
             2, counts="2-2-2", prey=prey, seed=7, dtype=torch.float64, max_steps=12
@@ -676,23 +676,23 @@ def golden() -> dict[str, Any]:
         env.reset()
         start = env.state.tolist()
         states, rewards = run(env, 12)
-        told[prey] = {
+        trajectories[prey] = {
             "start": start,
             "states": states[5::6].tolist(),
             "rewards": rewards.tolist(),
             "features": env.observe()["predator"].features[0, 0].tolist(),
         }
-    return told
+    return trajectories
 
 
 def test_the_golden_trajectory_has_not_changed() -> None:
-    expected, got = json.loads(GOLDEN.read_text()), golden()
-    assert expected.keys() == got.keys()
-    assert expected["version"] == got["version"]
+    expected, data = json.loads(GOLDEN.read_text()), golden()
+    assert expected.keys() == data.keys()
+    assert expected["version"] == data["version"]
     for prey in KINDS:
         for name, values in expected[prey].items():
             np.testing.assert_allclose(
-                got[prey][name], values, rtol=0, atol=1e-9, err_msg=f"{prey} {name}"
+                data[prey][name], values, rtol=0, atol=1e-9, err_msg=f"{prey} {name}"
             )
 
 

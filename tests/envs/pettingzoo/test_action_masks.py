@@ -113,12 +113,12 @@ def test_masked_distributions_equal_those_over_the_allowed_actions():
     )
     assert (masked.softmax(-1)[~mask] == 0).all()
     torch.testing.assert_close(entropy(spec, masked), reference.entropy())
-    other = mask_logits(logits.flip(0), mask)
-    theirs = torch.distributions.Categorical(logits=other.clamp(min=-200.0))
-    ours = torch.distributions.Categorical(logits=masked.clamp(min=-200.0))
+    flipped = mask_logits(logits.flip(0), mask)
+    second = torch.distributions.Categorical(logits=flipped.clamp(min=-200.0))
+    first = torch.distributions.Categorical(logits=masked.clamp(min=-200.0))
     torch.testing.assert_close(
-        kl_divergence(spec, masked, other),
-        torch.distributions.kl_divergence(ours, theirs),
+        kl_divergence(spec, masked, flipped),
+        torch.distributions.kl_divergence(first, second),
     )
 
 
@@ -181,8 +181,8 @@ def test_policies_take_allowed_actions_only(explore, kind, perturbation):
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
     rollout.load_state_dict(state)
-    again = rollout.steps(5)["a"]
-    assert torch.equal(after.actions, again.actions)
+    repeat = rollout.steps(5)["a"]
+    assert torch.equal(after.actions, repeat.actions)
 
 
 def lowest(observation):
@@ -225,10 +225,10 @@ def test_a_mask_is_made_of_0_and_1(number, monkeypatch):
         action_mask=spaces.Box(-np.inf, np.inf, (5,), np.float32),
     )
     monkeypatch.setattr(MaskedEnv, "observation_space", lambda *_: space)
-    seen = {"observation": np.zeros(3, np.float32)}
-    seen["action_mask"] = np.array([1, 1, number, 0, 0], np.float32)
+    obs = {"observation": np.zeros(3, np.float32)}
+    obs["action_mask"] = np.array([1, 1, number, 0, 0], np.float32)
     monkeypatch.setattr(
-        MaskedEnv, "_observe", lambda env, agents=None: dict.fromkeys(env.agents, seen)
+        MaskedEnv, "_observe", lambda env, agents=None: dict.fromkeys(env.agents, obs)
     )
     with pytest.raises(InputError, match="agent 'a_0': action_mask: expected numbers"):
         masked_env(1).reset()

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.unruly import Unruly
+from helpers.rule_breaker import Breaker
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.utils.errors import InputError
 
 
-class Named(Unruly):
+class Named(Breaker):
     """Agents of given names, each with as many numbers to see as ``sizes`` says."""
 
     def __init__(self, sizes: list[tuple[Any, int]]) -> None:

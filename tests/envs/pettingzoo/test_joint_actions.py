@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import marl_pool
-from helpers.joint import SPACES, JointEnv
+from helpers.joint_actions import SPACES, JointEnv
 from helpers.played import tell, token_target
 from helpers.ppo import assert_same, resumed, run_of
 from marl_pool.config import compose
@@ -30,7 +30,7 @@ from marl_pool.training.cloning.sampler import SequenceBatch
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError
 
-MODULE = "helpers.joint:JointEnv"
+MODULE = "helpers.joint_actions:JointEnv"
 MASKS = [None, "observation", "infos", "tuple"]
 
 
@@ -68,10 +68,10 @@ def test_policies_play_every_space_legally(kind, masks, policy):
     # Continue exactly, with a rollout that was never stepped.
     state = rollout.state_dict()
     after = rollout.steps(5)["a"]
-    again = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
-    again.load_state_dict(state)
-    for ours, theirs in zip(again.steps(5)["a"].tokens, after.tokens, strict=True):
-        assert ours is theirs is None or torch.equal(ours, theirs)
+    loaded = Rollout(joint_env(kind=kind, masks=masks), rollout.policies, explore=True)
+    loaded.load_state_dict(state)
+    for part, reference in zip(loaded.steps(5)["a"].tokens, after.tokens, strict=True):
+        assert part is reference is None or torch.equal(part, reference)
 
 
 @pytest.mark.parametrize("masks", ["observation", "infos"])
@@ -88,10 +88,10 @@ def test_perturbed_actions_are_allowed_ones(kind, masks, perturbation):
     env = joint_env(kind=kind, masks=masks)
     policy = RandomPolicy(env.groups["a"].action_space)
     rollout = Rollout(env, {"a": policy}, perturbation=perturbation)
-    chosen = rollout.steps(12)["a"].actions[-1]
+    actions = rollout.steps(12)["a"].actions[-1]
     executed = rollout.perturbation_states["a"]["executed"]
     if np.prod(env.groups["a"].actions.sizes) > 4:
-        assert not chosen.equal(executed)
+        assert not actions.equal(executed)
 
 
 @pytest.mark.parametrize("kind", SPACES)
@@ -110,10 +110,10 @@ def test_views_show_the_masks_and_take_their_actions(kind, masks):
     while view.agents:
         actions = {}
         for agent in view.agents:
-            seen = observations[agent]
-            assert view.observation_space(agent).contains(seen)
-            mask = (seen if masks == "observation" else infos[agent])["action_mask"]
-            assert ("action_mask" in seen) == (masks == "observation")
+            obs = observations[agent]
+            assert view.observation_space(agent).contains(obs)
+            mask = (obs if masks == "observation" else infos[agent])["action_mask"]
+            assert ("action_mask" in obs) == (masks == "observation")
             actions[agent] = _legal(view.action_space(agent), mask)
         observations, _, _, _, infos = view.step(actions)
 
@@ -247,9 +247,9 @@ def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation)
     while wrapped.agents:
         actions = {}
         for agent in wrapped.agents:
-            seen = observations[agent]
-            assert wrapped.observation_space(agent).contains(seen)
-            mask = (seen if masks == "observation" else infos[agent])["action_mask"]
+            obs = observations[agent]
+            assert wrapped.observation_space(agent).contains(obs)
+            mask = (obs if masks == "observation" else infos[agent])["action_mask"]
             actions[agent] = _legal(wrapped.action_space(agent), mask)
         observations, _, _, _, infos = wrapped.step(actions)
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from helpers.unruly import FAULTS
+from helpers.rule_breaker import FAULTS
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.pettingzoo.life import Lives
 from marl_pool.utils.errors import InputError
 
-MODULE = "helpers.unruly:Unruly"
+MODULE = "helpers.rule_breaker:Breaker"
 REFUSED = {
     "nobody after reset": "reset: env.agents: expected at least one agent, got none",
     "stranger": "reset: env.agents: expected one of possible_agents, got agent 'ghost'",

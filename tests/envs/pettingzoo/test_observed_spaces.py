@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
@@ -19,7 +19,7 @@ ROWS = f"{__name__}:Rows"
 ROBOTS = f"{__name__}:Robots"
 
 
-class Rows(Crowd):
+class Rows(ChangingAgents):
     """Agents that see rows: presence, two coordinates, speed; and a wolf one less."""
 
     def __init__(self, **options):
@@ -64,9 +64,9 @@ def test_options_are_those_of_all_groups_or_of_each():
     assert (hen.signal_types, wolf.signal_types) == (("b",), ())
     assert hen.positions == wolf.positions == (1, 2)
     present = env.active["hen"]
-    seen = env.observe()["hen"]
-    assert seen.padding[present].any(0).tolist() == [False, False, False, True]
-    assert seen.types[0, 0].tolist() == [0, 1, 1, 2]
+    tokens = env.observe()["hen"]
+    assert tokens.padding[present].any(0).tolist() == [False, False, False, True]
+    assert tokens.types[0, 0].tolist() == [0, 1, 1, 2]
 
 
 def test_named_types_and_positions_make_distractors_and_signal_possible():
@@ -83,18 +83,18 @@ def test_named_types_and_positions_make_distractors_and_signal_possible():
     inject = make_perturbation("inject", specs=specs, count=2, token_type="b")
     tokens = env.observe()["hen"]
     state = inject.start(tokens, torch.arange(2))
-    seen, _ = inject(tokens, state)
-    added = ~seen.padding[..., 4:] & env.active["hen"][..., None]
+    view, _ = inject(tokens, state)
+    added = ~view.padding[..., 4:] & env.active["hen"][..., None]
     assert added.any()
     # A distractor stands beside a token of its type, and copies its other features.
-    assert seen.features[..., 4:, 0][added].unique().tolist() == [1]
-    assert not seen.features[..., 4:, 1:3][added].eq(seen.features[0, 0, 1, 1:3]).all()
+    assert view.features[..., 4:, 0][added].unique().tolist() == [1]
+    assert not view.features[..., 4:, 1:3][added].eq(view.features[0, 0, 1, 1:3]).all()
     drop = make_perturbation("occlude", specs=specs, among="noise", severity=1.0)
     state = drop.start(tokens, torch.arange(2))
     assert drop(tokens, state)[0].padding[..., 3].all()
 
 
-class Observed(Crowd):
+class Observed(ChangingAgents):
     """Hens that observe a sample of a space."""
 
     SPACES: ClassVar = {
@@ -136,19 +136,19 @@ def test_any_space_becomes_numbers_of_the_dtype_asked_for(kind, dtype):
         assert tokens.padding[~env.active["hen"]].all()
         env.step({"hen": torch.full((2, 2), step % 3)})
     state = env.state_dict()
-    again = make_batched_env(
+    loaded = make_batched_env(
         "pettingzoo",
         2,
         module=f"{__name__}:Observed",
         options={"kind": kind},
         dtype=dtype,
     )
-    again.reset()
-    again.load_state_dict(state)
-    for part, other in zip(
-        env.observe()["hen"].parts, again.observe()["hen"].parts, strict=True
+    loaded.reset()
+    loaded.load_state_dict(state)
+    for part, restored in zip(
+        env.observe()["hen"].parts, loaded.observe()["hen"].parts, strict=True
     ):
-        assert part.equal(other)
+        assert part.equal(restored)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -176,7 +176,7 @@ def test_options_that_do_not_fit_are_refused_in_one_line(options, message):
 
 
 class Wrong(Rows):
-    """Rows that are not those of the space, of one agent after some steps."""
+    """Rows of one agent that do not fit the space after some steps."""
 
     VALUES: ClassVar[dict[str, Any]] = {
         "range": np.full((4, 4), 10.0),
@@ -188,10 +188,10 @@ class Wrong(Rows):
         self.fault = fault
 
     def _observe(self, agents):
-        seen = super()._observe(agents)
+        observations = super()._observe(agents)
         if self.time == 2:
-            seen["hen_1"] = self.VALUES[self.fault]
-        return seen
+            observations["hen_1"] = self.VALUES[self.fault]
+        return observations
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ class Robots(gymnasium.Env):
 
     def __init__(self, rewards=2, render_mode=None):
         self.rewards, self.render_mode = rewards, render_mode
-        seen = spaces.Box(0, 9, (2,), np.float32)
-        self.observation_space = spaces.Tuple([seen, seen])
+        space = spaces.Box(0, 9, (2,), np.float32)
+        self.observation_space = spaces.Tuple([space, space])
         self.action_space = spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)])
 
     def reset(self, *, seed=None, options=None):
@@ -261,14 +261,14 @@ class Broken(Robots):
     """Results that are not Gymnasium's."""
 
     FAULTS: ClassVar[dict[str, Any]] = {
-        "old api": lambda seen, *_: (seen, [0.0, 0.0], False, {}),
-        "no tuple": lambda seen, *_: seen[0],
-        "short": lambda seen, *rest: (seen[:1], *rest),
-        "single": lambda seen, *rest: (seen[0][0], *rest),
-        "no reward": lambda seen, _, *rest: (seen, None, *rest),
-        "many rewards": lambda seen, _, *rest: (seen, [0.0] * 3, *rest),
-        "apart": lambda seen, reward, *_: (seen, reward, [True, False], False, {}),
-        "no flag": lambda seen, reward, *_: (seen, reward, None, False, {}),
+        "old api": lambda obs, *_: (obs, [0.0, 0.0], False, {}),
+        "no tuple": lambda obs, *_: obs[0],
+        "short": lambda obs, *tail: (obs[:1], *tail),
+        "single": lambda obs, *tail: (obs[0][0], *tail),
+        "no reward": lambda obs, _, *tail: (obs, None, *tail),
+        "many rewards": lambda obs, _, *tail: (obs, [0.0] * 3, *tail),
+        "apart": lambda obs, reward, *_: (obs, reward, [True, False], False, {}),
+        "no flag": lambda obs, reward, *_: (obs, reward, None, False, {}),
     }
 
     def __init__(self, fault, render_mode=None):

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from helpers.paths import GOLDEN_FILES
 from marl_pool.cli.main import main
 from marl_pool.config import compose
@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Observation space for each agent probably"),
 ]
 
-CROWD = "helpers.crowd:Crowd"
+AGENTS = "helpers.changing_agents:ChangingAgents"
 TAG = "mpe2.simple_tag_v3"
 GOLDEN = GOLDEN_FILES / "pettingzoo.json"
 GAMMA, LAMBDA = 0.9, 0.8
@@ -64,12 +64,12 @@ class Reader(Policy):
         explore: bool = False,
     ) -> Decision:
         hidden = tokens.features.masked_fill(tokens.padding[..., None], 0)
-        seen = hidden.sum((-1, -2))
+        total = hidden.sum((-1, -2))
         if isinstance(self.space, spaces.Discrete):
-            action = (seen.round().abs().long() + 1) % int(self.space.n)
+            action = (total.round().abs().long() + 1) % int(self.space.n)
         else:
-            action = (torch.stack([seen.sin(), seen.cos()], -1) * 8).round() / 8
-        return Decision(action, -seen, seen, seen[..., None], ())
+            action = (torch.stack([total.sin(), total.cos()], -1) * 8).round() / 8
+        return Decision(action, -total, total, total[..., None], ())
 
 
 def readers(env: PettingZooEnv) -> dict[str, Policy]:
@@ -97,25 +97,25 @@ def some_actions(env: PettingZooEnv, step: int) -> dict[str, Tensor]:
 
 def run(env: PettingZooEnv, steps: int, first: int = 0) -> list[Any]:
     """All that shows in ``steps`` steps."""
-    shown = []
+    record = []
     for step in range(first, first + steps):
-        taken = env.step(some_actions(env, step))
-        shown.append((taken, env.observe(), env.active))
-    return shown
+        result = env.step(some_actions(env, step))
+        record.append((result, env.observe(), env.active))
+    return record
 
 
-def assert_same(left: Any, right: Any, rows: Any = slice(None)) -> None:
-    """``left`` in the environments ``rows`` equals ``right``."""
-    assert type(left) is type(right)
-    if isinstance(left, Tensor):
-        assert left[rows].equal(right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_same(left[key], right[key], rows)
-    elif left is not None:  # an absent action mask
-        for mine, theirs in zip(left, right, strict=True):
-            assert_same(mine, theirs, rows)
+def assert_same(actual: Any, expected: Any, rows: Any = slice(None)) -> None:
+    """``actual`` in the environments ``rows`` equals ``expected``."""
+    assert type(actual) is type(expected)
+    if isinstance(actual, Tensor):
+        assert actual[rows].equal(expected)
+    elif isinstance(actual, dict):
+        assert actual.keys() == expected.keys()
+        for key in actual:
+            assert_same(actual[key], expected[key], rows)
+    elif actual is not None:  # an absent action mask
+        for part, expected_part in zip(actual, expected, strict=True):
+            assert_same(part, expected_part, rows)
 
 
 # Lives, against the plainest bookkeeping: one env, one agent, one step at a time
@@ -127,12 +127,12 @@ def play(
     """Every step of one environment by itself: who acted, saw, got and comes next."""
     episode, env = 0, None
     while steps > 0:
-        env = Crowd(**options)
-        seen, _ = env.reset(seed=reset_seed(seed, env_id, episode))
+        env = ChangingAgents(**options)
+        obs, _ = env.reset(seed=reset_seed(seed, env_id, episode))
         before, time, over = list(env.agents), 0, False
         while not over and steps > 0:
-            actions = {agent: naive_action(env, agent, seen[agent]) for agent in before}
-            given = {agent: naive_value(seen[agent]) for agent in before}
+            actions = {agent: naive_action(env, agent, obs[agent]) for agent in before}
+            values = {agent: naive_value(obs[agent]) for agent in before}
             after, rewards, died, late, _ = env.step(actions)
             timeout = time + 1 == max_steps
             over = not env.agents or timeout
@@ -141,16 +141,16 @@ def play(
             on = list(env.agents) or last
             yield {
                 "time": time,
-                "seen": {agent: seen[agent] for agent in before},
+                "seen": {agent: obs[agent] for agent in before},
                 "actions": actions,
-                "values": given,
+                "values": values,
                 "rewards": rewards,
                 "next": {a: naive_value(after[a]) for a in before if a in on},
                 "goes_on": [] if over else [a for a in before if a in env.agents],
                 "terminated": not on,
                 "truncated": timeout or bool(on and over),
             }
-            before, seen, time = list(env.agents), after, time + 1
+            before, obs, time = list(env.agents), after, time + 1
             steps -= 1
         episode += 1
 
@@ -159,11 +159,11 @@ def naive_value(observation: np.ndarray) -> float:
     return float(observation.sum())
 
 
-def naive_action(env: Crowd, agent: str, observation: np.ndarray) -> Any:
-    seen = observation.sum()
+def naive_action(env: ChangingAgents, agent: str, observation: np.ndarray) -> Any:
+    total = observation.sum()
     if agent.startswith("hen"):
-        return (round(abs(float(seen))) + 1) % 3
-    return (np.array([np.sin(seen), np.cos(seen)], np.float32) * 8).round() / 8
+        return (round(abs(float(total))) + 1) % 3
+    return (np.array([np.sin(total), np.cos(total)], np.float32) * 8).round() / 8
 
 
 def naive_chunks(steps: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
@@ -215,28 +215,28 @@ def test_births_and_deaths_do_not_corrupt_a_batch(
 ):
     env = PettingZooEnv(
         num_envs,
-        module=CROWD,
+        module=AGENTS,
         options=options,
         max_steps=max_steps,
         seed=seed,
         dtype=torch.float64,
     )
     rollout = Rollout(env, readers(env))
-    alone = [
+    histories = [
         list(play(options, seed, number, sum(fragments), max_steps))
         for number in range(num_envs)
     ]
     for steps in fragments:
-        compare(rollout, [rows[:steps] for rows in alone], steps)
-        alone = [rows[steps:] for rows in alone]
+        compare(rollout, [rows[:steps] for rows in histories], steps)
+        histories = [rows[steps:] for rows in histories]
 
 
-def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> None:
+def compare(rollout: Rollout, history: list[list[dict[str, Any]]], steps: int) -> None:
     """One fragment's episode chunks against the plain bookkeeping."""
     from marl_pool.training.ppo.trajectories import estimate_advantages, to_episodes
 
     before = rollout.env.steps.numpy().copy()
-    found: dict[Any, Any] = {}
+    chunks: dict[Any, Any] = {}
     for group, part in rollout.steps(steps).items():
         dead = ~part.active
         assert not part.rewards[dead].any()
@@ -253,14 +253,14 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
             first_steps=before,
         ):
             env, start = int(chunk.id_.split("-")[1]), int(chunk.id_.split("-")[-1])
-            found[env, chunk.agent_id, start] = chunk
+            chunks[env, chunk.agent_id, start] = chunk
     expected = {
         (env, *key): chunk
-        for env, rows in enumerate(alone)
+        for env, rows in enumerate(history)
         for key, chunk in naive_chunks(rows).items()
     }
-    assert found.keys() == expected.keys()
-    for key, chunk in found.items():
+    assert chunks.keys() == expected.keys()
+    for key, chunk in chunks.items():
         naive, length = expected[key], len(chunk)
         features = chunk.observations.data["features"][:length, :, 0]
         np.testing.assert_array_equal(features, np.stack(naive["seen"]))
@@ -275,10 +275,10 @@ def compare(rollout: Rollout, alone: list[list[dict[str, Any]]], steps: int) -> 
         assert chunk.t_started == naive["time"]
 
 
-def test_the_crowd_dies_is_born_and_ends_in_every_way():
+def test_changing_agents_die_are_born_and_end_in_every_way():
     """The property above would be empty if such things did not happen."""
     rows = [row for n in range(20) for row in play({}, 0, n, 40, 7)]
-    seen = {
+    events = {
         "death": any(set(r["seen"]) - set(r["next"]) for r in rows),
         "terminated": any(r["terminated"] for r in rows),
         "truncated": any(r["truncated"] for r in rows),
@@ -289,24 +289,24 @@ def test_the_crowd_dies_is_born_and_ends_in_every_way():
             if later["time"]
         ),
     }
-    assert all(seen.values()), seen
+    assert all(events.values()), events
 
 
 # Seeds and replay
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_one_env_equals_the_same_env_among_many(module):
-    many = PettingZooEnv(5, module=module, seed=4)
-    many.reset()
-    alone = PettingZooEnv(1, module=module, seed=4, first_env=3)
-    alone.reset()
-    assert_same(many.observe(), alone.observe(), slice(3, 4))
-    assert_same(run(many, 6), run(alone, 6), slice(3, 4))
+    batch = PettingZooEnv(5, module=module, seed=4)
+    batch.reset()
+    single = PettingZooEnv(1, module=module, seed=4, first_env=3)
+    single.reset()
+    assert_same(batch.observe(), single.observe(), slice(3, 4))
+    assert_same(run(batch, 6), run(single, 6), slice(3, 4))
     assert (
-        not many.observe()[next(iter(many.groups))]
+        not batch.observe()[next(iter(batch.groups))]
         .features[0]
-        .equal(many.observe()[next(iter(many.groups))].features[1])
+        .equal(batch.observe()[next(iter(batch.groups))].features[1])
     )
 
 
@@ -316,49 +316,49 @@ def test_each_episode_and_seed_begins_elsewhere():
     for _ in range(2):
         env.reset()
         starts.append(env.observe()["agent"].features)
-    again = PettingZooEnv(2, module=TAG, first_episode=1)
-    other = PettingZooEnv(2, module=TAG, seed=1)
-    for each in (again, other):
-        each.reset()
+    repeat = PettingZooEnv(2, module=TAG, first_episode=1)
+    reseeded = PettingZooEnv(2, module=TAG, seed=1)
+    for instance in (repeat, reseeded):
+        instance.reset()
     assert not starts[0].equal(starts[1])
-    assert again.observe()["agent"].features.equal(starts[1])
-    assert not other.observe()["agent"].features.equal(starts[0])
+    assert repeat.observe()["agent"].features.equal(starts[1])
+    assert not reseeded.observe()["agent"].features.equal(starts[0])
 
 
 def test_a_partial_reset_leaves_the_others_alone():
     env, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
-    for each in (env, untouched):
-        each.reset()
-        run(each, 3)
-    seen = env.observe()["agent"].features
-    kept = seen.clone()
+    for instance in (env, untouched):
+        instance.reset()
+        run(instance, 3)
+    features = env.observe()["agent"].features
+    copy = features.clone()
     env.reset(torch.tensor([False, True, False]))
     rows = torch.tensor([0, 2])
     assert_same(env.observe(), untouched.select(rows).observe(), rows)
-    assert not env.observe()["agent"].features[1].equal(seen[1])
-    assert seen.equal(kept)
+    assert not env.observe()["agent"].features[1].equal(features[1])
+    assert features.equal(copy)
     assert env.steps.tolist() == [3, 0, 3]
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     options: dict[str, Any] = {"module": module, "seed": 5}
     env, reference = (PettingZooEnv(4, **options) for _ in range(2))
-    for each in (env, reference):
-        each.reset()
-        run(each, 3)
+    for instance in (env, reference):
+        instance.reset()
+        run(instance, 3)
     rows = torch.tensor([2, 0, 2])
-    taken = env.select(rows)
+    subset = env.select(rows)
     expected = run(reference, 4, first=3)
     # The copies are shared until both step; each must see its own future.
-    assert_same(expected, run(taken, 4, first=3), rows)
+    assert_same(expected, run(subset, 4, first=3), rows)
     assert_same(expected, run(env, 4, first=3))
     env.reset()
-    late = taken.select(torch.tensor([1]))
+    late = subset.select(torch.tensor([1]))
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
 
 
-@pytest.mark.parametrize("module", [TAG, CROWD])
+@pytest.mark.parametrize("module", [TAG, AGENTS])
 def test_a_state_continues_exactly(module):
     env = PettingZooEnv(3, module=module, seed=6)
     env.reset()
@@ -368,10 +368,10 @@ def test_a_state_continues_exactly(module):
     state = env.state_dict()
     expected = run(env, 4, first=5)
     for _ in range(2):
-        other = PettingZooEnv(3, module=module, seed=6)
-        other.reset()
-        other.load_state_dict(state)
-        assert_same(expected, run(other, 4, first=5))
+        restored = PettingZooEnv(3, module=module, seed=6)
+        restored.reset()
+        restored.load_state_dict(state)
+        assert_same(expected, run(restored, 4, first=5))
 
 
 def test_an_env_that_no_seed_determines_is_told_of():
@@ -391,26 +391,26 @@ def test_rewards_and_ends_are_the_env_s_own():
     for number in range(2):
         native = simple_tag_v3.parallel_env(max_cycles=6)
         native.reset(seed=reset_seed(3, number, 0))
-        mine = env.select(torch.tensor([number]))
+        subset = env.select(torch.tensor([number]))
         for step in range(6):
-            chosen = some_actions(mine, step)
+            actions = some_actions(subset, step)
             flat = {
                 f"{name}_{i}": int(action)
-                for name, part in chosen.items()
+                for name, part in actions.items()
                 for i, action in enumerate(part[0])
             }
             _, rewards, *_ = native.step(flat)
-            taken = mine.step(chosen)
-            for name, part in taken.rewards.items():
-                own = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
-                np.testing.assert_allclose(part[0], own, 1e-6)
-        assert taken.truncated.tolist() == [True]
-        assert taken.terminated.tolist() == [False]
-        assert all(part.all() for part in mine.active.values())
+            result = subset.step(actions)
+            for name, part in result.rewards.items():
+                expected = [rewards[f"{name}_{i}"] for i in range(part.shape[1])]
+                np.testing.assert_allclose(part[0], expected, 1e-6)
+        assert result.truncated.tolist() == [True]
+        assert result.terminated.tolist() == [False]
+        assert all(part.all() for part in subset.active.values())
 
 
 def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
-    env = PettingZooEnv(2, module=CROWD, seed=1)
+    env = PettingZooEnv(2, module=AGENTS, seed=1)
     env.reset()
     wild, tame = env.select(torch.arange(2)), env.select(torch.arange(2))
     actions = some_actions(env, 0)
@@ -418,7 +418,7 @@ def test_actions_are_clipped_and_those_of_the_absent_are_ignored():
     step = wild.step(actions)
     actions["wolf"] = torch.ones(2, 1, 2)
     actions["hen"] = actions["hen"].masked_fill(~env.active["hen"], 2)
-    assert_same(step, tame.step(actions))  # the crowd holds actions to their space
+    assert_same(step, tame.step(actions))  # the env holds actions to their space
 
 
 # Groups, dtypes, forms of observation
@@ -442,17 +442,17 @@ def test_groups_may_be_named_and_ordered():
         PettingZooEnv(2, groups=groups, **options),
         PettingZooEnv(2, **options),
     )
-    for each in (env, plain):
-        each.reset()
+    for instance in (env, plain):
+        instance.reset()
     order = {"second": [2, 0], "first": [1]}
     for name, places in order.items():
-        mine = env.observe()[name].features
-        assert mine.equal(plain.observe()["agent"].features[:, places])
+        grouped = env.observe()[name].features
+        assert grouped.equal(plain.observe()["agent"].features[:, places])
     moves = torch.tensor([[1, 2, 3], [4, 0, 1]])
-    mine = env.step({name: moves[:, places] for name, places in order.items()})
-    theirs = plain.step({"agent": moves})
+    grouped = env.step({name: moves[:, places] for name, places in order.items()})
+    reference = plain.step({"agent": moves})
     for name, places in order.items():
-        assert mine.rewards[name].equal(theirs.rewards["agent"][:, places])
+        assert grouped.rewards[name].equal(reference.rewards["agent"][:, places])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -499,8 +499,8 @@ def test_the_view_of_agents_that_come_and_go_is_told_of_births():
         # PettingZoo forbids a second life; without births not all have even one.
         warnings.filterwarnings("ignore", message="No agents present but not all")
         options = {"birth": 0.0, "alone": 0.0}
-        parallel_api_test(make_env("pettingzoo", module=CROWD, options=options), 20)
-    view = make_env("pettingzoo", module=CROWD, seed=0, options={"death": 0.0})
+        parallel_api_test(make_env("pettingzoo", module=AGENTS, options=options), 20)
+    view = make_env("pettingzoo", module=AGENTS, seed=0, options={"death": 0.0})
     view.reset()
     before = set(view.agents)
     actions = {agent: view.action_space(agent).sample() for agent in view.agents}
@@ -515,7 +515,7 @@ def test_the_view_of_agents_that_come_and_go_is_told_of_births():
 # Refusals
 
 
-class Unsteady(Crowd):
+class Unsteady(ChangingAgents):
     calls = 0
 
     def reset(self, seed=None, options=None):
@@ -523,7 +523,7 @@ class Unsteady(Crowd):
         return super().reset(Unsteady.calls)
 
 
-class Uneven(Crowd):
+class Uneven(ChangingAgents):
     def __init__(self, spaces_of=None, **options):
         super().__init__(**options)
         self.possible_agents = ["unit1", "unit2", "unit3"]
@@ -535,7 +535,7 @@ class Uneven(Crowd):
         return spaces.Discrete(2)
 
 
-class Tokenized(Crowd):
+class Tokenized(ChangingAgents):
     def __init__(self, dtype="float32"):
         super().__init__()
         self.dtype, self.possible_agents = np.dtype(dtype), ["agent_0"]
@@ -558,7 +558,7 @@ class Tokenized(Crowd):
         }
 
 
-class Odd(Crowd):
+class Odd(ChangingAgents):
     """One space that does not fit."""
 
     SPACES: ClassVar = {
@@ -580,12 +580,12 @@ class Odd(Crowd):
         return self.SPACES.get(self.action) or super().action_space(agent)
 
 
-class Lonely(Crowd):
+class Lonely(ChangingAgents):
     def __init__(self):
         super().__init__(wolves=0, hens=0)
 
 
-class Vague(Crowd):
+class Vague(ChangingAgents):
     """Speaks of nobody's observation, of a stranger, or too briefly."""
 
     def __init__(self, stranger=False, brief=False):
@@ -593,10 +593,10 @@ class Vague(Crowd):
         self.stranger, self.brief = stranger, brief
 
     def reset(self, seed=None, options=None):
-        seen, infos = super().reset(seed)
+        obs, infos = super().reset(seed)
         if self.stranger:
             self.agents = ["ghost_0"]
-        return {agent: seen[agent][:1] for agent in seen if self.brief}, infos
+        return {agent: obs[agent][:1] for agent in obs if self.brief}, infos
 
 
 def not_an_env():
@@ -626,7 +626,7 @@ def not_an_env():
         ),
         *(
             (
-                {"module": CROWD, "groups": groups},
+                {"module": AGENTS, "groups": groups},
                 "env.groups: expected each agent of .* in one group, .*, got {'a'",
             )
             for groups in (
@@ -637,12 +637,12 @@ def not_an_env():
             )
         ),
         (
-            {"module": CROWD, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
+            {"module": AGENTS, "groups": {"a": ["hen_0", "wolf_0", "hen_1", "hen_2"]}},
             "'hen_0' and 'wolf_0' of group 'a' have different spaces",
         ),
-        ({"module": CROWD, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
+        ({"module": AGENTS, "tokenizer": "nothing"}, "unknown env.tokenizer 'nothing'"),
         (
-            {"module": CROWD, "tokenizer": "simple_tag"},
+            {"module": AGENTS, "tokenizer": "simple_tag"},
             "env.tokenizer: simple_tag: exp",
         ),
         (
@@ -723,8 +723,8 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     Touch.imported.clear()
     monkeypatch.delitem(sys.modules, "sent_env", raising=False)
     (tmp_path / "sent_env.py").write_text(PROBE)
-    own = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
-    path = untrained_run(tmp_path / "run", "env.module=sent_env", own)
+    tokenizer = "marl_pool.envs.tokenizers.base:FeatureTokenizer"
+    path = untrained_run(tmp_path / "run", "env.module=sent_env", tokenizer)
     monkeypatch.delitem(sys.modules, "sent_env")
     Touch.imported.clear()
     command = [verb, path, "episodes=2", *(["suite=quick"] * (verb == "evaluate"))]
@@ -734,9 +734,9 @@ def test_a_run_s_module_is_imported_only_if_allowed(
     assert not Touch.imported
     command += ["--plugin", "sent_env"]
     assert main(command) == 2
-    assert f"--plugin {own}" in capsys.readouterr().err
+    assert f"--plugin {tokenizer}" in capsys.readouterr().err
     assert Touch.imported == ["sent_env"]
-    assert main([*command, "--plugin", own]) == 0
+    assert main([*command, "--plugin", tokenizer]) == 0
     assert Touch.imported == ["sent_env"]
 
 
@@ -757,7 +757,7 @@ def untrained_run(path: Path, module: str, tokenizer: str) -> str:
 
 
 def test_a_picture_is_of_the_moment_that_it_was_taken():
-    env = PettingZooEnv(2, module=CROWD, options={"death": 0.0, "horizon": 9})
+    env = PettingZooEnv(2, module=AGENTS, options={"death": 0.0, "horizon": 9})
     env.reset()
     early = env.select(torch.tensor([0]))
     run(env, 4)
@@ -784,7 +784,7 @@ def test_a_frame_of_mpe2_shows_its_agents():
     assert not np.array_equal(env.frame(size=128), image)
 
 
-class Blind(Crowd):
+class Blind(ChangingAgents):
     def __init__(self, **options):
         options.pop("render_mode", None)
         super().__init__(**options)
@@ -794,7 +794,7 @@ class Blind(Crowd):
 
 
 def blind(wolves=1):
-    return Crowd(wolves=wolves)
+    return ChangingAgents(wolves=wolves)
 
 
 @pytest.mark.parametrize(
@@ -818,12 +818,12 @@ def golden() -> list[dict[str, Any]]:
     env = PettingZooEnv(2, module=TAG, seed=8, dtype=torch.float64)
     env.reset()
     rows = []
-    for taken, seen, _ in run(env, 5):
+    for result, observations, _ in run(env, 5):
         rows.append(
             {
                 name: {
-                    "rewards": taken.rewards[name].round(decimals=6).tolist(),
-                    "features": seen[name].features.round(decimals=6).tolist(),
+                    "rewards": result.rewards[name].round(decimals=6).tolist(),
+                    "features": observations[name].features.round(decimals=6).tolist(),
                 }
                 for name in env.groups
             }
@@ -832,10 +832,10 @@ def golden() -> list[dict[str, Any]]:
 
 
 def test_golden_trajectory():
-    for mine, saved in zip(golden(), json.loads(GOLDEN.read_text()), strict=True):
+    for row, saved in zip(golden(), json.loads(GOLDEN.read_text()), strict=True):
         for name, parts in saved.items():
             for key, values in parts.items():
-                np.testing.assert_allclose(mine[name][key], values, atol=2e-6)
+                np.testing.assert_allclose(row[name][key], values, atol=2e-6)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("ray")
 
 from helpers.ppo import assert_same, resumed, run_of
-from helpers.turns import PassItOn, Quarrel
+from helpers.turn_based import PassItOn, RandomTurns
 from marl_pool import make_policy
 from marl_pool.cli.main import main
 from marl_pool.config import compose
@@ -24,7 +24,7 @@ from marl_pool.training.ppo.trajectories import (
 )
 from marl_pool.utils.errors import InputError
 
-MODULE = "helpers.turns:Quarrel"
+MODULE = "helpers.turn_based:RandomTurns"
 # The module of an environment warns that it will be found in a registry instead.
 OLD_API = pytest.mark.filterwarnings("ignore:The old environment creation")
 GAMES = ["pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"]
@@ -32,10 +32,10 @@ GAMES = ["pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.connect_four_v3"
 
 @pytest.fixture(autouse=True)
 def _empty_log():
-    Quarrel.log.clear()
+    RandomTurns.log.clear()
 
 
-def quarrel(num_envs=1, *, max_steps=1000, seed=1, **options):
+def turn_env(num_envs=1, *, max_steps=1000, seed=1, **options):
     return PettingZooEnv(
         num_envs, module=MODULE, options=options, max_steps=max_steps, seed=seed
     )
@@ -50,7 +50,7 @@ def random_policies(env):
 # Credit: plain GAE over each agent's own turns
 
 
-def played(seed, steps, num_envs, agents):
+def random_fragment(seed, steps, num_envs, agents):
     """Make a fragment in which agents take turns, die, and episodes end, at random."""
     random = np.random.default_rng(seed)
     shape = (steps, num_envs, agents)
@@ -61,17 +61,17 @@ def played(seed, steps, num_envs, agents):
     next_values = np.concatenate([values[1:], final_values[-1:]])
     for env in range(num_envs):
         living = [*range(agents)]
-        in_turn = random.choice(living)
+        agent = random.choice(living)
         for t in range(steps):
-            active[t, env, in_turn] = True
+            active[t, env, agent] = True
             if random.random() < 0.3 and len(living) > 1:
                 living.remove(random.choice(living))
             alive[t, env, living] = True
             end = random.choice(
                 ["", "terminated", "time limit", "all"], p=[0.7, *[0.1] * 3]
             )
-            in_turn = random.choice(living)
-            next_active[t, env, in_turn] = True
+            agent = random.choice(living)
+            next_active[t, env, agent] = True
             if end == "terminated":
                 terminated[t, env], alive[t, env], next_active[t, env] = (
                     True,
@@ -86,7 +86,7 @@ def played(seed, steps, num_envs, agents):
                     next_active[t, env, living] = True
             if end:
                 living = [*range(agents)]
-                in_turn = random.choice(living)
+                agent = random.choice(living)
     tokens = Tokens(
         torch.from_numpy(values)[..., None, None],
         torch.zeros(*shape, 1, dtype=torch.int64),
@@ -164,15 +164,15 @@ def plain_advantages(part, gamma, lam):
 def test_advantages_are_those_of_plain_gae_over_own_turns(
     seed, steps, num_envs, agents, gamma, lam
 ):
-    part = played(seed, steps, num_envs, agents)
+    part = random_fragment(seed, steps, num_envs, agents)
     turns = own_turns(part)
     advantages, targets = estimate_advantages(turns, gamma, lam)
     rows = trajectory_rows(turns, advantages, targets)
     expected = plain_advantages(part, gamma, lam)
-    got = dict(zip(rows["actions"].tolist(), rows["advantages"].tolist(), strict=True))
-    assert got.keys() == expected.keys()
+    gae = dict(zip(rows["actions"].tolist(), rows["advantages"].tolist(), strict=True))
+    assert gae.keys() == expected.keys()
     for value, advantage in expected.items():
-        assert got[value] == pytest.approx(advantage, rel=1e-5, abs=1e-5)
+        assert gae[value] == pytest.approx(advantage, rel=1e-5, abs=1e-5)
     # Observations go with their turns.
     assert torch.equal(rows["obs"]["features"][..., 0, 0], rows["actions"])
 
@@ -192,8 +192,8 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
     masks, max_steps
 ):
     for seed in range(20):
-        Quarrel.log.clear()
-        env = quarrel(masks=masks, max_steps=max_steps, seed=seed)
+        RandomTurns.log.clear()
+        env = turn_env(masks=masks, max_steps=max_steps, seed=seed)
         actors, steps = [], []
 
         def record(transition, actors=actors, steps=steps):
@@ -202,11 +202,11 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
         rollout = Rollout(env, random_policies(env), explore=True)
         actors.append(rollout.env.active["p"][0].tolist())
         episodes = rollout.episodes(record)
-        turns = Quarrel.log[1:]
+        turns = RandomTurns.log[1:]
         assert int(episodes.lengths) == len(turns) == len(steps)
-        totals = dict.fromkeys(Quarrel.possible_agents, 0.0)
+        totals = dict.fromkeys(RandomTurns.possible_agents, 0.0)
         for (agent, action, rewards), actions in zip(turns, steps, strict=True):
-            assert actions[Quarrel.possible_agents.index(agent)] == action
+            assert actions[RandomTurns.possible_agents.index(agent)] == action
             for name, reward in rewards.items():
                 totals[name] += reward
         expected = torch.tensor([*totals.values()], dtype=torch.float64)
@@ -216,7 +216,7 @@ def test_returns_count_every_reward_and_actions_are_those_of_the_agent_in_turn(
 
 
 def test_one_agent_observes_and_acts_and_the_others_wait():
-    env = quarrel(4, deaths=0.3)
+    env = turn_env(4, deaths=0.3)
     env.reset()
     dead = 0
     for _ in range(40):
@@ -238,7 +238,7 @@ def test_one_agent_observes_and_acts_and_the_others_wait():
 
 
 def test_memories_wait_for_their_agents_turns():
-    env = quarrel(2, deaths=0.0)
+    env = turn_env(2, deaths=0.0)
     group = env.groups["p"]
     pooling = {"name": "attention_neuron", "num_codes": 4, "memory": "lstm"}
     policy = make_policy(group.tokens, group.action_space, pooling=pooling)
@@ -253,7 +253,7 @@ def test_memories_wait_for_their_agents_turns():
 def test_an_environment_of_cycles_is_played_in_cycles():
     env = PettingZooEnv(1, module="pettingzoo.classic.rps.rps:raw_env")
     assert not env.turn_based
-    assert quarrel().turn_based
+    assert turn_env().turn_based
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_an_environment_of_cycles_is_played_in_cycles():
     ],
 )
 def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
-    env = quarrel(fault=fault, deaths=0.0)
+    env = turn_env(fault=fault, deaths=0.0)
     with pytest.raises(InputError, match=message):
         Rollout(env, random_policies(env), explore=True).steps(8)
 
@@ -350,7 +350,7 @@ def test_a_run_is_trained_evaluated_and_drawn(tmp_path, module):
 @pytest.mark.slow
 def test_ppo_pays_the_turn_that_earned(tmp_path):
     overrides = [
-        *training("helpers.turns:PassItOn"),
+        *training("helpers.turn_based:PassItOn"),
         "ppo.num_envs=16",
         "ppo.batch_size=1024",
         "ppo.minibatch_size=256",

@@ -15,7 +15,7 @@ import torch
 from envs.pettingzoo.test_life import REFUSED
 from torch.utils._pytree import tree_leaves
 
-from helpers.crowd import Crowd
+from helpers.changing_agents import ChangingAgents
 from marl_pool.cli.main import main
 from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
@@ -25,9 +25,9 @@ from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.utils.errors import InputError, RemoteError, described
 
-CROWD = "helpers.crowd:Crowd"
-UNRULY = "helpers.unruly:Unruly"
-ENDING = "helpers.ending:Ending"
+AGENTS = "helpers.changing_agents:ChangingAgents"
+BREAKER = "helpers.rule_breaker:Breaker"
+FATAL = "helpers.fatal_env:FatalEnv"
 TESTS = Path(__file__).parents[2]
 
 slow = pytest.mark.slow
@@ -45,7 +45,7 @@ def pids(env: PettingZooEnv) -> list[int]:
     return [process.pid for process in env._workers._processes]
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -55,27 +55,27 @@ def lives(pid: int) -> bool:
 
 def wait_for_end(ended: list[int]) -> None:
     limit = time.monotonic() + 30
-    while any(map(lives, ended)):
+    while any(map(is_alive, ended)):
         assert time.monotonic() < limit, f"{ended} live on"
         time.sleep(0.05)
 
 
-def assert_same(mine: Any, theirs: Any) -> None:
+def assert_same(first: Any, second: Any) -> None:
     """Compare trees of tensors, lists and numbers bit by bit."""
-    if isinstance(mine, torch.Tensor):
-        assert torch.equal(mine, theirs)
-    elif isinstance(mine, dict):
-        assert mine.keys() == theirs.keys()
-        for key, value in mine.items():
-            assert_same(value, theirs[key])
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(theirs)
-        for left, right in zip(mine, theirs, strict=True):
-            assert_same(left, right)
-    elif hasattr(mine, "shape"):
-        assert mine.tolist() == theirs.tolist()
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert_same(value, second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for a, b in zip(first, second, strict=True):
+            assert_same(a, b)
+    elif hasattr(first, "shape"):
+        assert first.tolist() == second.tolist()
     else:
-        assert mine == theirs
+        assert first == second
 
 
 def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:
@@ -100,10 +100,10 @@ def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        (CROWD, {}),
+        (AGENTS, {}),
         ("mpe2.simple_tag_v3", {}),
-        ("helpers.joint:JointEnv", {"masks": "infos"}),
-        ("helpers.joint:JointEnv", {"masks": "tuple", "kind": "dict"}),
+        ("helpers.joint_actions:JointEnv", {"masks": "infos"}),
+        ("helpers.joint_actions:JointEnv", {"masks": "tuple", "kind": "dict"}),
         ("gymnasium:CartPole-v1", {}),
     ],
 )
@@ -123,11 +123,11 @@ def error_of(workers: int, module: str, **options: Any) -> str:
 )
 def test_errors_are_those_of_one_process(fault):
     assert fault in {*REFUSED, "raises"}
-    line = error_of(1, UNRULY, fault=fault)
-    assert error_of(2, UNRULY, fault=fault) == line
+    line = error_of(1, BREAKER, fault=fault)
+    assert error_of(2, BREAKER, fault=fault) == line
     if fault == "raises":
         assert line.startswith("RuntimeError: the door is shut (")
-        assert "unruly.py:" in line
+        assert "rule_breaker.py:" in line
 
 
 @pytest.mark.parametrize(
@@ -140,48 +140,48 @@ def test_errors_are_those_of_one_process(fault):
     ],
 )
 def test_a_process_that_ends_is_one_line_and_ends_the_others(how, expected):
-    env = PettingZooEnv(2, module=ENDING, options={"how": how}, workers=2)
+    env = PettingZooEnv(2, module=FATAL, options={"how": how}, workers=2)
     processes = pids(env)
     with pytest.raises(RemoteError) as caught:
         rollout_of(env).steps(4)
     assert described(caught.value).startswith(expected)
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 @pytest.mark.parametrize("how", ["hangs", "spins"])
 def test_a_step_that_hangs_is_ended_by_the_limit(how):
-    env = PettingZooEnv(2, module=ENDING, options={"how": how}, workers=2)
+    env = PettingZooEnv(2, module=FATAL, options={"how": how}, workers=2)
     rollout, processes = rollout_of(env), pids(env)
     with limit_calls(0.5), pytest.raises(EnvTimeoutError, match=r"a step of .* 0\.5 s"):
         rollout.steps(4)
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 def test_processes_end_with_the_environment_and_share_memory_without_a_name():
-    env = PettingZooEnv(2, module=UNRULY, workers=2)
+    env = PettingZooEnv(2, module=BREAKER, workers=2)
     env.reset()
     processes = pids(env)
-    assert all(map(lives, processes))
+    assert all(map(is_alive, processes))
     for pid in processes:
         maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
         assert any("memfd:marl_pool" in line for line in maps)
-        named = [line for line in maps if "/dev/shm/" in line]
-        assert all(line.endswith("(deleted)") for line in named)
+        shared_lines = [line for line in maps if "/dev/shm/" in line]
+        assert all(line.endswith("(deleted)") for line in shared_lines)
     del env
     gc.collect()
-    assert not any(map(lives, processes))
+    assert not any(map(is_alive, processes))
 
 
 def test_environments_of_equal_options_take_over_kept_processes():
-    options = {"module": UNRULY, "workers": 2}
+    options = {"module": BREAKER, "workers": 2}
     alone = [rollout_of(PettingZooEnv(4, **options)).steps(7) for _ in range(2)]
     gc.collect()
     with kept_workers():
         rollout = rollout_of(PettingZooEnv(4, **options))
         processes, steps = pids(rollout.env), [rollout.steps(7)]
-        # Another environment of the same time has processes of its own.
-        other = PettingZooEnv(4, **options)
-        assert not set(processes) & set(pids(other))
+        # Another environment of the same time has separate processes.
+        second = PettingZooEnv(4, **options)
+        assert not set(processes) & set(pids(second))
         del rollout
         gc.collect()
         rollout = rollout_of(PettingZooEnv(4, **options))
@@ -189,11 +189,11 @@ def test_environments_of_equal_options_take_over_kept_processes():
         steps.append(rollout.steps(7))
         fewer = PettingZooEnv(2, **options)
         assert not set(processes) & set(pids(fewer))
-        processes += [*pids(other), *pids(fewer)]
-        del rollout, other, fewer
+        processes += [*pids(second), *pids(fewer)]
+        del rollout, second, fewer
         gc.collect()
-        assert all(map(lives, processes))
-    assert not any(map(lives, processes))
+        assert all(map(is_alive, processes))
+    assert not any(map(is_alive, processes))
     for leaves in zip(*map(tree_leaves, (alone, steps)), strict=True):
         assert leaves[0] is leaves[1] is None or torch.equal(*leaves)
 
@@ -204,8 +204,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from marl_pool.envs.options import expand_counts
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
-env = PettingZooEnv(2, module="helpers.ending:Ending", options={"how": sys.argv[1]},
-                    workers=2)
+options = {"how": sys.argv[1]}
+env = PettingZooEnv(2, module="helpers.fatal_env:FatalEnv", options=options, workers=2)
 print(*(process.pid for process in env._workers._processes), flush=True)
 import torch
 env.reset()
@@ -244,9 +244,9 @@ def test_processes_end_with_their_parent(how, number):
     ("module", "options", "problem"),
     [
         (
-            "helpers.ending:with_option",
+            "helpers.fatal_env:with_option",
             {"option": lambda: None},
-            "env.workers: expected 1, because helpers.ending:with_option cannot be "
+            "env.workers: expected 1, because helpers.fatal_env:with_option cannot be "
             "built in another process: ",
         ),
         ("__main__:make", {}, "another process: write it in a module"),
@@ -254,7 +254,7 @@ def test_processes_end_with_their_parent(how, number):
 )
 def test_envs_of_this_process_alone_are_refused(monkeypatch, module, options, problem):
     main_module = sys.modules["__main__"]
-    monkeypatch.setattr(main_module, "make", Crowd, raising=False)
+    monkeypatch.setattr(main_module, "make", ChangingAgents, raising=False)
     with pytest.raises(InputError) as caught:
         PettingZooEnv(2, module=module, options=options, workers=2)
     assert problem in str(caught.value)
@@ -262,16 +262,16 @@ def test_envs_of_this_process_alone_are_refused(monkeypatch, module, options, pr
 
 
 def test_a_larger_selection_is_refused():
-    env = PettingZooEnv(2, module=UNRULY, workers=2)
+    env = PettingZooEnv(2, module=BREAKER, workers=2)
     env.reset()
-    many = env.select(torch.zeros(5, dtype=torch.int64))
+    selection = env.select(torch.zeros(5, dtype=torch.int64))
     with pytest.raises(InputError, match="at most 2 environments"):
-        many.step({"a": torch.zeros(5, 3, dtype=torch.int64)})
+        selection.step({"a": torch.zeros(5, 3, dtype=torch.int64)})
 
 
 def test_one_environment_needs_no_process():
-    assert PettingZooEnv(1, module=UNRULY, workers=4)._workers is None
-    assert len(pids(PettingZooEnv(2, module=UNRULY, workers=4))) == 2
+    assert PettingZooEnv(1, module=BREAKER, workers=4)._workers is None
+    assert len(pids(PettingZooEnv(2, module=BREAKER, workers=4))) == 2
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_one_environment_needs_no_process():
     ],
 )
 def test_wrong_numbers_of_processes(tmp_path, capsys, value, expected):
-    command = [f"env.module={UNRULY}", "ppo.num_envs=4", f"env.workers={value}"]
+    command = [f"env.module={BREAKER}", "ppo.num_envs=4", f"env.workers={value}"]
     folder = ["--run-dir", str(tmp_path / "run")]
     assert main(["train", "env=pettingzoo", *command, *folder]) == 2
     assert capsys.readouterr().err.strip().endswith(expected)
@@ -295,16 +295,16 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
     texts: list[list[Any]] = []
     for workers in (1, 2):
         run = tmp_path / f"run_{workers}"
-        command = ["env=pettingzoo", f"env.module={CROWD}", f"env.workers={workers}"]
+        command = ["env=pettingzoo", f"env.module={AGENTS}", f"env.workers={workers}"]
         sizes = ["ppo.num_envs=3", "ppo.num_epochs=1", "total_steps=200", "threads=1"]
         assert main(["train", *command, *sizes, "--run-dir", str(run)]) == 0
         evaluate = ["evaluate", str(run), "suite=quick", "episodes=5"]
-        assert main([*evaluate, "--plugin", CROWD]) == 0
+        assert main([*evaluate, "--plugin", AGENTS]) == 0
         rows = (run / "metrics.csv").read_text().splitlines()
         header = rows[0].split(",")
-        kept = [i for i, name in enumerate(header) if "seconds" not in name]
-        kept = [i for i in kept if "per_second" not in header[i]]
-        texts.append([[row.split(",")[i] for i in kept] for row in rows])
+        columns = [i for i, name in enumerate(header) if "seconds" not in name]
+        columns = [i for i in columns if "per_second" not in header[i]]
+        texts.append([[row.split(",")[i] for i in columns] for row in rows])
         # The table names the run and its options.
         with (run / "evaluation" / "results.csv").open() as file:
             results = list(csv.DictReader(file))
@@ -316,14 +316,14 @@ def test_training_and_evaluation_are_those_of_one_process(tmp_path):
 
 def test_resume_may_change_the_number_and_runs_stay_comparable(tmp_path):
     run = tmp_path / "run"
-    command = ["train", "env=pettingzoo", f"env.module={CROWD}", "ppo.num_envs=2"]
+    command = ["train", "env=pettingzoo", f"env.module={AGENTS}", "ppo.num_envs=2"]
     command += ["ppo.num_epochs=1", "total_steps=500", "threads=1"]
     assert main([*command, "--run-dir", str(run)]) == 0
-    again = ["resume", str(run), "--plugin", CROWD, "total_steps=900", "env.workers=2"]
-    assert main(again) == 0
+    words = ["resume", str(run), "--plugin", AGENTS, "total_steps=900", "env.workers=2"]
+    assert main(words) == 0
     assert "workers: 2" in (run / "config.yaml").read_text()
-    options = {"name": "pettingzoo", "module": CROWD}
+    options = {"name": "pettingzoo", "module": AGENTS}
     assert expand_counts({**options, "workers": 2}) == options
-    # An option of that name of any other environment is its own.
-    other = {"name": "plug_in:Env", "workers": 2}
-    assert expand_counts(other) == other
+    # Any other environment keeps an option of that name.
+    plugin_options = {"name": "plug_in:Env", "workers": 2}
+    assert expand_counts(plugin_options) == plugin_options

@@ -142,8 +142,8 @@ def test_a_token_is_a_patch_of_each_frame_oldest_first(
     features = env.observe()["agent"].features[1, 0].numpy()
     side = 84 // patch
     for token in (0, 3, side, side * side - 2):
-        top, left = patch * (token // side), patch * (token % side)
-        pixels = env.screens[1, :, top : top + patch, left : left + patch].numpy()
+        y, x = patch * (token // side), patch * (token % side)
+        pixels = env.screens[1, :, y : y + patch, x : x + patch].numpy()
         assert np.array_equal(features[token], pixels.reshape(-1))
 
 
@@ -171,10 +171,10 @@ def test_a_reset_leaves_the_frames_of_the_others() -> None:
 
 
 def test_the_score_is_black_unless_asked_for() -> None:
-    plain, shown = begun(), begun(zero_rows=0)
+    plain, with_score = begun(), begun(zero_rows=0)
     assert not plain.screens[:, :, :10].any()
-    assert shown.screens[:, -1, :10].any()
-    assert torch.equal(plain.screens[:, :, 10:], shown.screens[:, :, 10:])
+    assert with_score.screens[:, -1, :10].any()
+    assert torch.equal(plain.screens[:, :, 10:], with_score.screens[:, :, 10:])
 
 
 def test_observation_is_not_changed_by_later_steps() -> None:
@@ -209,13 +209,13 @@ def test_starts_are_those_after_up_to_noop_max_no_ops() -> None:
 
 def test_starts_differ_between_seeds_envs_and_episodes() -> None:
     def frames(env: Pong) -> list[bytes]:
-        shown = []
+        screens = []
         for _ in range(6):
             env.reset()
             for _ in range(20):
                 env.step(idle(env))
-            shown.append(env.screens.numpy().tobytes())
-        return shown
+            screens.append(env.screens.numpy().tobytes())
+        return screens
 
     base = frames(make(seed=1))
     assert frames(make(seed=1)) == base
@@ -229,7 +229,7 @@ def test_starts_differ_between_seeds_envs_and_episodes() -> None:
 def test_an_episode_follows_from_seed_env_and_number_alone(sticky: float) -> None:
     options: dict[str, Any] = {"seed": 3, "sticky_actions": sticky}
     env = begun(3, **options)
-    shown: dict[tuple[int, int], list[Tensor]] = {}
+    histories: dict[tuple[int, int], list[Tensor]] = {}
     resets = {4: [1], 9: [0, 1], 12: [2], 15: [1]}
     for time in range(40):
         if time in resets:
@@ -237,12 +237,12 @@ def test_an_episode_follows_from_seed_env_and_number_alone(sticky: float) -> Non
         run(env, 1)
         for i in range(3):
             place = (i, int(env.episodes[i]))
-            shown.setdefault(place, []).append(env.screens[i])
+            histories.setdefault(place, []).append(env.screens[i])
     for number, episode in ((0, 1), (1, 0), (1, 3), (2, 1)):
-        alone = begun(first_env=number, first_episode=episode, **options)
-        for expected in shown[number, episode]:
-            run(alone, 1)
-            assert torch.equal(alone.screens[0], expected)
+        single = begun(first_env=number, first_episode=episode, **options)
+        for expected in histories[number, episode]:
+            run(single, 1)
+            assert torch.equal(single.screens[0], expected)
 
 
 @STICKY
@@ -305,10 +305,10 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
     env, twin = begun(2, seed=2), begun(2, seed=2)
     run(env, 10)
     run(twin, 10)
-    taken = twin.select(index)
-    assert torch.equal(taken.screens, env.screens[index])
+    subset = twin.select(index)
+    assert torch.equal(subset.screens, env.screens[index])
     expected = run(env, 20)
-    assert torch.equal(run(taken, 20), expected[:, index])
+    assert torch.equal(run(subset, 20), expected[:, index])
     # The original can still be stepped, by replaying its games.
     assert torch.equal(run(twin, 20), expected)
     twin.reset(torch.tensor([True, False]))
@@ -319,10 +319,10 @@ def test_what_is_taken_goes_on_like_the_whole(rows: list[int]) -> None:
 def test_a_picture_taken_of_a_env_does_not_move() -> None:
     env = begun()
     run(env, 10)
-    taken = env.select(torch.zeros(1, dtype=torch.int64))
-    before = taken.frame()
+    subset = env.select(torch.zeros(1, dtype=torch.int64))
+    before = subset.frame()
     run(env, 10)
-    assert np.array_equal(taken.frame(), before)
+    assert np.array_equal(subset.frame(), before)
     assert not np.array_equal(env.frame(), before)
 
 
@@ -335,10 +335,10 @@ def test_an_ended_env_is_reset_without_the_others(finished: Pong) -> None:
 @pytest.mark.slow
 def test_a_saved_state_is_continued_exactly_past_an_end(finished: Pong) -> None:
     state = finished.state_dict()
-    other = make(2)
-    other.load_state_dict(state)
-    assert other.over.tolist() == [True, False]
-    assert torch.equal(run(other, 5), run(finished, 5))
+    restored = make(2)
+    restored.load_state_dict(state)
+    assert restored.over.tolist() == [True, False]
+    assert torch.equal(run(restored, 5), run(finished, 5))
 
 
 @STICKY
@@ -348,18 +348,18 @@ def test_a_saved_rollout_is_continued_exactly(sticky: float) -> None:
         policies = {"agent": RandomPolicy(env.groups["agent"].action_space)}
         return Rollout(env, policies, explore=True)
 
-    whole, rest = rollout(), rollout()
+    whole, resumed = rollout(), rollout()
     whole.steps(20)
     state = whole.state_dict()
     expected = whole.steps(20)["agent"]
-    rest.load_state_dict(state)
-    got = rest.steps(20)["agent"]
-    for one, other in zip(
+    resumed.load_state_dict(state)
+    trajectory = resumed.steps(20)["agent"]
+    for reference, part in zip(
         (*expected.tokens.parts, expected.actions, expected.rewards),
-        (*got.tokens.parts, got.actions, got.rewards),
+        (*trajectory.tokens.parts, trajectory.actions, trajectory.rewards),
         strict=True,
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(reference, part)
 
 
 def test_a_state_from_before_the_first_episode_can_be_loaded() -> None:
@@ -423,12 +423,12 @@ def test_perturbed_patches_are_bytes(name: str, options: dict[str, Any]) -> None
     )
     rollout = Rollout(env, policies, perturbation=perturbation)
     rollout.steps(3)
-    seen, shown = rollout.tokens["agent"], rollout.env.observe()["agent"]
-    assert seen.features.dtype == torch.uint8
-    changed = (seen.features != shown.features).any(-1) | seen.padding
+    perturbed, original = rollout.tokens["agent"], rollout.env.observe()["agent"]
+    assert perturbed.features.dtype == torch.uint8
+    changed = (perturbed.features != original.features).any(-1) | perturbed.padding
     assert (changed.sum(-1) > 30).all()
     if name == "occlude":
-        assert not seen.features[changed & ~seen.padding].any()
+        assert not perturbed.features[changed & ~perturbed.padding].any()
 
 
 def test_patches_cannot_be_injected() -> None:
@@ -445,12 +445,12 @@ def test_the_heuristic_puts_the_patches_together(patch: int, num_frames: int) ->
     env = begun(2, patch=patch, num_frames=num_frames)
     run(env, 5)
     policy = PongHeuristic(env.groups["agent"])
-    before, now = policy.frames(env.observe()["agent"])
-    assert torch.equal(now[:, 0], env.screens[:, -1])
+    before, latest = policy.frames(env.observe()["agent"])
+    assert torch.equal(latest[:, 0], env.screens[:, -1])
     assert torch.equal(before[:, 0], env.screens[:, max(num_frames - 2, 0)])
 
 
-def drawn(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
+def field_tokens(ball: tuple[int, int], before: tuple[int, int], paddle: int) -> Tokens:
     """A field with the ball at (row, column), before at another place, and a paddle."""
     screens = torch.full((4, 84, 84), 87, dtype=torch.uint8)
     screens[:, paddle - 3 : paddle + 4, 73:76] = 147
@@ -479,11 +479,11 @@ def test_the_heuristic_goes_where_the_ball_will_cross(
 ) -> None:
     policy = PongHeuristic(make().groups["agent"], offset=0.0)
     for paddle, action in ((round(target) - 9, 3), (round(target) + 9, 2)):
-        tokens = drawn(ball, before, paddle)
+        tokens = field_tokens(ball, before, paddle)
         distance = policy.distance(tokens)
         assert distance.item() == pytest.approx(target - paddle, abs=1e-3)
         assert policy.act(tokens).action.tolist() == [[action]]
-    near = drawn(ball, before, round(target))
+    near = field_tokens(ball, before, round(target))
     assert policy.act(near).action.tolist() == [[0]]
 
 
@@ -495,10 +495,10 @@ def test_reflection_stays_between_the_walls() -> None:
 
 def test_the_heuristic_rests_without_a_paddle_and_reads_padding_as_background() -> None:
     policy = PongHeuristic(make().groups["agent"])
-    tokens = drawn((40, 42), (40, 39), 60)
+    tokens = field_tokens((40, 42), (40, 39), 60)
     assert policy.act(tokens).action.item() != 0
-    lost = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
-    assert policy.act(lost).action.item() == 0
+    padded = Tokens(tokens.features, tokens.types, torch.ones_like(tokens.padding))
+    assert policy.act(padded).action.item() == 0
 
 
 @pytest.mark.slow
@@ -567,13 +567,13 @@ def test_a_missing_emulator_is_an_error_before_a_process_starts(tmp_path: Path) 
         "assert ray is None or not ray.is_initialized()\n"
         "sys.exit(status)\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.returncode == 2, done.stderr
-    wanted = 'marl-pool: this needs ale_py: pip install "marl-pool[atari]"'
-    assert done.stderr.splitlines()[-1] == wanted
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2, result.stderr
+    expected = 'marl-pool: this needs ale_py: pip install "marl-pool[atari]"'
+    assert result.stderr.splitlines()[-1] == expected
+    assert "Traceback" not in result.stderr
     assert not path.exists()
 
 
@@ -598,7 +598,7 @@ def golden() -> dict[str, Any]:
         for _ in range(10):
             total += env.step(actions_for(env)).rewards["agent"]
         features = env.observe()["agent"].features
-        sums.append([zlib.crc32(one.numpy().tobytes()) for one in features])
+        sums.append([zlib.crc32(tokens.numpy().tobytes()) for tokens in features])
         points.append(total.flatten().tolist())
     return {"version": env.version, "checksums": sums, "points": points}
 

@@ -42,17 +42,17 @@ def begun(num_envs: int = 1, **options: Any) -> Pong:
 def noisy(labels: Tensor, time: int, choices: int = 3) -> Tensor:
     """Other actions than the labels in one of four steps, in alternating envs."""
     row = torch.arange(len(labels))[:, None]
-    other = (labels + 1 + (time // 8 + row) % (choices - 1)) % choices
-    return torch.where((time // 2 + row) % 4 == 0, other, labels)
+    alternatives = (labels + 1 + (time // 8 + row) % (choices - 1)) % choices
+    return torch.where((time // 2 + row) % 4 == 0, alternatives, labels)
 
 
 def controller(noops: int = 5, frame_skip: int = 4) -> ValueController:
-    made = ValueController(frame_skip)
-    made.begin((noops, 1))
-    return made
+    player = ValueController(frame_skip)
+    player.begin((noops, 1))
+    return player
 
 
-def led(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
+def env_and_teacher(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
     """Two envs, of which one was reset halfway, and a teacher that labelled them."""
     env = begun(2, actions="moves", **options)
     teacher = ValueTableTeacher()
@@ -63,10 +63,10 @@ def led(steps: int, **options: Any) -> tuple[Pong, ValueTableTeacher]:
     return env, teacher
 
 
-def same(teacher: ValueTableTeacher, other: ValueTableTeacher, env: Pong) -> None:
+def same(teacher: ValueTableTeacher, reference: ValueTableTeacher, env: Pong) -> None:
     """Assert that two teachers answer alike."""
-    for one, two in zip(teacher.answer(env), other.answer(env), strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+    for part, expected in zip(teacher.answer(env), reference.answer(env), strict=True):
+        torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
 
 
 # The console's memory
@@ -78,15 +78,15 @@ def test_memory_and_pixels_agree() -> None:
     balls: list[int] = []
     paddles: list[int] = []
     for frame in range(900):
-        seen = console.read()
+        state = console.read()
         screen = console.emulator.getScreenGrayscale()
         rows, columns = (screen[34:194, 24:136] == BALL).nonzero()
-        if 60 < seen.ball_y < 190 and 80 < seen.ball_x < 180:
-            balls.append(rows.min() + 34 - (seen.ball_y - 14))
-            assert columns.min() + 24 == seen.ball_x - 49
+        if 60 < state.ball_y < 190 and 80 < state.ball_x < 180:
+            balls.append(rows.min() + 34 - (state.ball_y - 14))
+            assert columns.min() + 24 == state.ball_x - 49
         ours = (screen[34:194, 140:144] == PADDLE).all(1).nonzero()[0]
         if len(ours) == 16:
-            paddles.append(ours[0] + 34 - (seen.paddle_y - 13))
+            paddles.append(ours[0] + 34 - (state.paddle_y - 13))
         console.step(2 if frame // 60 % 2 else 3)
     assert len(balls) > 300
     assert len(paddles) > 300
@@ -100,11 +100,11 @@ def test_the_balls_velocity_predicts_its_next_position() -> None:
     before, right = console.read(), []
     for _ in range(900):
         console.step(NOOP)
-        now = console.read()
+        state = console.read()
         if before.ball_y and 70 < before.ball_x < 180:
-            moved = (now.ball_x - before.ball_x, now.ball_y - before.ball_y)
+            moved = (state.ball_x - before.ball_x, state.ball_y - before.ball_y)
             right.append(moved == (before.velocity_x, before.velocity_y))
-        before = now
+        before = state
     assert len(right) > 300
     assert np.mean(right) > 0.97  # all but those at the walls
 
@@ -155,19 +155,19 @@ def test_the_paddle_comes_to_rest_where_it_was_predicted(frame_skip: int) -> Non
     console.begin(noops=5)
     assert console.read().rest == FIRST_REST == console.read().paddle_y
     rng = np.random.default_rng(1)
-    seen = []
+    places = []
     for action in rng.integers(6, size=60):
         for _ in range(rng.integers(12 // frame_skip)):
             console.step(int(action))
         predicted, state = console.read().rest, console.emulator.cloneState()
         for _ in range(24):
             console.step(NOOP)
-        seen.append(console.read().paddle_y)
+        places.append(console.read().paddle_y)
         console.emulator.restoreState(state)
         # Only these places can be seen.
-        assert abs(np.clip(predicted, 38, 203) - seen[-1]) < 3
-    assert min(seen) == 38
-    assert max(seen) == 203
+        assert abs(np.clip(predicted, 38, 203) - places[-1]) < 3
+    assert min(places) == 38
+    assert max(places) == 203
 
 
 @pytest.mark.parametrize("frame_skip", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -178,9 +178,9 @@ def test_presses_move_the_resting_place_between_its_bounds(frame_skip: int) -> N
     for action in np.repeat(rng.integers(6, size=30), 12 // frame_skip):
         moved = console.read().rest + PUSH * frame_skip * DIRECTIONS[action]
         console.step(int(action))
-        rest = console.read().rest
-        assert rest == pytest.approx(np.clip(moved, *RESTS), abs=0.1)
-        rests.add(round(rest))
+        place = console.read().rest
+        assert place == pytest.approx(np.clip(moved, *RESTS), abs=0.1)
+        rests.add(round(place))
     assert {min(rests), max(rests)} == {14, 204}
 
 
@@ -196,7 +196,7 @@ def test_directions_are_those_of_the_actions() -> None:
 # Mirroring
 
 
-def shown(frames: list[np.ndarray]) -> np.ndarray:
+def resized_screen(frames: list[np.ndarray]) -> np.ndarray:
     """The environment's frame of an action's emulated frames."""
     screen = np.maximum(*frames[-2:])
     return cv2.resize(screen, (84, 84), interpolation=cv2.INTER_AREA)
@@ -234,7 +234,7 @@ def test_consoles_mirror_the_environment(
             for _ in range(frame_skip):
                 console.step(int(action[i]))
                 frames.append(console.emulator.getScreenGrayscale())
-            assert np.array_equal(shown(frames), env.screens[i, -1].numpy())
+            assert np.array_equal(resized_screen(frames), env.screens[i, -1].numpy())
     teacher.answer(env)
     for i, console in enumerate(slow):
         ram = teacher._controllers[i].console.emulator.getRAM()
@@ -247,15 +247,15 @@ def test_no_ops_are_counted() -> None:
     console = Console(frame_skip=1)
     for i, noops in enumerate(env.noops.tolist()):
         console.begin(noops)
-        frame = shown([console.emulator.getScreenGrayscale()] * 2)
+        frame = resized_screen([console.emulator.getScreenGrayscale()] * 2)
         assert np.array_equal(frame, env.screens[i, -1].numpy())
     assert len(set(env.noops.tolist())) > 1
     assert begun(noop_max=0).noops.tolist() == [0]
     saved = Pong(4, threads=1, zero_rows=0, num_frames=1)
     saved.load_state_dict(env.state_dict())
     assert torch.equal(saved.noops, env.noops)
-    some = torch.tensor([3, 1])
-    assert torch.equal(env.select(some).noops, env.noops[some])
+    numbers = torch.tensor([3, 1])
+    assert torch.equal(env.select(numbers).noops, env.noops[numbers])
 
 
 # Labels
@@ -265,7 +265,7 @@ def test_no_ops_are_counted() -> None:
 def test_labels_depend_on_the_actions_and_not_on_when_they_are_asked(
     sticky: float,
 ) -> None:
-    env, teacher = led(100, seed=4, sticky_actions=sticky)
+    env, teacher = env_and_teacher(100, seed=4, sticky_actions=sticky)
     late = ValueTableTeacher()
     for time in range(20):
         same(teacher, late, env)
@@ -293,25 +293,25 @@ def test_labels_are_in_the_environments_actions() -> None:
 
 
 def test_taken_envs_are_followed_from_where_they_were() -> None:
-    env, teacher = led(60)
+    env, teacher = env_and_teacher(60)
     expected = ValueTableTeacher().answer(env)
     teacher.answer(env)
-    known = teacher._controllers[1]
-    taken = teacher.answer(env.select(torch.tensor([1])))
-    for part, whole in zip(taken, expected, strict=True):
+    controller = teacher._controllers[1]
+    answer = teacher.answer(env.select(torch.tensor([1])))
+    for part, whole in zip(answer, expected, strict=True):
         torch.testing.assert_close(part, whole[1:], rtol=0, atol=0, equal_nan=True)
-    assert teacher._controllers[1] is known
-    assert len(known.played) == 30
+    assert teacher._controllers[1] is controller
+    assert len(controller.played) == 30
     # Other actions than those it followed: it begins again.
-    both = env.select(torch.tensor([1, 1]))
+    pair = env.select(torch.tensor([1, 1]))
     for time in range(6):
-        both.step({"agent": torch.tensor([[1], [2 * (time // 3)]])})
+        pair.step({"agent": torch.tensor([[1], [2 * (time // 3)]])})
     alone = [
-        ValueTableTeacher().answer(both.select(torch.tensor([i]))) for i in range(2)
+        ValueTableTeacher().answer(pair.select(torch.tensor([i]))) for i in range(2)
     ]
-    for found, *wanted in zip(teacher.answer(both), *alone, strict=True):
+    for actual, *references in zip(teacher.answer(pair), *alone, strict=True):
         torch.testing.assert_close(
-            found, torch.cat(wanted), rtol=0, atol=0, equal_nan=True
+            actual, torch.cat(references), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -334,19 +334,19 @@ def test_two_environments_in_turn_are_followed_from_where_they_were(
 
 
 def test_few_other_controllers_are_kept() -> None:
-    env, teacher = led(2)
-    other = ValueController(4)
-    teacher._controllers |= {100 + i: other for i in range(SPARE + 3)}
+    env, teacher = env_and_teacher(2)
+    spare = ValueController(4)
+    teacher._controllers |= {100 + i: spare for i in range(SPARE + 3)}
     teacher.answer(env)
-    kept = [*range(103, 100 + SPARE + 3), 0, 1]
-    assert list(teacher._controllers) == kept
+    expected = [*range(103, 100 + SPARE + 3), 0, 1]
+    assert list(teacher._controllers) == expected
 
 
 def test_environments_with_other_options_are_followed_from_their_start() -> None:
-    teacher = led(20)[1]
-    other = begun(2, actions="moves", sticky_actions=0.25)
-    other.step({"agent": torch.zeros(2, 1, dtype=torch.int64)})
-    same(teacher, ValueTableTeacher(), other)
+    teacher = env_and_teacher(20)[1]
+    sticky_env = begun(2, actions="moves", sticky_actions=0.25)
+    sticky_env.step({"agent": torch.zeros(2, 1, dtype=torch.int64)})
+    same(teacher, ValueTableTeacher(), sticky_env)
     assert teacher._controllers[0].console.sticky == 0.25
 
 
@@ -367,10 +367,10 @@ def test_after_the_end_it_rests_until_the_next_game() -> None:
         env.step({"agent": teacher.answer(env).actions})
     fresh = ValueTableTeacher()
     same(teacher, fresh, env)
-    known, anew = (
+    memory, fresh_memory = (
         t._controllers[0].console.emulator.getRAM() for t in (teacher, fresh)
     )
-    assert np.array_equal(known, anew)
+    assert np.array_equal(memory, fresh_memory)
     assert not teacher._controllers[0].console.over
 
 

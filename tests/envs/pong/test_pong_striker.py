@@ -56,17 +56,17 @@ def test_values_at_arrival() -> None:
     assert OFFSETS[0] < HIT_RANGE[0] < HIT_RANGE[1] < OFFSETS[-1]
 
 
-@pytest.mark.parametrize("left", [3, 9])
-def test_tables_agree_with_simulated_play(left: int) -> None:
+@pytest.mark.parametrize("num_frames", [3, 9])
+def test_tables_agree_with_simulated_play(num_frames: int) -> None:
     tables = solve(4, 0.25)
     kind, last, generator = 1, LOWER, np.random.default_rng(0)
     end = _arrival_values(*SHOTS[kind])
-    for now in range(3):
-        rest, paddle = -4, 5  # places beside the middle
+    for current in range(3):
+        resting_place, paddle = -4, 5  # places beside the middle
         values = []
         for _ in range(4000):
-            pressed, action, frames = last, now, left
-            at, y = rest, paddle * CELL
+            pressed, action, frames = last, current, num_frames
+            at, y = resting_place, paddle * CELL
             while frames:
                 for _ in range(min(frames, 4)):
                     if generator.random() >= 0.25:
@@ -83,15 +83,15 @@ def test_tables_agree_with_simulated_play(left: int) -> None:
                 action = int(table[:, row, i].argmax())
             values.append(np.interp(y, OFFSETS, end))
         cost = 0.01  # of presses, and of places between two of the table
-        start = HALF_WIDTH + rest, HALF_WIDTH + paddle
-        expected = tables[left, kind, last, now, *start]
+        start = HALF_WIDTH + resting_place, HALF_WIDTH + paddle
+        expected = tables[num_frames, kind, last, current, *start]
         error = 4 * np.std(values) / len(values) ** 0.5 + cost
         assert abs(np.mean(values) - expected) < error
 
 
 def test_it_presses_towards_the_ball() -> None:
-    for rest, best in ((60.0, LOWER), (160.0, HIGHER), (-10.0, LOWER)):
-        state = approaching(paddle_y=round(rest), rest=rest)
+    for resting_place, best in ((60.0, LOWER), (160.0, HIGHER), (-10.0, LOWER)):
+        state = approaching(paddle_y=round(resting_place), rest=resting_place)
         assert action_values(state, NOOP, 4, 0.25).argmax() == best
     for ball_x in range(100, 189):  # close enough to stay
         near = approaching(ball_x=ball_x, paddle_y=93, rest=93.0)
@@ -128,10 +128,10 @@ def test_logits_say_how_much_depends_on_the_action() -> None:
 def test_privileged_targets_are_scaled_and_nan_where_unknown() -> None:
     low, high = WALLS
     state = GameState(PADDLE_COLUMN, 206, 2, -4, paddle_y=45, rest=125.75)
-    known = dict(zip(TARGET_NAMES, privileged_targets(state), strict=True))
+    targets = dict(zip(TARGET_NAMES, privileged_targets(state), strict=True))
     expected = {"crossing": 1.0, "rest": 0.0, "paddle": -1.0, "ball_x": 1.0}
     expected |= {"ball_y": 1.0, "velocity_x": 0.5, "velocity_y": -1.0}
-    assert known == pytest.approx(expected, abs=0.01)
+    assert targets == pytest.approx(expected, abs=0.01)
     away = privileged_targets(state._replace(velocity_x=-2, rest=(low + high) / 2))
     assert np.isnan(away).tolist() == [True] + 6 * [False]
     absent = privileged_targets(state._replace(ball_y=0, rest=high))
@@ -158,10 +158,10 @@ def test_the_teachers_targets_are_those_of_the_games() -> None:
             console.step(action)
         state = console.read()
         assert state.ball_y > 0
-        told = dict(zip(TARGET_NAMES, targets[row, 0].tolist(), strict=True))
-        assert told["paddle"] == pytest.approx(_share(state.paddle_y), abs=1e-6)
-        assert told["ball_y"] == pytest.approx(_share(state.ball_y), abs=1e-6)
-        velocity = [told["velocity_x"], told["velocity_y"]]
+        values = dict(zip(TARGET_NAMES, targets[row, 0].tolist(), strict=True))
+        assert values["paddle"] == pytest.approx(_share(state.paddle_y), abs=1e-6)
+        assert values["ball_y"] == pytest.approx(_share(state.ball_y), abs=1e-6)
+        velocity = [values["velocity_x"], values["velocity_y"]]
         assert velocity == [state.velocity_x / 4, state.velocity_y / 4]
 
 

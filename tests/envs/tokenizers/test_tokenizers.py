@@ -24,8 +24,8 @@ ZERO = (0.0, 0.0)
 Token = tuple[str, list[float]]
 
 
-def relative(mine: Any, other: Any) -> tuple[float, float]:
-    return tuple(other.state.p_pos - mine.state.p_pos)
+def relative(origin: Any, entity: Any) -> tuple[float, float]:
+    return tuple(entity.state.p_pos - origin.state.p_pos)
 
 
 def kind(agent: Any) -> str:
@@ -36,13 +36,13 @@ def kind(agent: Any) -> str:
 
 
 def spread(agent: Any, env: Any) -> list[Token]:
-    mine = [*agent.state.p_pos, *agent.state.p_vel, *ZERO]
-    tokens: list[Token] = [("self", mine)]
+    features = [*agent.state.p_pos, *agent.state.p_vel, *ZERO]
+    tokens: list[Token] = [("self", features)]
     for mark in env.landmarks:
         tokens.append(("landmark", [*relative(agent, mark), *ZERO, *ZERO]))
-    for other in env.agents:
-        if other is not agent:
-            heard = [*relative(agent, other), *ZERO, *other.state.c]
+    for neighbor in env.agents:
+        if neighbor is not agent:
+            heard = [*relative(agent, neighbor), *ZERO, *neighbor.state.c]
             tokens.append(("agent", heard))
     return tokens
 
@@ -51,10 +51,10 @@ def tag(agent: Any, env: Any) -> list[Token]:
     tokens: list[Token] = [("self", [*agent.state.p_pos, *agent.state.p_vel])]
     for mark in env.landmarks:
         tokens.append(("obstacle", [*relative(agent, mark), *ZERO]))
-    for other in env.agents:
-        if other is not agent:
-            speed = ZERO if other.adversary else other.state.p_vel
-            tokens.append((kind(other), [*relative(agent, other), *speed]))
+    for neighbor in env.agents:
+        if neighbor is not agent:
+            speed = ZERO if neighbor.adversary else neighbor.state.p_vel
+            tokens.append((kind(neighbor), [*relative(agent, neighbor), *speed]))
     return tokens
 
 
@@ -86,12 +86,12 @@ def test_tokens_are_the_entities(
             discrete = not group.action_space.shape
             actions[name] = moves % 5 if discrete else torch.sin(moves.float())
         env.step(actions)
-    seen = env.observe()
+    observations = env.observe()
     for row in range(3):
         inner = env._cursors[row].simulator.inner.env.unwrapped.world
         for agent in inner.agents:
             name, _, number = agent.name.rpartition("_")
-            tokens = seen[name].at((row, int(number)))
+            tokens = observations[name].at((row, int(number)))
             expected = oracle(agent, inner)
             names = env.groups[name].tokens.type_names
             assert [names[t] for t in tokens.types] == [t for t, _ in expected]
@@ -121,16 +121,16 @@ def test_slots_of_entities_that_there_are_not_are_padding() -> None:
 def test_the_generic_tokenizer_gives_each_number_a_type() -> None:
     env = PettingZooEnv(2, module="mpe2.simple_tag_v3", tokenizer="features", seed=3)
     plain = PettingZooEnv(2, module="mpe2.simple_tag_v3", seed=3)
-    for each in (env, plain):
-        each.reset()
+    for instance in (env, plain):
+        instance.reset()
     tokens = env.observe()["agent"]
     spec = env.groups["agent"].tokens
     assert (spec.num_tokens, spec.num_features, spec.has_self) == (14, 1, False)
     assert spec.type_names[:2] == ("feature_0", "feature_1")
     assert tokens.types[1, 0].tolist() == list(range(14))
     # The observation begins with velocity, then position.
-    own = plain.observe()["agent"].features[:, :, 0]
-    assert tokens.features[..., :4, 0].equal(own[..., [2, 3, 0, 1]])
+    features = plain.observe()["agent"].features[:, :, 0]
+    assert tokens.features[..., :4, 0].equal(features[..., [2, 3, 0, 1]])
 
 
 def test_a_module_finds_its_tokenizer() -> None:
@@ -142,15 +142,15 @@ def test_a_module_finds_its_tokenizer() -> None:
 
 def observer(agents: str, size: int, group: str = "", **options: Any) -> Observer:
     names = tuple(agents.split())
-    mine = tuple(name for name in names if name.startswith(group))
-    return Observer(group or "all", mine, names, size, options)
+    members = tuple(name for name in names if name.startswith(group))
+    return Observer(group or "all", members, names, size, options)
 
 
 TAGGED = "adversary_0 adversary_1 adversary_2 agent_0"
 
 
 @pytest.mark.parametrize(
-    ("name", "about", "message"),
+    ("name", "subject", "message"),
     [
         ("simple_spread", observer("agent_0 agent_1", 15), "reads 12 numbers in 4 tok"),
         ("simple_spread", observer("fox_0 agent_1", 14), "agents named agent_N or adv"),
@@ -168,15 +168,15 @@ TAGGED = "adversary_0 adversary_1 adversary_2 agent_0"
         ),
     ],
 )
-def test_an_observation_that_does_not_fit_is_refused(name, about, message):
+def test_an_observation_that_does_not_fit_is_refused(name, subject, message):
     with pytest.raises(InputError, match=message) as caught:
-        make_tokenizer(name, about)
+        make_tokenizer(name, subject)
     assert str(caught.value).startswith("env.tokenizer: ")
     assert "\n" not in str(caught.value)
 
 
 class Fixed(Tokenizer):
-    """A tokenizer of one's own that does what the test says."""
+    """A custom tokenizer that does what the test says."""
 
     fault = ""
 
@@ -223,8 +223,8 @@ def test_a_class_that_is_no_tokenizer_is_refused():
 
 def test_they_can_be_listed(capsys):
     assert main(["list", "tokenizers"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in TOKENIZERS)
+    output = capsys.readouterr().out
+    assert all(name in output for name in TOKENIZERS)
 
 
 # The guide
@@ -249,8 +249,8 @@ def test_the_guide_s_commands_and_names_exist():
     text = GUIDE.read_text(encoding="utf-8")
     lines = re.findall(r"^marl-pool (.*)$", text, re.M)
     for line in lines:
-        known, overrides = arguments.parse(line.partition("#")[0].split())
-        if known.verb == "train":
+        command, overrides = arguments.parse(line.partition("#")[0].split())
+        if command.verb == "train":
             compose("train", overrides)
     table = re.findall(r"^\| `(\w+)` \|", text, re.M)
     assert sorted(table) == sorted(TOKENIZERS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.diagnosis import theory
@@ -714,14 +714,14 @@ def test_bad_settings_are_one_line_and_write_nothing(
 def test_an_env_without_signal_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = {"name": "helpers.toy:FoxAndHens"}
+    env = {"name": "helpers.farm:FoxAndHens"}
     made = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
         for name, group in FoxAndHens(1).groups.items()
     }
     run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
     save_policies(made, {name: name for name in made}, run.policy_dir)
-    arguments = ["diagnose", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]
+    arguments = ["diagnose", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err == (
         "marl-pool: FoxAndHens does not define the signal tokens of 'fox': it has no "

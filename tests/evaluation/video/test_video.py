@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from helpers.videos import ENV, PLACES, STEPS, centroid, policy_for, read
 from marl_pool.envs.drawing.canvas import PAPER
 from marl_pool.evaluation.settings import RenderSettings

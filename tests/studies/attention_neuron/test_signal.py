@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.env_cases import CASES
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.policies import make_policy

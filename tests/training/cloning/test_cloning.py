@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers.toy import TOKENS, FoxAndHens
+from helpers.farm import TOKENS, FoxAndHens
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -89,10 +89,11 @@ def teacher_folder(tmp_path) -> Path:
     return tmp_path / "teacher"
 
 
-def small(*overrides: str) -> list[str]:
+def small_overrides(*overrides: str) -> list[str]:
     """Overrides after those for a small size, which may not suit another policy."""
-    other = any(text.startswith("policy=") for text in overrides)
-    return [*(text for text in SMALL if not (other and "pooling" in text)), *overrides]
+    has_policy = any(text.startswith("policy=") for text in overrides)
+    base = [text for text in SMALL if not (has_policy and "pooling" in text)]
+    return [*base, *overrides]
 
 
 def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run:
@@ -101,11 +102,11 @@ def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run
         run = Run.open(path)
         config = run.config
     else:
-        config = compose("clone", small(*overrides))
+        config = compose("clone", small_overrides(*overrides))
         run = Run.create(path, config, "clone")
-    asked = iter(range(10_000))
+    counter = iter(range(10_000))
     stop = stop_after is not None
-    clone(run, config, lambda: stop and next(asked) >= stop_after)
+    clone(run, config, lambda: stop and next(counter) >= stop_after)
     run.close()
     return run
 
@@ -140,20 +141,20 @@ CARTPOLE = {"name": "cartpole", "max_steps": 15}
 # What is taken down
 
 
-def split(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
+def by_trajectory(trajectories: Trajectories, name: str) -> list[torch.Tensor]:
     return list(trajectories.steps[name].split(trajectories.lengths.tolist()))
 
 
-def each_of(trajectories: Trajectories, *names: str):
+def split_parts(trajectories: Trajectories, *names: str):
     """These parts of one trajectory after the other."""
-    return zip(*(split(trajectories, name) for name in names), strict=True)
+    return zip(*(by_trajectory(trajectories, name) for name in names), strict=True)
 
 
 @pytest.mark.parametrize("student", [None, sensory(seed=3)])
 def test_labels_are_the_teachers_own_answers_in_every_state(student):
     teacher = sensory(seed=7)
     played, _ = collected(teacher, CARTPOLE, student=student)
-    parts = each_of(played, "features", "prev_action", "label")
+    parts = split_parts(played, "features", "prev_action", "label")
     for features, before, label in parts:
         memory = teacher.initial_memory(1, 5)
         answers, _ = teacher.unroll(features[None], None, before[None], memory)
@@ -162,7 +163,7 @@ def test_labels_are_the_teachers_own_answers_in_every_state(student):
 
 def test_the_previous_action_is_the_one_that_was_truly_taken():
     played, _ = collected(sensory(seed=7), CARTPOLE)
-    for before, label in each_of(played, "prev_action", "label"):
+    for before, label in split_parts(played, "prev_action", "label"):
         assert (before[0] == 0).all()
         torch.testing.assert_close(before[1:], label[:-1], rtol=0, atol=1e-6)
     assert played.steps["prev_action"].abs().max() > 0.01
@@ -174,13 +175,13 @@ def test_features_are_what_the_env_shows_and_not_what_the_student_sees():
     played, _ = collected(
         sensory(seed=7), CARTPOLE, student=student, perturbation=augmented.build()
     )
-    parts = each_of(played, "features", "prev_action")
+    parts = split_parts(played, "features", "prev_action")
     for number, (features, before) in zip(played.env_ids.tolist(), parts, strict=True):
         env = make_batched_env(num_envs=1, first_env=number, **CARTPOLE)
         env.reset()
         for t in range(len(features)):
-            shown = env.observe()["agent"].features[0, 0]
-            torch.testing.assert_close(features[t], shown, rtol=0, atol=1e-5)
+            expected = env.observe()["agent"].features[0, 0]
+            torch.testing.assert_close(features[t], expected, rtol=0, atol=1e-5)
             if t + 1 < len(before):
                 scaled = student.scale(before[t + 1]).view(1, 1, 1)
                 env.step({"agent": scaled})
@@ -224,7 +225,7 @@ class Left(Policy):
         return Decision(none.long(), none, none, logits, state)
 
 
-def wanderer() -> Policy:
+def random_walker() -> Policy:
     """It takes both choices at random."""
     torch.manual_seed(0)
     return RandomPolicy(spaces.Discrete(2))
@@ -239,13 +240,13 @@ def test_equal_trajectories_count_once_and_never_on_both_sides(tmp_path, capsys)
         "clone.validation_episodes=1",
         f"teacher={__name__}:Left",
     )
-    about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
-    assert about["played"] == {"train": 30, "validation": 1}
-    assert {name: len(found) for name, found in about["digests"].items()} == {
+    record = json.loads((run.path / "trajectories/round_000/about.json").read_text())
+    assert record["played"] == {"train": 30, "validation": 1}
+    assert {name: len(digests) for name, digests in record["digests"].items()} == {
         "train": 2,
         "validation": 1,
     }
-    assert not set(about["digests"]["train"]) & set(about["digests"]["validation"])
+    assert not set(record["digests"]["train"]) & set(record["digests"]["validation"])
     assert "round 0: 2 trajectories" in capsys.readouterr().err
     assert run.rows()[-1]["trajectories"] == 2
 
@@ -254,7 +255,7 @@ def test_training_validation_and_evaluation_have_envs_of_their_own():
     assert 1 << 32 < VALIDATION_ENVS < PLAY_ENV_IDS < EVALUATION_ENVS
 
 
-def games(count: int) -> BehaviourPolicy:
+def walker_games(count: int) -> BehaviourPolicy:
     """Games of a walker, of 5 steps each."""
     env = make_batched_env(num_envs=count, name=f"{__name__}:Walk", max_steps=5)
     teacher = PolicyTeacher(Left().eval())
@@ -264,8 +265,8 @@ def games(count: int) -> BehaviourPolicy:
 
 
 def test_games_go_on_where_they_were_left() -> None:
-    both, once = games(3), games(3)
-    parts, whole = [both.advance(4), both.advance(8)], once.advance(12)
+    resumed, straight = walker_games(3), walker_games(3)
+    parts, whole = [resumed.advance(4), resumed.advance(8)], straight.advance(12)
     assert [part.lengths.tolist() for part in parts] == [[4] * 3, [1, 5, 2] * 3]
     assert whole.lengths.tolist() == [5, 5, 2] * 3
     for name in ("features", "prev_action", "label"):
@@ -350,23 +351,23 @@ def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
     played, rows = collected(teacher, env)
     sides = {"train": played, "validation": played.without_duplicates()}
     save_round(tmp_path / "r", sides, {"a": [1]}, rows)
-    other = None
+    used_rows = None
     if rows is not None:
-        other = RowTable(2)  # that has seen other rows before
-        other.number(torch.full((3, 2), 77, dtype=torch.uint8))
+        used_rows = RowTable(2)  # that has seen other rows before
+        used_rows.number(torch.full((3, 2), 77, dtype=torch.uint8))
     assert read_about(tmp_path / "r")["a"] == [1]
-    after = load_round(tmp_path / "r", other)["train"]
+    after = load_round(tmp_path / "r", used_rows)["train"]
     assert after.digests == played.digests
     for name in PER_TRAJECTORY:
         assert torch.equal(getattr(after, name), getattr(played, name))
     for name, part in played.steps.items():
-        found = after.steps[name]
+        column = after.steps[name]
         if rows is not None and name == "features":
-            part, found = rows.table()[part.long()], other.table()[found.long()]
-        assert found.dtype == part.dtype
-        torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
-    found = "privileged_targets" in played.steps
-    assert found == isinstance(teacher, TeacherWithTargets)
+            part, column = rows.table()[part.long()], used_rows.table()[column.long()]
+        assert column.dtype == part.dtype
+        torch.testing.assert_close(column, part, rtol=0, atol=0, equal_nan=True)
+    has_targets = "privileged_targets" in played.steps
+    assert has_targets == isinstance(teacher, TeacherWithTargets)
 
 
 def test_damaged_trajectories_are_refused_in_one_line(tmp_path):
@@ -394,8 +395,8 @@ def augmentation(
 ) -> Augmentation:
     """An augmentation with these settings, by default without a perturbation."""
     settings = CloneSettings(**options)
-    chosen = Options(perturbation or {"name": "none"})
-    return Augmentation(spec, chosen, settings, seed)
+    choice = Options(perturbation or {"name": "none"})
+    return Augmentation(spec, choice, settings, seed)
 
 
 def sampler(
@@ -423,21 +424,21 @@ def test_an_epoch_takes_each_step_once_in_an_order_of_the_seed():
     )
     assert first.flatten().unique().numel() == first.numel() == 5 * count
     assert not torch.equal(first, second)
-    again = sampler(played, batch_size=5)
-    assert torch.equal(again.batch(count, 9).label.flatten(), second[:5].flatten())
-    other = sampler(played, batch_size=5, seed=1)
-    assert not torch.equal(other.batch(0, 0).label.flatten(), first[:5].flatten())
+    repeat = sampler(played, batch_size=5)
+    assert torch.equal(repeat.batch(count, 9).label.flatten(), second[:5].flatten())
+    reseeded = sampler(played, batch_size=5, seed=1)
+    assert not torch.equal(reseeded.batch(0, 0).label.flatten(), first[:5].flatten())
 
 
 def test_validation_takes_steps_evenly_spread():
     played, _ = collected(sensory(seed=7), CARTPOLE)
     played.steps["label"] = torch.arange(played.num_steps).float()[:, None]
     batches = sampler(played, batch_size=5)
-    taken = torch.cat([batch.label for batch in batches.all(12)]).flatten()
-    assert taken[0] == 0
-    assert taken[-1] == played.num_steps - 1
+    labels = torch.cat([batch.label for batch in batches.all(12)]).flatten()
+    assert labels[0] == 0
+    assert labels[-1] == played.num_steps - 1
     gap = (played.num_steps - 1) / 11
-    assert ((taken.diff() - gap).abs() < 1).all()
+    assert ((labels.diff() - gap).abs() < 1).all()
     for limit in (played.num_steps, 10**6):
         whole = torch.cat([batch.label for batch in batches.all(limit)]).flatten()
         assert torch.equal(whole, torch.arange(played.num_steps).float())
@@ -462,7 +463,7 @@ def test_whole_trajectories_are_padded_at_their_ends():
     played = join([part for part, _ in parts])
     batch = sampler(played, whole=True).select(torch.arange(len(played)), 0)
     assert batch.valid.sum(1).tolist() == played.lengths.tolist()
-    for row, (features, label) in enumerate(each_of(played, "features", "label")):
+    for row, (features, label) in enumerate(split_parts(played, "features", "label")):
         assert torch.equal(batch.features[row, : len(label)], features)
         assert torch.equal(batch.label[row, : len(label)], label)
 
@@ -510,8 +511,8 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
     time, place = batch.privileged_targets.unbind(-1)
     assert torch.equal(place.isnan(), time > 5)
     # `Bytes` shows the time in all features.
-    shown = batch.features[..., 0, 0].float()
-    assert torch.equal(place[time <= 5], shown[time <= 5])
+    clock = batch.features[..., 0, 0].float()
+    assert torch.equal(place[time <= 5], clock[time <= 5])
     starts = batch.prev_action.sum(-1) == 0
     assert torch.equal(starts, time == 0)
     if whole:
@@ -521,13 +522,13 @@ def test_targets_go_along_with_their_steps(whole: bool) -> None:
 
 
 def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
-    played, rows = collected(Left(), BYTES, student=wanderer())
+    played, rows = collected(Left(), BYTES, student=random_walker())
     batch = sampler(played, rows, whole=True).select(torch.arange(3), 0)
     first, later = batch.prev_action[:, 0], batch.prev_action[:, 1:]
     assert (first == 0).all()
     assert (later.sum(-1) == 1).all()
-    chosen = torch.stack(split(played, "prev_action"))[:, 1:].long()
-    assert torch.equal(later.argmax(-1), chosen)
+    choices = torch.stack(by_trajectory(played, "prev_action"))[:, 1:].long()
+    assert torch.equal(later.argmax(-1), choices)
 
 
 @pytest.mark.parametrize(
@@ -541,24 +542,24 @@ def test_a_previous_choice_is_one_hot_and_nothing_at_the_start():
     ],
 )
 def test_rows_are_perturbed_as_their_bytes_are(perturbation):
-    played, rows = collected(Left(), BYTES, student=wanderer())
+    played, rows = collected(Left(), BYTES, student=random_walker())
     batches = sampler(played, rows, whole=True, perturbation=perturbation)
     batch = batches.select(torch.arange(3), 4)
     table = rows.table()
     steps = {
-        name: torch.stack(split(played, name))
+        name: torch.stack(by_trajectory(played, name))
         for name in ("features", "types", "padding")
     }
     plain = Tokens(
         table[steps["features"].long()], steps["types"].long(), steps["padding"]
     )
-    seen = batches.augmentation.perturb(plain, 4)
-    assert torch.equal(batch.features, seen.features)
-    assert not torch.equal(seen.features, plain.features) or seen.padding.any()
+    view = batches.augmentation.perturb(plain, 4)
+    assert torch.equal(batch.features, view.features)
+    assert not torch.equal(view.features, plain.features) or view.padding.any()
     if batch.padding is None:
-        assert not seen.padding.any()
+        assert not view.padding.any()
     else:
-        assert torch.equal(batch.padding, seen.padding)
+        assert torch.equal(batch.padding, view.padding)
 
 
 def test_each_sample_misses_tokens_of_its_own_within_the_bounds():
@@ -585,19 +586,19 @@ def test_previous_actions_are_blurred():
     noisy = augmentation(prev_action_noise=0.1).perturb_prev_actions(box, before, 0)
     assert abs(float(noisy.std()) - 0.1) < 0.01
     assert abs(float(noisy.mean()) - 0.3) < 0.01
-    choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(200, 5).long()]
-    other = augmentation(prev_action_noise=0.4).perturb_prev_actions(choice, taken, 0)
-    assert (other.sum(-1) == 1).all()
-    assert abs(float((other.argmax(-1) != 1).float().mean()) - 0.3) < 0.05
+    choice, actions = ActionSpec(n=4), torch.eye(4)[torch.ones(200, 5).long()]
+    picks = augmentation(prev_action_noise=0.4).perturb_prev_actions(choice, actions, 0)
+    assert (picks.sum(-1) == 1).all()
+    assert abs(float((picks.argmax(-1) != 1).float().mean()) - 0.3) < 0.05
     none = torch.zeros(3, 5, 4)  # an episode's start stays one
     certain = augmentation(prev_action_noise=1.0)
     assert (certain.perturb_prev_actions(choice, none, 0) == 0).all()
-    assert augmentation().perturb_prev_actions(choice, taken, 0) is taken
+    assert augmentation().perturb_prev_actions(choice, actions, 0) is actions
 
 
 def test_a_noisy_choice_is_any_with_equal_probability():
-    choice, taken = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
-    noisy = augmentation(prev_action_noise=0.4).perturb_prev_actions(choice, taken, 0)
+    choice, actions = ActionSpec(n=4), torch.eye(4)[torch.ones(2000, 5).long()]
+    noisy = augmentation(prev_action_noise=0.4).perturb_prev_actions(choice, actions, 0)
     shares = torch.tensor([0.1, 0.7, 0.1, 0.1])
     torch.testing.assert_close(noisy.mean((0, 1)), shares, rtol=0, atol=0.025)
 
@@ -639,16 +640,16 @@ def test_what_lies_beyond_a_sequences_end_counts_nothing():
     batch, agent = batch_of([6, 3]), sensory()
     learner = Learner(agent, PLAIN)
     score = learner.learn(batch, 1e-9)
-    found = gradients(agent)
+    expected = gradients(agent)
     beyond = ~batch.valid
     changed = batch._replace(
         features=batch.features.masked_fill(beyond[..., None, None], 9.0),
         label=batch.label.masked_fill(beyond[..., None], 9.0),
     )
-    again = learner.learn(changed, 1e-9)
-    assert score.steps == again.steps == 9
-    torch.testing.assert_close(score.loss, again.loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradients(agent), found, rtol=1e-4, atol=1e-6)
+    repeat = learner.learn(changed, 1e-9)
+    assert score.steps == repeat.steps == 9
+    torch.testing.assert_close(score.loss, repeat.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(agent), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_of_sequences_is_the_mean_over_their_steps():
@@ -675,15 +676,15 @@ def test_a_batch_of_sequences_is_the_mean_over_their_steps():
 def test_a_truncated_gradient_carries_the_memory_but_stops():
     batch, agent = batch_of([6, 5]), sensory()
     # A learning rate of almost 0: all pieces are answered by the same weights.
-    scores, found = {}, {}
+    scores, agent_gradients = {}, {}
     for truncate in (None, 99, 2):
         settings = CloneSettings(grad_clip=None, truncate=truncate)
         scores[truncate] = Learner(agent, settings).learn(batch, 1e-12)
-        found[truncate] = gradients(agent)
+        agent_gradients[truncate] = gradients(agent)
     torch.testing.assert_close(scores[2].loss, scores[None].loss)
     assert scores[2].steps == scores[None].steps
-    torch.testing.assert_close(found[99], found[None])
-    assert not torch.allclose(found[2][0], found[None][0])
+    torch.testing.assert_close(agent_gradients[99], agent_gradients[None])
+    assert not torch.allclose(agent_gradients[2][0], agent_gradients[None][0])
 
 
 def test_a_choice_is_learned_by_cross_entropy():
@@ -698,8 +699,8 @@ def test_a_choice_is_learned_by_cross_entropy():
     hard = -logs.gather(-1, label[..., None])[..., 0] * valid
     torch.testing.assert_close(losses(outputs, batch, CloneSettings(), choice), hard)
     soft = -(logs * logits.softmax(-1)).sum(-1) * valid
-    found = losses(outputs, batch, CloneSettings(soft=True), choice)
-    torch.testing.assert_close(found, soft)
+    loss = losses(outputs, batch, CloneSettings(soft=True), choice)
+    torch.testing.assert_close(loss, soft)
 
 
 def test_margin_weighting_and_expected_regret() -> None:
@@ -715,15 +716,15 @@ def test_margin_weighting_and_expected_regret() -> None:
     torch.testing.assert_close(weighed, torch.tensor([0.6, 0.1, 1.1]) * missed)
     # 3 / 4 + 1 / 4, nothing, and 14 / 4 + 5 / 4.
     lost = torch.tensor([1.0, 0.0, 4.75])
-    found = losses(outputs, batch, CloneSettings(expected_regret=2.0), choice)[0]
-    torch.testing.assert_close(found, missed + 2 * lost)
-    both = losses(
+    regret_loss = losses(outputs, batch, CloneSettings(expected_regret=2.0), choice)[0]
+    torch.testing.assert_close(regret_loss, missed + 2 * lost)
+    combined = losses(
         outputs,
         batch,
         CloneSettings(margin_weighting=6.0, expected_regret=2.0),
         choice,
     )[0]
-    torch.testing.assert_close(both, weighed + 2 * lost)
+    torch.testing.assert_close(combined, weighed + 2 * lost)
 
 
 def test_unknown_targets_have_no_error() -> None:
@@ -782,13 +783,13 @@ def test_targets_are_learned_beside_the_answers() -> None:
 
 
 def test_a_learner_with_an_auxiliary_head_resumes_exactly(tmp_path) -> None:
-    learner, other = with_head(1.0), with_head(1.0, seed=1)
+    learner, restored = with_head(1.0), with_head(1.0, seed=1)
     learner.learn(targeted(), 1e-3)
     learner.save(tmp_path)
-    other.restore(tmp_path)
-    for each in (learner, other):
-        each.learn(targeted(1), 1e-3)
-    torch.testing.assert_close(learner.parameters, other.parameters, rtol=0, atol=0)
+    restored.restore(tmp_path)
+    for instance in (learner, restored):
+        instance.learn(targeted(1), 1e-3)
+    torch.testing.assert_close(learner.parameters, restored.parameters, rtol=0, atol=0)
 
 
 def test_gradients_are_clipped():
@@ -803,19 +804,19 @@ def test_gradients_are_clipped():
 # Runs
 
 
-def same(one: Run, other: Run) -> None:
+def assert_same_runs(first: Run, second: Run) -> None:
     """Two runs that have learned the same."""
     weights = [
-        load_policy(run.policy_path("last")).state_dict() for run in (one, other)
+        load_policy(run.policy_path("last")).state_dict() for run in (first, second)
     ]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
     clocks = ("seconds", "learn_seconds", "samples_per_second")
     rows = [
         [{k: v for k, v in row.items() if k not in clocks} for row in run.rows()]
-        for run in (one, other)
+        for run in (first, second)
     ]
     assert str(rows[0]) == str(rows[1])
-    assert one.best == other.best
+    assert first.best == second.best
 
 
 ROUNDS = [
@@ -842,7 +843,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, teacher_folder)
     for _ in range(2):
         run_clone(tmp_path / "stopped", stop_after=1)
     run = run_clone(tmp_path / "stopped")
-    same(straight, run)
+    assert_same_runs(straight, run)
     assert [row["round"] for row in run.rows()] == [0, 0, 1, 2, 2]
     assert [row["batches"] for row in run.rows()] == [2, 3, 5, 7, 8]
 
@@ -855,7 +856,7 @@ def test_rounds_of_games_that_go_on(tmp_path, teacher_folder) -> None:
     parts = [load_round(path, None)["train"] for path in paths]
     assert [part.lengths.tolist() for part in parts] == [[4] * 3] * 2
     begun = [part.steps["prev_action"][part.starts].flatten() == 0 for part in parts]
-    assert [each.tolist() for each in begun] == [[True] * 3, [False] * 3]
+    assert [flags.tolist() for flags in begun] == [[True] * 3, [False] * 3]
     stopped = run_clone(tmp_path / "stopped", *options, stop_after=1)
     assert len(stopped.rows()) == 1
     assert run_clone(tmp_path / "stopped").rows()[-1]["batches"] == 8
@@ -891,12 +892,12 @@ def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
 ):
     options = (f"teacher={teacher_folder}", *ROUNDS)
     straight = run_clone(tmp_path / "straight", *options)
-    asked: list[int] = []
+    calls: list[int] = []
     answer = PolicyTeacher.label
 
     def press(*arguments):
-        asked.append(1)
-        if len(asked) in (30, 115):  # in the teacher's own play, in a round
+        calls.append(1)
+        if len(calls) in (30, 115):  # in the teacher's own play, in a round
             signal.raise_signal(signal.SIGINT)
         return answer(*arguments)
 
@@ -907,7 +908,7 @@ def test_ctrl_c_while_trajectories_are_collected_leaves_a_run_that_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run_clone(tmp_path / "stopped")
     assert round_path(tmp_path / "stopped" / FOLDER, 0).is_dir()
-    same(straight, run_clone(tmp_path / "stopped"))
+    assert_same_runs(straight, run_clone(tmp_path / "stopped"))
 
 
 def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder):
@@ -930,10 +931,10 @@ def test_the_best_by_return_is_the_one_with_the_highest(tmp_path, teacher_folder
 def test_one_of_several_groups_is_cloned(tmp_path):
     run = run_clone(
         tmp_path / "run",
-        "env=helpers.toy:FoxAndHens",
+        "env=helpers.farm:FoxAndHens",
         "policy=feed_forward",
         "fixed={fox: random}",
-        "teacher=helpers.toy:StillHens",
+        "teacher=helpers.farm:StillHens",
         "clone.lr=0.05",
         "clone.lr_end=0.05",
         "clone.grad_clip=null",
@@ -941,8 +942,8 @@ def test_one_of_several_groups_is_cloned(tmp_path):
     policy = load_policies(run.policy_dir)["hen"]
     assert policy.actions.n == 3
     assert run.rows()[-1]["accuracy"] > 0.9
-    about = json.loads((run.path / "trajectories/round_000/about.json").read_text())
-    assert len(about["digests"]["train"]) == 18  # three hens in six environments
+    document = json.loads((run.path / "trajectories/round_000/about.json").read_text())
+    assert len(document["digests"]["train"]) == 18  # three hens in six environments
 
 
 @pytest.mark.parametrize(
@@ -976,7 +977,7 @@ LOOKING = (
 
 def refusal(capsys, *overrides: str) -> str:
     """The one line in which the command refuses; no run is left."""
-    assert cli.main(["clone", "--run-dir", "run", *small(*overrides)]) == 2
+    assert cli.main(["clone", "--run-dir", "run", *small_overrides(*overrides)]) == 2
     out, err = capsys.readouterr()
     last = err.splitlines()[-1]
     assert last.startswith("marl-pool: ")
@@ -1136,7 +1137,7 @@ def test_a_pong_student_with_an_auxiliary_head_resumes_exactly(tmp_path):
     straight = run_clone(tmp_path / "straight", *overrides)
     stopped = run_clone(tmp_path / "stopped", *overrides, stop_after=2)
     assert len(stopped.rows()) == 2
-    same(straight, run_clone(tmp_path / "stopped"))
+    assert_same_runs(straight, run_clone(tmp_path / "stopped"))
     assert all(row["validation_auxiliary_error"] > 0 for row in straight.rows())
     for path in (straight.path / FOLDER).glob("*/about.json"):
         assert json.loads(path.read_text())["privileged_targets"][0] == "crossing"
@@ -1148,14 +1149,14 @@ def test_a_pong_student_is_cloned_from_the_value_table(tmp_path):
     overrides = [*PONG, "clone=steps", "perturbation=shuffle", "teacher=value_table"]
     run = run_clone(tmp_path / "run", *overrides)
     rows = RowTable(144)
-    found = load_round(tmp_path / "run/trajectories/round_000", rows)["train"]
-    assert found.steps["features"].shape == (found.num_steps, 196)
-    assert len(rows.table()) < 0.1 * found.num_steps * 196
+    trajectories = load_round(tmp_path / "run/trajectories/round_000", rows)["train"]
+    assert trajectories.steps["features"].shape == (trajectories.num_steps, 196)
+    assert len(rows.table()) < 0.1 * trajectories.num_steps * 196
     # Labels are what was done next.
-    for before, label in each_of(found, "prev_action", "label"):
+    for before, label in split_parts(trajectories, "prev_action", "label"):
         assert torch.equal(before[1:], label[:-1])
     assert [row["round"] for row in run.rows()] == [0, 1]
-    other = run_clone(
+    sticky_run = run_clone(
         tmp_path / "other", *overrides, "clone.rollout_env={sticky_actions: 0.25}"
     )
-    assert [row["round"] for row in other.rows()] == [0, 1]
+    assert [row["round"] for row in sticky_run.rows()] == [0, 1]

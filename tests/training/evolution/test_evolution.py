@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.paths import ROOT
-from helpers.valley import Valley
+from helpers.wind_env import WindEnv
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -51,7 +51,7 @@ STRATEGIES = {
 TINY = (
     *("evolution.population=6", "repetitions=3", "total_generations=6"),
     *("validation.every=2", "validation.episodes=4", "checkpoint.every=2"),
-    *("env=helpers.valley:Valley", "policy=feed_forward", "policy.hidden=[3]"),
+    *("env=helpers.wind_env:WindEnv", "policy=feed_forward", "policy.hidden=[3]"),
     "threads=1",
 )
 SET_AGENT = "policy=helpers.set_agent:SetAgent"
@@ -74,14 +74,14 @@ def search(strategy, first, last):
     return drawn
 
 
-def tiny(*overrides, path=None):
+def tiny_run(*overrides, path=None):
     """A run of a tiny configuration, not yet begun."""
     config = compose("evolve", [*TINY, *overrides])
     return Run.create(path, config, "evolve")
 
 
-def finished(path, *overrides):
-    run = tiny(*overrides, path=path)
+def finished_run(path, *overrides):
+    run = tiny_run(*overrides, path=path)
     evolve(run, run.config)
     run.close()
     return run
@@ -125,7 +125,7 @@ def test_a_strategy_climbs(name, size):
 @pytest.mark.parametrize(("size", "population"), [(5, 16), (225, 6)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_that_was_saved_goes_on_exactly(tmp_path, name, size, population):
-    """Of some 200 parameters on, BLAS rounds by the order of a matrix in memory."""
+    """From some 200 parameters on, BLAS rounds by the order of a matrix in memory."""
 
     def make():
         return STRATEGIES[name](torch.zeros(size), population=population, seed=3)
@@ -139,7 +139,7 @@ def test_a_strategy_that_was_saved_goes_on_exactly(tmp_path, name, size, populat
     assert torch.equal(part.favourite, whole.favourite)
     assert part.step_size == whole.step_size
     pairs = zip(search(whole, 13, 40), search(part, 13, 40), strict=True)
-    assert all(torch.equal(left, right) for left, right in pairs)
+    assert all(torch.equal(expected, actual) for expected, actual in pairs)
     assert torch.equal(part.favourite, whole.favourite)
 
 
@@ -159,25 +159,25 @@ def test_a_tiny_population_goes_on_exactly(population, diagonal):
         pairs = zip(
             search(whole, until + 1, 12), search(part, until + 1, 12), strict=True
         )
-        assert all(torch.equal(left, right) for left, right in pairs), until
+        assert all(torch.equal(expected, actual) for expected, actual in pairs), until
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_seed_fixes_a_strategy_and_another_changes_it(name):
-    first, again, other = (
+    first, repeat, reseeded = (
         search(STRATEGIES[name](torch.zeros(4), seed=seed), 1, 3) for seed in (1, 1, 2)
     )
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, repeat, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, reseeded, strict=True))
     assert not torch.equal(first[0] - first[0].mean(0), first[1] - first[1].mean(0))
 
 
 @pytest.mark.parametrize("name", ["cma", "pgpe"])
 def test_a_strategy_leaves_global_generators_alone(name):
-    numpy, own = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
+    numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     search(STRATEGIES[name](torch.zeros(4)), 1, 3)
-    assert (np.random.get_state()[1] == numpy).all()  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), own)
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), torch_state)
 
 
 def test_cma_learns_the_diagonal_only_of_many_parameters(monkeypatch):
@@ -250,14 +250,14 @@ def test_pgpe_keeps_its_floor_and_changes_by_a_fifth_at_most():
 
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=12))
 def test_centered_ranks_depend_on_the_order_alone(values):
-    told = torch.tensor(values, dtype=torch.float64)
-    ranks = centered_ranks(told)
-    assert torch.equal(ranks, centered_ranks(told.exp() * 3 - 7))
+    fitness = torch.tensor(values, dtype=torch.float64)
+    ranks = centered_ranks(fitness)
+    assert torch.equal(ranks, centered_ranks(fitness.exp() * 3 - 7))
     assert abs(float(ranks.sum())) < 1e-9
     assert ranks.abs().max() <= 0.5
-    for rank, value in zip(ranks, told, strict=True):
+    for rank, value in zip(ranks, fitness, strict=True):
         assert torch.equal(
-            ranks[told == value], rank.repeat(int((told == value).sum()))
+            ranks[fitness == value], rank.repeat(int((fitness == value).sum()))
         )
     if len(set(values)) == len(values):
         assert (ranks.min(), ranks.max()) == (-0.5, 0.5)
@@ -270,17 +270,17 @@ def test_environments_of_one_number_play_the_same_episode():
     env = make_batched_env("cartpole", 4, noise_channels=2, seed=5)
     env.renumber(torch.tensor([3, 8, 3, 8]), episode=6)
     env.reset()
-    alike = make_batched_env(
+    single = make_batched_env(
         "cartpole", 1, noise_channels=2, seed=5, first_env=8, first_episode=6
     )
-    alike.reset()
+    single.reset()
     for _ in range(3):
-        seen = env.observe()["agent"].features
-        assert torch.equal(seen[:2], seen[2:])
-        assert not torch.equal(seen[0], seen[1])
-        assert torch.equal(seen[1], alike.observe()["agent"].features[0])
+        features = env.observe()["agent"].features
+        assert torch.equal(features[:2], features[2:])
+        assert not torch.equal(features[0], features[1])
+        assert torch.equal(features[1], single.observe()["agent"].features[0])
         env.step({"agent": torch.zeros(4, 1, 1)})
-        alike.step({"agent": torch.zeros(1, 1, 1)})
+        single.step({"agent": torch.zeros(1, 1, 1)})
 
 
 def test_an_environment_with_levels_in_stock_forgets_them():
@@ -290,31 +290,31 @@ def test_an_environment_with_levels_in_stock_forgets_them():
     env.reset()
     fresh = make_batched_env("boxworld", 1, first_env=5, first_episode=2)
     fresh.reset()
-    seen = env.observe()["agent"].features
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[0], fresh.observe()["agent"].features[0])
+    features = env.observe()["agent"].features
+    assert torch.equal(features[0], features[1])
+    assert torch.equal(features[0], fresh.observe()["agent"].features[0])
 
 
 # Populations
 
 
-def evaluator(*overrides):
+def make_evaluator(*overrides):
     return Evaluator(EvolveConfig.from_plain(compose("evolve", overrides)))
 
 
 def cartpole_agents(*overrides, count=5):
-    found = evaluator("env.max_steps=40", "repetitions=6", *overrides)
-    own = to_vector(found.agent)
-    noise = torch.randn(count, len(own), generator=torch.Generator().manual_seed(0))
-    return found, own + 0.3 * noise
+    evaluator = make_evaluator("env.max_steps=40", "repetitions=6", *overrides)
+    vector = to_vector(evaluator.agent)
+    noise = torch.randn(count, len(vector), generator=torch.Generator().manual_seed(0))
+    return evaluator, vector + 0.3 * noise
 
 
 def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
-    found, vectors = cartpole_agents(count=1)
+    evaluator, vectors = cartpole_agents(count=1)
     env = {"name": "cartpole", "max_steps": 40}
     same = vectors.repeat(4, 1)
     first, second = (
-        found.play(same, PopulationTask(torch.arange(6), episode, env)).returns
+        evaluator.play(same, PopulationTask(torch.arange(6), episode, env)).returns
         for episode in (1, 2)
     )
     torch.testing.assert_close(first, first[:1].expand(4, -1), **ROUNDING)
@@ -324,58 +324,58 @@ def test_all_members_meet_the_same_episodes_and_each_generation_new_ones():
 
 @pytest.mark.parametrize("policy", ["sensory", "feed_forward"])
 def test_a_population_plays_as_its_members_do_one_by_one(policy):
-    found, vectors = cartpole_agents(f"policy={policy}")
+    evaluator, vectors = cartpole_agents(f"policy={policy}")
     task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 40})
-    together = found.play(vectors, task)
-    found.max_envs = 6
-    apart = found.play(vectors, task)
+    together = evaluator.play(vectors, task)
+    evaluator.max_envs = 6
+    apart = evaluator.play(vectors, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert torch.equal(together.lengths, apart.lengths)
     env = make_batched_env(
         "cartpole", 6, max_steps=40, first_episode=3, seed=0, first_env=0
     )
-    load_vector(found.agent, vectors[2])
-    episodes = Rollout(env, {"agent": found.agent}).episodes()
+    load_vector(evaluator.agent, vectors[2])
+    episodes = Rollout(env, {"agent": evaluator.agent}).episodes()
     assert torch.equal(apart.returns[2], episodes.returns["agent"][:, 0])
     assert torch.equal(apart.lengths[2], episodes.lengths)
 
 
 def test_an_agent_with_attention_plays_as_its_members_do_one_by_one():
-    found = evaluator("env.max_steps=20", SET_AGENT)
-    own = to_vector(found.agent)
-    noise = torch.randn(4, len(own), generator=torch.Generator().manual_seed(0))
+    evaluator = make_evaluator("env.max_steps=20", SET_AGENT)
+    vector = to_vector(evaluator.agent)
+    noise = torch.randn(4, len(vector), generator=torch.Generator().manual_seed(0))
     task = PopulationTask(torch.arange(6), 3, {"name": "cartpole", "max_steps": 20})
-    together = found.play(own + 0.3 * noise, task)
-    found.max_envs = 6
-    apart = found.play(own + 0.3 * noise, task)
+    together = evaluator.play(vector + 0.3 * noise, task)
+    evaluator.max_envs = 6
+    apart = evaluator.play(vector + 0.3 * noise, task)
     torch.testing.assert_close(together.returns, apart.returns, **ROUNDING)
     assert len(set(apart.returns.sum(1).tolist())) == 4
 
 
 def test_an_agent_of_ones_own_with_attention_is_evolved(tmp_path):
-    others = [option for option in TINY if not option.startswith("policy")]
-    run = Run.create(tmp_path, compose("evolve", [*others, SET_AGENT]), "evolve")
+    base = [option for option in TINY if not option.startswith("policy")]
+    run = Run.create(tmp_path, compose("evolve", [*base, SET_AGENT]), "evolve")
     evolve(run, run.config)
     assert len(run.rows()) == 6
     run.close()
 
 
 def test_a_perturbation_is_the_same_for_all_members():
-    found, vectors = cartpole_agents("perturbation=shuffle", count=1)
+    evaluator, vectors = cartpole_agents("perturbation=shuffle", count=1)
     task = PopulationTask(torch.arange(6), 1, {"name": "cartpole", "max_steps": 40})
-    returns = found.play(vectors.repeat(3, 1), task).returns
+    returns = evaluator.play(vectors.repeat(3, 1), task).returns
     torch.testing.assert_close(returns, returns[:1].expand(3, -1), **ROUNDING)
     plain, _ = cartpole_agents("policy=feed_forward")
-    other, own = cartpole_agents("policy=feed_forward", "perturbation=shuffle")
-    assert not torch.equal(plain.play(own, task).returns, other.play(own, task).returns)
+    shuffled, w = cartpole_agents("policy=feed_forward", "perturbation=shuffle")
+    assert not torch.equal(plain.play(w, task).returns, shuffled.play(w, task).returns)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 30), st.integers(1, 4))
 def test_chunks_cover_all_and_fit(members, episodes, most, processes):
-    found = Evaluator.__new__(Evaluator)
-    found.max_envs = most
+    evaluator = Evaluator.__new__(Evaluator)
+    evaluator.max_envs = most
     covered = torch.zeros(members, episodes)
-    chunks = list(found.chunks(members, episodes, processes))
+    chunks = list(evaluator.chunks(members, episodes, processes))
     for piece in chunks:
         covered[piece] += 1
         assert 0 < covered[piece].numel() <= most
@@ -384,23 +384,23 @@ def test_chunks_cover_all_and_fit(members, episodes, most, processes):
 
 
 def test_of_a_simulator_there_are_as_many_as_repetitions(monkeypatch):
-    assert evaluator(*TINY).max_envs == MAX_ENVS
-    assert evaluator(*TINY, "max_envs=7").max_envs == 7
-    monkeypatch.setattr(Valley, "simulated", True)
-    assert evaluator(*TINY).max_envs == 3
-    assert evaluator(*TINY, "max_envs=7").max_envs == 7
+    assert make_evaluator(*TINY).max_envs == MAX_ENVS
+    assert make_evaluator(*TINY, "max_envs=7").max_envs == 7
+    monkeypatch.setattr(WindEnv, "simulated", True)
+    assert make_evaluator(*TINY).max_envs == 3
+    assert make_evaluator(*TINY, "max_envs=7").max_envs == 7
 
 
 # Another env for fitness than for validation
 
 
-def recorded(monkeypatch, *options):
+def record_plays(monkeypatch, *options):
     """Let evaluators record the environments and options that they evaluate."""
     played, play = [], Evaluator.play
 
     def record(self, vectors, task):
-        found = tuple(task.env_config[option] for option in options)
-        played.append((int(task.env_ids[0]) >= VALIDATION_ENVS, *found))
+        values = tuple(task.env_config[option] for option in options)
+        played.append((int(task.env_ids[0]) >= VALIDATION_ENVS, *values))
         return play(self, vectors, task)
 
     monkeypatch.setattr(Evaluator, "play", record)
@@ -408,8 +408,8 @@ def recorded(monkeypatch, *options):
 
 
 def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypatch):
-    played = recorded(monkeypatch, "width")
-    run = finished(
+    played = record_plays(monkeypatch, "width")
+    run = finished_run(
         tmp_path / "run",
         *("env.width=3", "fitness_env={width: 2}"),
         *("total_generations=3", "validation.every=5"),
@@ -422,15 +422,15 @@ def test_fitness_has_an_env_of_its_own_and_validation_has_not(tmp_path, monkeypa
 
 def test_what_fitness_is_measured_in_is_what_is_learned_from(tmp_path):
     """The same fitness as in a run whose only env it is, other validation."""
-    plain = finished(tmp_path / "plain", "env.width=1")
-    apart = finished(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
-    (rows, found), (other_rows, other) = results(plain), results(apart)
+    plain = finished_run(tmp_path / "plain", "env.width=1")
+    apart = finished_run(tmp_path / "apart", "env.width=3", "fitness_env={width: 1}")
+    (rows, plain_state), (other_rows, apart_state) = results(plain), results(apart)
     kinds = ("fitness_mean", "fitness_max", "fitness_min", "step_size")
     for row, other_row in zip(rows, other_rows, strict=True):
         assert [row[kind] for kind in kinds] == [other_row[kind] for kind in kinds]
     assert rows[0]["validation_favourite"] != other_rows[0]["validation_favourite"]
-    found.pop("best"), other.pop("best")  # chosen by validation
-    assert found == other
+    plain_state.pop("best"), apart_state.pop("best")  # chosen by validation
+    assert plain_state == apart_state
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_published_presets_learn_from_another_reward_than_they_are_measured_by(
     tmp_path, monkeypatch, preset, simulator, option, training, measured
 ):
     pytest.importorskip(simulator)
-    played = recorded(monkeypatch, option)
+    played = record_plays(monkeypatch, option)
     config = compose(
         "evolve",
         [
@@ -484,34 +484,34 @@ def _racer(config):
 @pytest.mark.parametrize("strategy", ["cma", "pgpe"])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, strategy):
     choice = (f"evolution={strategy}", "fitness_env={max_steps: 7}")
-    whole = finished(tmp_path / "whole", *choice)
-    part = finished(tmp_path / "part", *choice, "total_generations=3")
+    whole = finished_run(tmp_path / "whole", *choice)
+    part = finished_run(tmp_path / "part", *choice, "total_generations=3")
     part = Run.open(part.path)
     assert part.verb == "evolve"
     evolve(part, {**part.config, "total_generations": 6})
     assert results(part) == results(whole)
     assert part.best == whole.best
     for folder in ("policy", BEST):
-        left, right = (
+        part_vector, whole_vector = (
             to_vector(load_policy(run.latest_checkpoint() / folder))
             for run in (part, whole)
         )
-        assert torch.equal(left, right)
+        assert torch.equal(part_vector, whole_vector)
 
 
 def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
-    first, again, other = (
-        results(finished(tmp_path / name, f"seed={seed}"))
+    first, repeat, reseeded = (
+        results(finished_run(tmp_path / name, f"seed={seed}"))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
-    assert first == again
-    assert first[0][0]["fitness_mean"] != other[0][0]["fitness_mean"]
+    assert first == repeat
+    assert first[0][0]["fitness_mean"] != reseeded[0][0]["fitness_mean"]
 
 
 def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
-    run = finished(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
+    run = finished_run(tmp_path / "run", "total_generations=9", "evolution.sigma0=1.0")
     policy = load_policy(run.policy_path())
-    env = make_batched_env("helpers.valley:Valley", 4, first_env=VALIDATION_ENVS)
+    env = make_batched_env("helpers.wind_env:WindEnv", 4, first_env=VALIDATION_ENVS)
     score = Rollout(env, {"agent": policy}).episodes().returns["agent"].mean()
     assert float(score) == pytest.approx(run.best.score, rel=1e-4)
     scores = [
@@ -532,7 +532,7 @@ def test_the_best_by_validation_is_kept_and_the_favourite_is_the_last(tmp_path):
 
 
 def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
-    run = finished(tmp_path / "run")
+    run = finished_run(tmp_path / "run")
     rows = run.rows()
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for number, row in enumerate(rows, 1):
@@ -546,7 +546,7 @@ def test_a_row_says_what_a_generation_found_and_cost(tmp_path):
 
 
 def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_path):
-    run = finished(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
+    run = finished_run(tmp_path / "run", "evolution.sigma0=1.0", "checkpoint.every=9")
     assert run.best.iteration > 1
     expected = results(run), run.best
     for folder in run.checkpoints():  # as if killed just before the first of them
@@ -556,17 +556,17 @@ def test_a_best_that_was_marked_after_the_last_checkpoint_is_found_again(tmp_pat
 
 
 def test_a_run_goes_on_without_the_folder_that_it_started_from(tmp_path):
-    first = finished(tmp_path / "first", "total_generations=1")
-    more = (f"init={first.path}", "checkpoint.every=1")
-    whole = finished(tmp_path / "whole", *more)
-    part = finished(tmp_path / "part", *more, "total_generations=2")
+    first = finished_run(tmp_path / "first", "total_generations=1")
+    options = (f"init={first.path}", "checkpoint.every=1")
+    whole = finished_run(tmp_path / "whole", *options)
+    part = finished_run(tmp_path / "part", *options, "total_generations=2")
     first.path.rename(tmp_path / "elsewhere")
     evolve(part, {**part.config, "total_generations": 6})
     assert results(part) == results(whole)
 
 
 def test_the_time_limit_ends_a_run_that_resumes(tmp_path):
-    run = finished(tmp_path / "run", "time_limit=1e-9")
+    run = finished_run(tmp_path / "run", "time_limit=1e-9")
     assert len(run.rows()) == 1
     assert run.latest_checkpoint().name == "iter_000001"
 
@@ -577,30 +577,30 @@ def test_a_generation_beyond_the_time_limit_is_given_up_and_repeated(
     tmp_path, monkeypatch, strategy, checks
 ):
     """The limit ends in the episodes of generation 3, or in its validation."""
-    more = [f"evolution={strategy}", "validation.every=3", "checkpoint.every=1"]
-    whole = finished(tmp_path / "whole", *more, "total_generations=5")
+    options = [f"evolution={strategy}", "validation.every=3", "checkpoint.every=1"]
+    whole = finished_run(tmp_path / "whole", *options, "total_generations=5")
 
-    asked = 0
+    num_checks = 0
 
     def is_late(loop) -> bool:
-        nonlocal asked
-        asked += loop.iteration == 2
-        return asked >= checks
+        nonlocal num_checks
+        num_checks += loop.iteration == 2
+        return num_checks >= checks
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingLoop, "_is_late", is_late)
-        left = lambda loop: -1.0 if asked >= checks else 1.0  # noqa: E731
-        patch.setattr(TrainingLoop, "_seconds_left", left)
-        limited = [*more, "total_generations=5", "time_limit=1000"]
-        part = finished(tmp_path / "part", *limited)
-    assert asked == checks
+        seconds_left = lambda loop: -1.0 if num_checks >= checks else 1.0  # noqa: E731
+        patch.setattr(TrainingLoop, "_seconds_left", seconds_left)
+        limited = [*options, "total_generations=5", "time_limit=1000"]
+        part = finished_run(tmp_path / "part", *limited)
+    assert num_checks == checks
     assert part.iterations_saved == len(part.rows()) == 2
     evolve(part, {**part.config, "time_limit": None})
     assert results(part) == results(whole)
 
 
 def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
-    run = tiny("env.fault=poison", "env.episode=4", path=tmp_path / "run")
+    run = tiny_run("env.fault=poison", "env.episode=4", path=tmp_path / "run")
     with pytest.raises(
         StoppedError, match="generation 4: NaN or infinite: rewards of .*; kept"
     ):
@@ -609,7 +609,7 @@ def test_a_return_that_is_not_finite_stops_the_run(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
-    run = finished(tmp_path / "run", "total_generations=2")
+    run = finished_run(tmp_path / "run", "total_generations=2")
     (run.latest_checkpoint() / SEARCH).write_bytes(b"no arrays")
     with pytest.raises(StoppedError, match="iter_000002 cannot be read: .*start anoth"):
         evolve(run, {**run.config, "total_generations": 3})
@@ -643,21 +643,21 @@ def agent_for(name="feed_forward", **options):
 
 
 def test_a_search_starts_where_it_is_told(tmp_path):
-    agent, other = agent_for(), agent_for()
-    load_vector(other, torch.arange(len(to_vector(agent))).float())
-    save_policy(other, tmp_path / "saved")
+    agent, saved = agent_for(), agent_for()
+    load_vector(saved, torch.arange(len(to_vector(agent))).float())
+    save_policy(saved, tmp_path / "saved")
     assert torch.equal(start_vector("policy", agent, ()), to_vector(agent))
     assert not start_vector("zeros", agent, ()).any()
-    found = start_vector(str(tmp_path / "saved"), agent, ())
-    assert torch.equal(found, to_vector(other))
+    start = start_vector(str(tmp_path / "saved"), agent, ())
+    assert torch.equal(start, to_vector(saved))
 
 
 def test_a_search_goes_on_from_the_policy_of_a_run(tmp_path):
-    run = finished(tmp_path / "first", "total_generations=2")
-    more = (f"init={run.path}", "total_generations=1")
-    later = finished(tmp_path / "later", *more, "evolution.sigma0=1e-9")
-    own, found = (to_vector(load_policy(each.policy_path())) for each in (run, later))
-    torch.testing.assert_close(own, found, rtol=0, atol=1e-6)
+    run = finished_run(tmp_path / "first", "total_generations=2")
+    options = (f"init={run.path}", "total_generations=1")
+    later = finished_run(tmp_path / "later", *options, "evolution.sigma0=1e-9")
+    start, end = (to_vector(load_policy(item.policy_path())) for item in (run, later))
+    torch.testing.assert_close(start, end, rtol=0, atol=1e-6)
 
 
 def test_a_policy_that_does_not_fit_starts_no_search(tmp_path):
@@ -814,8 +814,8 @@ def test_a_preset_leaves_policy_and_strategy_to_choose():
 def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
     path = str(tmp_path / "run")
     small = ("env.max_steps=5", "evolution.population=4", "repetitions=2", "threads=1")
-    few = ("validation.episodes=2", "total_generations=2")
-    assert cli.main(["evolve", *small, *few, "--run-dir", path]) == 0
+    options = ("validation.episodes=2", "total_generations=2")
+    assert cli.main(["evolve", *small, *options, "--run-dir", path]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [path, f"{path}/metrics.csv", f"{path}/policy"]
     assert "2 / 2 generations" in err
@@ -823,8 +823,8 @@ def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
     text = Path(path, "config.yaml").read_text()
     assert yaml.safe_load(text)["verb"] == "evolve"
     assert cli.main(["resume", path]) == 0
-    done = f"{path}: 2 of 2 generations are done; nothing to do\n"
-    assert capsys.readouterr().out == done
+    message = f"{path}: 2 of 2 generations are done; nothing to do\n"
+    assert capsys.readouterr().out == message
     assert cli.main(["resume", path, "total_generations=3"]) == 0
     assert len(Run.open(path).rows()) == 3
     assert cli.main(["resume", path, "repetitions=3"]) == 2
@@ -850,15 +850,15 @@ assert main(["evolve", *{TINY!r}, "--run-dir", {str(tmp_path / "run")!r}]) == 0
 print(json.dumps([m for m in ("ray", "torchvision") if m in sys.modules]))
 """
     root = ROOT
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", source],
         cwd=root,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
 # Workers
@@ -876,8 +876,8 @@ def ray_here(no_cluster):
 
 @pytest.mark.slow
 def test_workers_find_what_one_process_finds(tmp_path, ray_here):
-    apart = finished(tmp_path / "apart", "resources.num_workers=2", "max_envs=2")
-    alone = finished(tmp_path / "alone", "max_envs=2")
+    apart = finished_run(tmp_path / "apart", "resources.num_workers=2", "max_envs=2")
+    alone = finished_run(tmp_path / "alone", "max_envs=2")
     assert results(apart) == results(alone)
 
 
@@ -893,7 +893,7 @@ def test_workers_find_what_one_process_finds(tmp_path, ray_here):
     ],
 )
 def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
-    run = tiny(*resources, path=tmp_path / "run")
+    run = tiny_run(*resources, path=tmp_path / "run")
     with pytest.raises(InputError, match=message):
         evolve(run, run.config)
 
@@ -901,9 +901,9 @@ def test_more_than_ray_has_is_refused(tmp_path, ray_here, resources, message):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     fault = ("env.fault=kill", f"env.diary={tmp_path}", "resources.num_workers=1")
-    run = finished(tmp_path / "run", *fault, "max_envs=3")
+    run = finished_run(tmp_path / "run", *fault, "max_envs=3")
     assert len(list(tmp_path.glob("killed-*"))) == 1
-    assert results(run) == results(finished(tmp_path / "alone", "max_envs=3"))
+    assert results(run) == results(finished_run(tmp_path / "alone", "max_envs=3"))
 
 
 @pytest.mark.slow
@@ -915,7 +915,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path, ray_here):
     ],
 )
 def test_a_worker_that_keeps_failing_stops_the_run(tmp_path, ray_here, fault, message):
-    run = tiny(
+    run = tiny_run(
         *(f"env.fault={fault}", "env.kills=9", f"env.diary={tmp_path}"),
         *("resources.num_workers=1", "checkpoint.every=1", "env.episode=3"),
         path=tmp_path / "run",

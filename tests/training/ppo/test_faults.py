@@ -59,7 +59,7 @@ SMALL = [
 """128 agent steps are 8 steps of 4 environments of a fox and three hens."""
 BATCH = 32
 """Environment steps of an iteration."""
-FAULTY = ["env=helpers.faulty:Faulty", *SMALL]
+FAULTY = ["env=helpers.faulty_farm:FaultyFarm", *SMALL]
 
 
 def trained(path: Path, *overrides: str) -> Run:
@@ -91,16 +91,16 @@ def test_an_environment_that_raises_stops_the_run_with_one_line(
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
     kept = path / "checkpoints" / "iter_000001"
-    place = re.search(r"\([\w/]*faulty\.py:\d+\)", line)[0]
+    place = re.search(r"\([\w/]*faulty_farm\.py:\d+\)", line)[0]
     assert line == (
         "marl-pool: iteration 2: EscapedError: the hens escaped "
-        f"{place}, raised while sampling from Faulty; traceback in "
-        f"{path / 'error.txt'}; try `marl-pool check-env env=helpers.faulty:Faulty`; "
-        f"kept {kept}"
+        f"{place}, raised while sampling from FaultyFarm; traceback in "
+        f"{path / 'error.txt'}; try `marl-pool check-env "
+        f"env=helpers.faulty_farm:FaultyFarm`; kept {kept}"
     )
     text = (path / "error.txt").read_text()
     assert "Traceback" in text
-    assert "faulty.py" in text
+    assert "faulty_farm.py" in text
     assert "in advance" in text
     run = Run.open(path)
     assert_gapless(run, 1)
@@ -198,9 +198,9 @@ def test_nobody_waits_for_runners_that_will_not_come_back():
             _worker_manager=manager, num_healthy_remote_env_runners=lambda: healthy
         )
 
-    gone, there = Runner.remote(), Runner.remote()
+    gone, alive = Runner.remote(), Runner.remote()
     ray.kill(gone)
-    for runners in (group(), group(gone), group(gone, there), group(gone, healthy=1)):
+    for runners in (group(), group(gone), group(gone, alive), group(gone, healthy=1)):
         wait_for_runner(runners, seconds=1e9)
 
 
@@ -244,8 +244,8 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     @contextlib.contextmanager
     def folder(*arguments):
         disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
-        with disk, original(*arguments) as made:
-            yield made
+        with disk, original(*arguments) as file:
+            yield file
 
     def plain(*arguments):
         disk = full_disk(limit) if next(calls) == call else contextlib.nullcontext()
@@ -256,7 +256,7 @@ def fill_disk(monkeypatch, method: str, call: int, limit: int) -> None:
     monkeypatch.setattr(Run, method, folder if method in folders else plain)
 
 
-PLAIN = ["env=helpers.toy:FoxAndHens", *SMALL]
+PLAIN = ["env=helpers.farm:FoxAndHens", *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def whole(tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("method", "limit", "kept", "what"),
+    ("method", "limit", "kept", "target"),
     [
         ("checkpoint", 0, 2, "the checkpoint"),
         ("checkpoint", 1000, 2, "the checkpoint"),
@@ -277,12 +277,12 @@ def whole(tmp_path_factory) -> Run:
     ],
 )
 def test_a_full_disk_stops_the_run_and_spoils_nothing(
-    tmp_path, monkeypatch, whole, method, limit, kept, what
+    tmp_path, monkeypatch, whole, method, limit, kept, target
 ):
     path = tmp_path / "run"
     with monkeypatch.context() as patched:
         fill_disk(patched, method, 3, limit)
-        message = rf"iteration 3: cannot write {what}: .*File too large.*; kept .*"
+        message = rf"iteration 3: cannot write {target}: .*File too large.*; kept .*"
         with pytest.raises(StoppedError, match=message) as caught:
             trained(path, *PLAIN, f"total_steps={BATCH * 4}")
     assert "\n" not in str(caught.value)
@@ -293,9 +293,9 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(
         assert set(load_policies(checkpoint / "policy")) == {"fox", "hen"}
     assert set(load_policies(run.policy_dir)) == {"fox", "hen"}
     assert run.best.iteration in (2, 3)
-    again = resumed(path, BATCH * 4)
-    assert_gapless(again, 4)
-    assert_same(again, whole)
+    run_again = resumed(path, BATCH * 4)
+    assert_gapless(run_again, 4)
+    assert_same(run_again, whole)
 
 
 def test_a_full_disk_from_the_start_is_one_line(tmp_path):
@@ -338,18 +338,18 @@ def test_a_learner_that_dies_stops_the_run(tmp_path, monkeypatch):
     assert [item.name for item in checkpoints.iterdir()] == ["iter_000001"]
 
 
-def assert_alike(one, other) -> None:
+def assert_alike(first, second) -> None:
     """The same numbers in the same nested dictionaries and lists."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        pairs = [(one[key], other[key]) for key in one]
-    elif isinstance(one, list | tuple):
-        pairs = list(zip(one, other, strict=True))
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        pairs = [(first[key], second[key]) for key in first]
+    elif isinstance(first, list | tuple):
+        pairs = list(zip(first, second, strict=True))
     else:
-        assert (np.asarray(one) == np.asarray(other)).all()
+        assert (np.asarray(first) == np.asarray(second)).all()
         return
-    for left, right in pairs:
-        assert_alike(left, right)
+    for a, b in pairs:
+        assert_alike(a, b)
 
 
 @pytest.mark.parametrize("learners", [1, 2])
@@ -358,7 +358,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
 ):
     settings = [*PLAIN, f"resources.num_learners={learners}"]
     straight = trained(tmp_path / "straight", *settings, f"total_steps={BATCH * 4}")
-    build, states, found = PPOMethod._build, [], []
+    build, states, restored = PPOMethod._build, [], []
 
     def elsewhere(method):
         algo = build(method)
@@ -373,7 +373,7 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
 
     def loaded(algo, folder):
         load_algorithm(algo, folder)
-        found.extend(algo.learner_group.foreach_learner(Learner.get_state))
+        restored.extend(algo.learner_group.foreach_learner(Learner.get_state))
 
     monkeypatch.setattr(PPOMethod, "_build", elsewhere)
     monkeypatch.setattr(module, "save_algorithm", saved)
@@ -381,18 +381,18 @@ def test_learners_without_the_drivers_disk_are_saved_and_go_on(
     run = trained(tmp_path / "run", *settings, f"total_steps={BATCH * 2}")
     # What is on the driver's disk is what the learners had: weights and optimizers.
     folder = run.latest_checkpoint() / "algorithm" / "learner_group" / "learner"
-    kept = pickle.loads((folder / "state.pkl").read_bytes())
-    kept["rl_module"] = {
+    saved_state = pickle.loads((folder / "state.pkl").read_bytes())
+    saved_state["rl_module"] = {
         name: pickle.loads(
             (folder / "rl_module" / name / "module_state.pkl").read_bytes()
         )
         for name in ("fox", "hen")
     }
-    again, had = resumed(tmp_path / "run", BATCH * 4), states[1]
-    assert len(found) == learners
-    for state in (kept, *(answer.get() for answer in found)):
-        assert_alike(state["rl_module"], had["rl_module"])
-        assert_alike(state["optimizer"], had["optimizer"])
+    again, learner_state = resumed(tmp_path / "run", BATCH * 4), states[1]
+    assert len(restored) == learners
+    for state in (saved_state, *(answer.get() for answer in restored)):
+        assert_alike(state["rl_module"], learner_state["rl_module"])
+        assert_alike(state["optimizer"], learner_state["optimizer"])
     if learners == 1:  # RLlib shares a batch out in another way after a resume
         assert_same(again, straight)
 
@@ -426,10 +426,10 @@ def test_a_checkpoint_that_lacks_a_part_is_never_gone_on_from(
             resumed(path, BATCH * 5)
         return
     again = resumed(path, BATCH * 5)
-    told = capsys.readouterr().err
-    assert f"{newest}: " in told
-    assert "is missing" in told
-    assert f"continuing from {older}" in told
+    message = capsys.readouterr().err
+    assert f"{newest}: " in message
+    assert "is missing" in message
+    assert f"continuing from {older}" in message
     assert_gapless(again, 5)
 
 
@@ -451,9 +451,9 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path, capsys, whole, file):
     content[len(content) // 2] ^= 1
     (newest / file).write_bytes(content)
     again = resumed(path, BATCH * 5)
-    told = capsys.readouterr().err
-    assert f"{newest}: {file} has changed since it was written" in told
-    assert f"continuing from {older}" in told
+    message = capsys.readouterr().err
+    assert f"{newest}: {file} has changed since it was written" in message
+    assert f"continuing from {older}" in message
     assert_gapless(again, 5)
 
 
@@ -472,8 +472,8 @@ def test_without_a_whole_checkpoint_a_run_does_not_begin_anew(tmp_path, whole):
 
 
 def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
-    path, every = tmp_path / "run", 4
-    settings = [*PLAIN, f"checkpoint.every={every}"]
+    path, interval = tmp_path / "run", 4
+    settings = [*PLAIN, f"checkpoint.every={interval}"]
     command = [sys.executable, "-m", "marl_pool", "train", "--run-dir", str(path)]
     process = subprocess.Popen(
         [*command, *settings, "total_steps=100_000_000"],
@@ -481,17 +481,17 @@ def test_a_killed_driver_loses_no_more_than_a_checkpoint_interval(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    wait_for_rows(path, process, every + 1)
+    wait_for_rows(path, process, interval + 1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=PATIENCE)
     run = Run.open(path)
     logged = int(run.rows()[-1]["iteration"])
     saved = iteration_of(run.latest_checkpoint())
     # The checkpoint of the last row's iteration may have been under way.
-    assert logged - saved <= every
+    assert logged - saved <= interval
     progress = json.loads((run.latest_checkpoint() / "progress.json").read_text())
     assert progress["steps"] == saved * BATCH
-    total = BATCH * (saved + every + 1)
+    total = BATCH * (saved + interval + 1)
     again = resumed(path, total)
-    assert_gapless(again, saved + every + 1)
+    assert_gapless(again, saved + interval + 1)
     assert_same(again, trained(tmp_path / "whole", *settings, f"total_steps={total}"))

@@ -51,11 +51,11 @@ def test_a_gradient_is_clipped_to_the_limit(
     norm: float, limit: float | None, expected: float
 ) -> None:
     learner = make_learner("a", "b", grad_clip=limit)
-    gradient, other = set_gradient(learner, "a", norm), set_gradient(learner, "b", 1.0)
+    gradient, small = set_gradient(learner, "a", norm), set_gradient(learner, "b", 1.0)
     learner._step({"a": torch.tensor(0.0), "b": torch.tensor(0.0)})
     assert float(gradient.norm()) == pytest.approx(expected, rel=1e-5)
-    # Each module has a limit of its own, and what is logged is the norm before.
-    assert float(other.norm()) == pytest.approx(1.0, rel=1e-5)
+    # Each module has a separate limit, and what is logged is the norm before.
+    assert float(small.norm()) == pytest.approx(1.0, rel=1e-5)
     assert float(learner._metrics["a", GRADIENT_NORM]) == pytest.approx(norm)
 
 

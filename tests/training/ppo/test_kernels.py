@@ -121,18 +121,18 @@ def test_the_threads_of_learning_are_the_kernels(
     kernels: str,
     expected: set[tuple[int, int]],
 ) -> None:
-    found = set()
+    thread_counts = set()
     for module, name in ((call, "gradients"), (learner, "ppo_gradient")):
         computed = getattr(module, name)
 
         def observed(*args, computed=computed, **options):
-            found.add((torch.get_num_threads(), call._threads.get()))
+            thread_counts.add((torch.get_num_threads(), call._threads.get()))
             return computed(*args, **options)
 
         monkeypatch.setattr(module, name, observed)
     options = [*TINY[:-1], "threads=2", f"kernels={kernels}", f"pooling={pooling}"]
     marl_pool.train(*options, total_steps=64, run_dir=tmp_path / "run")
-    assert found == expected
+    assert thread_counts == expected
     assert call._threads.get() is None
 
 
@@ -140,7 +140,7 @@ def test_the_threads_of_learning_are_the_kernels(
 def test_one_call_gives_the_weights_of_separate_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    found = []
+    results = []
     for name in ("together", "apart"):
         if name == "apart":
             gradient = "_native_gradient"
@@ -149,10 +149,10 @@ def test_one_call_gives_the_weights_of_separate_calls(
             )
         run = marl_pool.train(*TINY, *options, total_steps=128, run_dir=tmp_path / name)
         policy = marl_pool.load_policies(run.path / "policy")["agent"]
-        found.append((run.metrics.rows()[-1], dict(policy.named_parameters())))
-    (metrics, weights), (other_metrics, others) = found
+        results.append((run.metrics.rows()[-1], dict(policy.named_parameters())))
+    (metrics, weights), (other_metrics, other_weights) = results
     for name, weight in weights.items():
-        torch.testing.assert_close(weight, others[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weight, other_weights[name], rtol=1e-4, atol=1e-5)
     assert metrics.keys() == other_metrics.keys()
     for key in metrics.keys() - CLOCKS:
         assert metrics[key] == pytest.approx(

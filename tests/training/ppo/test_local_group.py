@@ -19,7 +19,7 @@ from marl_pool.training.ppo.learner import LOCAL_DEVICE
 pytestmark = [pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "encoder.num_layers=1",
     "ppo.num_envs=4",
     "ppo.batch_size=128",
@@ -43,8 +43,8 @@ def test_a_local_run_starts_no_ray(tmp_path, monkeypatch, capsys):
     run = resumed(tmp_path / "run", 2 * BATCH)
     assert [row["env_steps"] for row in run.rows()] == [BATCH, 2 * BATCH]
     assert "marl-pool:" not in capsys.readouterr().err
-    few = ["episodes=2", "perturbations=[]", "--plugin", "helpers.toy:FoxAndHens"]
-    assert cli.main(["evaluate", str(run.path), *few]) == 0, capsys.readouterr()
+    flags = ["episodes=2", "perturbations=[]", "--plugin", "helpers.farm:FoxAndHens"]
+    assert cli.main(["evaluate", str(run.path), *flags]) == 0, capsys.readouterr()
     assert not ray.is_initialized()
 
 
@@ -77,15 +77,15 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
     assert run.iterations_saved == count
     assert run.best is None or run.best.iteration < count
     assert (
-        cli.main(["resume", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]) == 0
+        cli.main(["resume", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]) == 0
     )
     run = Run.open(run.path)
     assert run.best == whole.best
     files = sorted(path.name for path in whole.policy_dir.iterdir())
     assert sorted(path.name for path in run.policy_dir.iterdir()) == files
     for name in files:
-        ours, theirs = run.policy_dir / name, whole.policy_dir / name
-        assert ours.read_bytes() == theirs.read_bytes(), name
+        file, reference = run.policy_dir / name, whole.policy_dir / name
+        assert file.read_bytes() == reference.read_bytes(), name
     assert ("nothing to do" in capsys.readouterr().out) == (count == 2)
 
 
@@ -96,7 +96,7 @@ def test_a_kill_between_the_best_checkpoint_and_its_policy_loses_nothing(
         (["device=cuda"], "cuda", 0),
         (["device=cuda:1", "resources.num_gpus_per_learner=1"], "cuda:1", 0),
         (["resources.num_gpus_per_learner=1"], "cuda", 0),
-        # Ray gives a learner of its own a GPU.
+        # Ray gives a GPU to a learner in a separate process.
         (["resources.num_learners=1", "resources.num_gpus_per_learner=1"], None, 1),
         (["resources.num_learners=2", "device=cuda"], None, 0),
     ],

@@ -20,7 +20,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import nn
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.policies import make_policy
@@ -42,7 +42,7 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 
 TOY = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "ppo.num_envs=4",
     "ppo.batch_size=144",
     "ppo.minibatch_size=24",
@@ -52,7 +52,7 @@ TOY = [
     "threads=1",
 ]
 RECURRENT_TOY = [
-    *(each for each in TOY if "layers" not in each),
+    *(override for override in TOY if "layers" not in override),
     *("encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"),
 ]
 CENTROID = [
@@ -66,14 +66,14 @@ CENTROID = [
 ]
 
 
-def assert_same_rows(one: Rows, other: Rows) -> None:
-    assert one.keys() == other.keys()
-    for key, column in one.items():
+def assert_same_rows(first: Rows, second: Rows) -> None:
+    assert first.keys() == second.keys()
+    for key, column in first.items():
         if isinstance(column, dict):
-            assert_same_rows(column, other[key])
+            assert_same_rows(column, second[key])
         else:
-            assert column.dtype == other[key].dtype, key
-            assert torch.equal(column, other[key]), key
+            assert column.dtype == second[key].dtype, key
+            assert torch.equal(column, second[key]), key
 
 
 @pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
@@ -121,7 +121,7 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
         [*TOY, "fixed={fox: random}"],
         [
             *TOY,
-            "env=helpers.toy:AlikeFoxAndHens",
+            "env=helpers.farm:AlikeFoxAndHens",
             "modules={fox: all, hen: all}",
         ],
         RECURRENT_TOY,
@@ -142,15 +142,15 @@ def test_tensors_and_episodes_give_the_same_update_bit_for_bit(
         return results, {name: copy.deepcopy(m) for name, m in learner.module.items()}
 
     metrics, modules = train(BatchedPPO.training_step)
-    others, other_modules = train(PPO.training_step)
+    other_metrics, other_modules = train(PPO.training_step)
     assert modules.keys() == other_modules.keys()
     for name, module in modules.items():
-        for one, other in zip(
+        for weight, other_weight in zip(
             module.parameters(), other_modules[name].parameters(), strict=True
         ):
-            assert torch.equal(one, other)
-        for mine, theirs in zip(metrics, others, strict=True):
-            assert {**mine[name]} == {**theirs[name]}
+            assert torch.equal(weight, other_weight)
+        for ours, rllibs in zip(metrics, other_metrics, strict=True):
+            assert {**ours[name]} == {**rllibs[name]}
 
 
 # The loss
@@ -210,13 +210,13 @@ def test_the_loss_and_its_gradient_are_rllibs(
         use_kl_loss=kl_coeff > 0,
     )
     # RLlib's loss, on a learner that has nothing else.
-    theirs = PPOTorchLearner.__new__(PPOTorchLearner)
+    reference = PPOTorchLearner.__new__(PPOTorchLearner)
     logged: dict[str, torch.Tensor] = {}
-    theirs._module = {"m": Head(actions, values)}
-    theirs.entropy_coeff_schedulers_per_module = {"m": Constant(entropy_coeff)}
-    theirs.curr_kl_coeffs_per_module = {"m": torch.tensor(kl_coeff)}
-    theirs.metrics = Logger(logged)
-    expected = theirs.compute_loss_for_module(
+    reference._module = {"m": Head(actions, values)}
+    reference.entropy_coeff_schedulers_per_module = {"m": Constant(entropy_coeff)}
+    reference.curr_kl_coeffs_per_module = {"m": torch.tensor(kl_coeff)}
+    reference.metrics = Logger(logged)
+    expected = reference.compute_loss_for_module(
         module_id="m",
         config=config,
         batch=rows,
@@ -227,14 +227,14 @@ def test_the_loss_and_its_gradient_are_rllibs(
     terms = PPOTerms.of(config, actions, rows, logits, values)
     loss = terms.loss(0.3, entropy_coeff, kl_coeff)
     torch.testing.assert_close(loss, expected)
-    for got, want in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad(loss, [logits, values]), expected_gradients, strict=True
     ):
-        torch.testing.assert_close(got, want)
-    found = dict(zip(STATISTICS, terms.statistics(), strict=True))
-    assert set(found) <= set(logged)
+        torch.testing.assert_close(gradient, expected_gradient)
+    statistics = dict(zip(STATISTICS, terms.statistics(), strict=True))
+    assert set(statistics) <= set(logged)
     for name in (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY, *STATISTICS):
-        torch.testing.assert_close(found[name], logged[name].detach().squeeze())
+        torch.testing.assert_close(statistics[name], logged[name].detach().squeeze())
 
 
 class Constant:
@@ -274,8 +274,8 @@ def test_one_flat_tensor_takes_the_steps_of_its_parts() -> None:
         assert gradient.shape == flat.values.shape
         optimizer.step()
         flat_optimizer.step()
-    for one, other in zip(parts.parameters(), flat_parts.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    for part, twin in zip(parts.parameters(), flat_parts.parameters(), strict=True):
+        torch.testing.assert_close(part, twin, rtol=1e-6, atol=1e-7)
     state = {name: tensor.clone() for name, tensor in parts.state_dict().items()}
     flat_parts.load_state_dict({k: torch.zeros_like(v) for k, v in state.items()})
     assert not flat.values.any()
@@ -283,21 +283,21 @@ def test_one_flat_tensor_takes_the_steps_of_its_parts() -> None:
 
 def test_a_flat_tensor_takes_the_steps_of_torchs_adam() -> None:
     values = nn.Parameter(torch.linspace(-1, 1, 37))
-    others = nn.Parameter(values.detach().clone())
+    flat_values = nn.Parameter(values.detach().clone())
     optimizer = torch.optim.Adam([values], lr=0.1, fused=True)
-    flat = FlatAdam(others, lr=0.1)
+    flat = FlatAdam(flat_values, lr=0.1)
     for number in range(6):
         values.grad = torch.sin(number + values.detach() * 9)
-        others.grad = values.grad.clone()
-        for each in (optimizer, flat):
-            each.found_inf = torch.tensor(float(number in (0, 3)))
-            each.param_groups[0]["lr"] = 0.1 / (1 + number)
-            each.step()
-        assert torch.equal(values, others)
+        flat_values.grad = values.grad.clone()
+        for adam in (optimizer, flat):
+            adam.found_inf = torch.tensor(float(number in (0, 3)))
+            adam.param_groups[0]["lr"] = 0.1 / (1 + number)
+            adam.step()
+        assert torch.equal(values, flat_values)
         if number == 2:  # as when a run is resumed
             flat.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for name, part in optimizer.state[values].items():
-        assert torch.equal(part, flat.state[others][name])
+        assert torch.equal(part, flat.state[flat_values][name])
 
 
 OPTIMIZE = """
@@ -337,8 +337,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
         optimizers = learner._named_optimizers.values()
         moments = [opt.state_dict()["state"][0] for opt in optimizers]
         flats = [flat.values for flat in learner._flat.values()]
-        every = [*flats, *(part for each in moments for part in each.values())]
-        return [tensor.detach().clone() for tensor in every]
+        tensors = [*flats, *(part for moment in moments for part in moment.values())]
+        return [tensor.detach().clone() for tensor in tensors]
 
     before = state()
     (result,) = algo.learner_group.update(
@@ -353,10 +353,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(build: Any) -> None:
 def test_a_module_without_rows_in_the_last_minibatch_is_logged_and_adapts(
     build: Any,
 ) -> None:
-    few = {"ppo.batch_size": 16, "ppo.minibatch_size": 3, "ppo.num_envs": 1}
-    others = [each for each in TOY if each.split("=")[0] not in few]
-    overrides = [f"{key}={value}" for key, value in few.items()] + ["ppo.kl_target=9"]
-    algo = build(compose("train", [*others, *overrides]))
+    sizes = {"ppo.batch_size": 16, "ppo.minibatch_size": 3, "ppo.num_envs": 1}
+    base = [override for override in TOY if override.split("=")[0] not in sizes]
+    overrides = [f"{key}={value}" for key, value in sizes.items()] + ["ppo.kl_target=9"]
+    algo = build(compose("train", [*base, *overrides]))
     learner = algo.learner_group._learner
     batch = algo.env_runner.sample_batch()
     # Four steps of the fox, and twelve of the hens in four minibatches.
@@ -382,9 +382,9 @@ def test_a_module_whose_agents_are_dead_is_left_out(
             return {
                 name: (
                     part._replace(active=part.active & (name not in names)),
-                    *others,
+                    *tail,
                 )
-                for name, (part, *others) in fragments(self, *args).items()
+                for name, (part, *tail) in fragments(self, *args).items()
             }
 
         return fragment
@@ -426,6 +426,6 @@ def test_a_local_run_makes_no_episodes(
 
 def test_rows_of_groups_that_share_a_module_are_joined() -> None:
     rows = {"obs": {"features": torch.arange(6.0).view(3, 2)}, "x": torch.arange(3)}
-    both = concatenate_rows([rows, map_rows(lambda tensor: tensor + 1, rows)])
-    assert both["x"].tolist() == [0, 1, 2, 1, 2, 3]
-    assert both["obs"]["features"].shape == (6, 2)
+    joined = concatenate_rows([rows, map_rows(lambda tensor: tensor + 1, rows)])
+    assert joined["x"].tolist() == [0, 1, 2, 1, 2, 3]
+    assert joined["obs"]["features"].shape == (6, 2)

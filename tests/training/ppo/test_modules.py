@@ -1,4 +1,4 @@
-"""Several groups of agents: modules of their own or shared, and groups that are fixed.
+"""Several groups of agents: separate or shared modules, and groups that are fixed.
 
 Whole trainings in small environments; the parts are in test_ppo_parts.py.
 """
@@ -17,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from helpers.evaluated import evaluate
+from helpers.farm import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.ppo import (
     assert_same,
     assert_same_weights,
@@ -25,7 +26,6 @@ from helpers.ppo import (
     run_of,
     weights_of,
 )
-from helpers.toy import TOKENS, AlikeFoxAndHens, FoxAndHens, NoFox, StillHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -46,7 +46,7 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 slow = pytest.mark.slow
 
-FARM = "env=helpers.toy:FoxAndHens"
+FARM = "env=helpers.farm:FoxAndHens"
 TOY = [
     "encoder.num_layers=1",
     "ppo.num_envs=4",
@@ -58,7 +58,7 @@ TOY = [
     "threads=1",
 ]
 """48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
-STILL = "helpers.toy:StillHens"
+STILL = "helpers.farm:StillHens"
 SETTINGS = TargetSettings()
 
 
@@ -80,7 +80,7 @@ def token_policy(group: str, seed: int = 5, **options) -> TokenPolicy:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory, cluster) -> Run:
+def parent(tmp_path_factory, cluster) -> Run:
     """A run in which fox and hens learn."""
     return trained(tmp_path_factory.mktemp("runs") / "both")
 
@@ -137,9 +137,9 @@ def test_folders_become_absolute_and_scripts_stay(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "teacher").mkdir()
     config = {"fixed": fixed, "teacher": "teacher", "seed": 1}
-    own = {**fixed, "a": str(tmp_path / "runs" / "x"), "e": "/home/me/y"}
+    absolute = {**fixed, "a": str(tmp_path / "runs" / "x"), "e": "/home/me/y"}
     teacher = str(tmp_path / "teacher")
-    expected = {"fixed": own, "teacher": teacher, "seed": 1}
+    expected = {"fixed": absolute, "teacher": teacher, "seed": 1}
     assert with_absolute_folders(config) == expected
     scripted = {"fixed": None, "teacher": "heuristic"}
     assert with_absolute_folders(scripted) == scripted
@@ -161,18 +161,18 @@ def test_scripted_policies_are_built_for_their_group():
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("policy", "message"),
     [
         (
             "heuristic",
-            "fixed.hen: the env 'helpers.toy:FoxAndHens' has no heuristic: ch",
+            "fixed.hen: the env 'helpers.farm:FoxAndHens' has no heuristic: ch",
         ),
         (
-            "helpers.toy:NoHens",
-            "fixed.hen: policy 'helpers.toy:NoHens': helpers.toy has no",
+            "helpers.farm:NoHens",
+            "fixed.hen: policy 'helpers.farm:NoHens': helpers.farm has no",
         ),
         (
-            "helpers.toy:FoxAndHens",
+            "helpers.farm:FoxAndHens",
             "must be a subclass of marl_pool.policies.base.Poli",
         ),
         ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
@@ -180,9 +180,9 @@ def test_scripted_policies_are_built_for_their_group():
         ("heuristics", "expected heuristic, random, package.module:Class or the fol"),
     ],
 )
-def test_a_policy_that_is_not_there_is_refused(what, message):
+def test_a_policy_that_is_not_there_is_refused(policy, message):
     with pytest.raises(InputError, match=message) as caught:
-        rllib_config(config_of(f"fixed={{hen: {what}}}"))
+        rllib_config(config_of(f"fixed={{hen: {policy}}}"))
     assert "\n" not in str(caught.value)
 
 
@@ -238,9 +238,9 @@ def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     )
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
-    made = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
-    found = made.env_config[RUNNER].fixed["hen"].state_dict()
-    assert all(torch.equal(found[k], v) for k, v in right["dog"].state_dict().items())
+    config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
+    weights = config.env_config[RUNNER].fixed["hen"].state_dict()
+    assert all(torch.equal(weights[k], v) for k, v in right["dog"].state_dict().items())
 
 
 def test_a_run_without_a_policy_and_a_damaged_one_are_refused(tmp_path):
@@ -260,8 +260,8 @@ def test_a_module_cannot_take_the_name_of_a_frozen_policy(tmp_path):
 
 def test_a_batch_counts_the_agents_that_learn():
     for fixed, steps in (("null", 3), ("{hen: random}", 12), ("{fox: random}", 4)):
-        made = rllib_config(config_of(f"fixed={fixed}"))
-        assert made.rollout_fragment_length == steps
+        config = rllib_config(config_of(f"fixed={fixed}"))
+        assert config.rollout_fragment_length == steps
     with pytest.raises(InputError, match="a multiple of 12 .* × agents that learn"):
         rllib_config(config_of("ppo.batch_size=40", "fixed={fox: random}"))
 
@@ -278,7 +278,7 @@ def test_a_batch_counts_the_agents_that_learn():
         ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
         (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
         (
-            ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
+            ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
             {"all": 48},
         ),
     ],
@@ -288,12 +288,12 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
 ):
     algo = rllib_config(config_of("ppo.num_epochs=3", *overrides)).build_algo()
     learner = algo.learner_group._learner
-    seen: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
+    log_probs: dict[str, list[torch.Tensor]] = {name: [] for name in expected}
     update = learner._update
 
     def count(minibatch):
         for module_id, rows in minibatch.items():
-            seen[module_id].append(rows[Columns.ACTION_LOGP].detach())
+            log_probs[module_id].append(rows[Columns.ACTION_LOGP].detach())
         return update(minibatch)
 
     learner._update = count
@@ -303,7 +303,7 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     assert set(result[LEARNER_RESULTS]) - {"__all_modules__"} == set(expected)
     algo.stop()
     for name, rows in expected.items():
-        passed = torch.cat(seen[name])
+        passed = torch.cat(log_probs[name])
         assert len(passed) == 3 * rows
         # Each of three epochs holds each row once: thrice the same numbers.
         epochs = passed.view(3, rows).sort(dim=1).values
@@ -313,24 +313,24 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
 
 
 @slow
-def test_the_metrics_name_every_group_and_module(both, tmp_path):
-    rows = both.rows()
+def test_the_metrics_name_every_group_and_module(parent, tmp_path):
+    rows = parent.rows()
     assert [row["env_steps"] for row in rows] == list(range(12, 145, 12))
     for row in rows[-3:]:
         total = row["fox/return_mean"] + row["hen/return_mean"]
         assert row["return_mean"] == pytest.approx(total)
         assert row["fox/return_mean"] < 0 < row["hen/return_mean"]
     assert {"fox/policy_loss", "hen/policy_loss"} <= set(rows[0])
-    assert set(load_modules(both.policy_dir)[0]) == {"fox", "hen"}
+    assert set(load_modules(parent.policy_dir)[0]) == {"fox", "hen"}
     # The fox's gain is the hens' loss: the newest of several modules counts as best.
-    newest = both.checkpoints()[-1]
-    assert both.best.iteration == 12
-    assert_same_weights(both.policy_dir, newest / "policy")
+    newest = parent.checkpoints()[-1]
+    assert parent.best.iteration == 12
+    assert_same_weights(parent.policy_dir, newest / "policy")
 
 
 @slow
 def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
-    alike = ["env=helpers.toy:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+    alike = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
     run = trained(tmp_path / "run", *alike)
     modules, groups = load_modules(run.policy_dir)
     assert groups == {"fox": "all", "hen": "all"}
@@ -339,15 +339,15 @@ def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
     assert {"all/policy_loss", "fox/return_mean", "hen/return_mean"} <= set(last)
     # One module has one score: the best is the checkpoint of the highest mean.
     scores = {row["iteration"]: row["return_mean"] for row in run.rows()}
-    known = {i: score for i, score in scores.items() if not math.isnan(score)}
-    assert run.best.iteration == max(known, key=known.get)
+    finite_scores = {i: score for i, score in scores.items() if not math.isnan(score)}
+    assert run.best.iteration == max(finite_scores, key=finite_scores.get)
 
 
 @slow
 @pytest.mark.parametrize("runners", [0, 1])
-@pytest.mark.parametrize("what", ["random", STILL])
-def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners):
-    overrides = [f"fixed={{hen: {what}}}", f"resources.num_env_runners={runners}"]
+@pytest.mark.parametrize("policy", ["random", STILL])
+def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, policy, runners):
+    overrides = [f"fixed={{hen: {policy}}}", f"resources.num_env_runners={runners}"]
     run = trained(tmp_path / "run", *overrides)
     rows = run.rows()
     assert [row["env_steps"] for row in rows] == [48, 96, 144]
@@ -356,16 +356,16 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, what, runners)
     assert rows[0]["fox/first_ratio_error"] < 1e-5
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
-    plugins = ["helpers.toy:FoxAndHens", STILL]
+    plugins = ["helpers.farm:FoxAndHens", STILL]
     subject = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
-    expected = RandomPolicy if what == "random" else StillHens
+    expected = RandomPolicy if policy == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
 
 
 @slow
-def test_a_frozen_group_plays_as_its_source_does_and_never_changes(both, tmp_path):
-    run = trained(tmp_path / "run", f"fixed={{hen: {both.path}}}")
-    source = load_modules(both.policy_dir)[0]["hen"].state_dict()
+def test_a_frozen_group_plays_as_its_source_does_and_never_changes(parent, tmp_path):
+    run = trained(tmp_path / "run", f"fixed={{hen: {parent.path}}}")
+    source = load_modules(parent.policy_dir)[0]["hen"].state_dict()
     for folder in (run.policy_dir, *(c / "policy" for c in run.checkpoints())):
         modules, groups = load_modules(folder)
         assert groups == {"fox": "fox", "hen": "frozen-hen"}
@@ -383,9 +383,9 @@ def test_a_frozen_group_plays_as_its_source_does_and_never_changes(both, tmp_pat
 
 
 @slow
-def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(both, tmp_path):
+def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(parent, tmp_path):
     source = tmp_path / "source"
-    policies, groups = load_modules(both.policy_dir)
+    policies, groups = load_modules(parent.policy_dir)
     save_policies(policies, groups, source)
     whole = trained(tmp_path / "whole", f"fixed={{hen: {source}}}")
     half = trained(tmp_path / "half", f"fixed={{hen: {source}}}", "total_steps=96")
@@ -397,24 +397,24 @@ def test_a_run_goes_on_bit_for_bit_when_its_frozen_source_has_moved(both, tmp_pa
 
 
 @slow
-def test_a_relative_folder_is_written_as_an_absolute_one(both, tmp_path, monkeypatch):
-    monkeypatch.chdir(both.path.parent)
-    run = trained(tmp_path / "run", f"fixed={{hen: {both.path.name}}}")
-    assert Run.open(run.path).config["fixed"] == {"hen": str(both.path)}
+def test_a_relative_folder_is_written_as_an_absolute_one(parent, tmp_path, monkeypatch):
+    monkeypatch.chdir(parent.path.parent)
+    run = trained(tmp_path / "run", f"fixed={{hen: {parent.path.name}}}")
+    assert Run.open(run.path).config["fixed"] == {"hen": str(parent.path)}
 
 
 # Reading such a run
 
 
 @slow
-def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
-    plugins = ["helpers.toy:FoxAndHens", STILL]
+def test_a_run_with_fixed_groups_is_evaluated(parent, tmp_path, capsys):
+    plugins = ["helpers.farm:FoxAndHens", STILL]
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
-    for number, what in enumerate((both.path, STILL)):
-        run = trained(tmp_path / str(number), f"fixed={{hen: {what}}}")
+    for number, policy in enumerate((parent.path, STILL)):
+        run = trained(tmp_path / str(number), f"fixed={{hen: {policy}}}")
         before = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
         assert before.fixed == {"hen"}
-        # A baseline takes the fox's place; the hens are those of the training.
+        # A baseline takes the fox's place; the hens stay as trained.
         random = before.baselines()["random"]
         assert isinstance(random["fox"], RandomPolicy)
         assert type(random["hen"]) is type(before.policies["hen"])
@@ -433,7 +433,7 @@ def test_a_run_with_fixed_groups_is_evaluated(both, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.toy:FoxAndHens"])
+        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.farm:FoxAndHens"])
 
 
 @slow

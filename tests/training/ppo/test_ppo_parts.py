@@ -17,7 +17,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 )
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob
 from marl_pool.rollout import Rollout, Trajectory
@@ -129,9 +129,9 @@ def test_episodes_hold_every_row_once_and_rllib_accepts_them():
     parts, _ = trajectory()
     episodes = episodes_of(parts)
     for name, part in parts.items():
-        own = [e for e in episodes if e.module_id == f"module_{name}"]
-        assert sum(map(len, own)) == part.rewards.numel()
-        rewards = np.concatenate([e.get_rewards() for e in own])
+        module_episodes = [e for e in episodes if e.module_id == f"module_{name}"]
+        assert sum(map(len, module_episodes)) == part.rewards.numel()
+        rewards = np.concatenate([e.get_rewards() for e in module_episodes])
         assert sorted(rewards) == sorted(part.rewards.flatten().tolist())
     assert len({episode.id_ for episode in episodes}) == len(episodes)
     for episode in episodes:
@@ -173,8 +173,8 @@ PLAIN = {"max_seq_len": 1, "normalize_value_loss": False}
 
 
 def batch_of(episodes, **settings):
-    rows, made = episode_rows(episodes), PPOSettings(**(PLAIN | settings))
-    return {name: prepare_rows(own, made) for name, own in rows.items()}
+    rows, ppo = episode_rows(episodes), PPOSettings(**(PLAIN | settings))
+    return {name: prepare_rows(columns, ppo) for name, columns in rows.items()}
 
 
 def test_learners_in_step_have_rows_of_every_module_in_every_minibatch():
@@ -226,16 +226,16 @@ def test_every_module_passes_over_its_rows_exactly_as_often_as_asked(
         generator=generator,
     )
     number = min(number, max(counts.values()))
-    seen = {name: Counter() for name in counts}
+    visits = {name: Counter() for name in counts}
     passed = 0
     for minibatch in iterator:
         passed += 1
         for name, rows in minibatch.items():
             assert len(rows[Columns.ACTIONS]) <= -(-counts[name] // number)
-            seen[name].update(rows[Columns.ACTIONS].tolist())
+            visits[name].update(rows[Columns.ACTIONS].tolist())
     assert passed == epochs * number
     for name, count in counts.items():
-        assert seen[name] == dict.fromkeys(range(count), epochs)
+        assert visits[name] == dict.fromkeys(range(count), epochs)
 
 
 def test_a_shuffle_changes_the_order_and_its_seed_fixes_it():
@@ -257,11 +257,11 @@ def test_our_log_probabilities_are_those_of_rllibs_distributions():
     torch.manual_seed(0)
     logits, action = torch.randn(7, 6), torch.randn(7, 3)
     box = ActionSpec(low=(-1.0,) * 3, high=(1.0,) * 3)
-    theirs = TorchDiagGaussian.from_logits(logits).logp(action)
-    torch.testing.assert_close(log_prob(box, logits, action), theirs)
+    expected = TorchDiagGaussian.from_logits(logits).logp(action)
+    torch.testing.assert_close(log_prob(box, logits, action), expected)
     choice = torch.randint(6, (7,))
-    theirs = TorchCategorical.from_logits(logits).logp(choice)
-    torch.testing.assert_close(log_prob(ActionSpec(n=6), logits, choice), theirs)
+    expected = TorchCategorical.from_logits(logits).logp(choice)
+    torch.testing.assert_close(log_prob(ActionSpec(n=6), logits, choice), expected)
 
 
 def test_a_normalised_value_loss_does_not_depend_on_the_unit_of_reward():

@@ -15,8 +15,8 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 
+from helpers.farm import FoxAndHens
 from helpers.ppo import assert_same, resumed, rllib_config, run_of, weights_of
-from helpers.toy import FoxAndHens
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
@@ -51,7 +51,7 @@ SMALL = [
     "threads=1",
 ]
 TOY = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "ppo.num_envs=4",
     "ppo.batch_size=128",
     "ppo.minibatch_size=24",
@@ -89,14 +89,14 @@ def test_every_head_trains_and_its_policy_loads(tmp_path, pooling):
 def test_probabilities_that_overflow_are_told_once(tmp_path, capsys):
     extreme = ("pooling=max", "policy.init_std=1000", "total_steps=128")
     trained(tmp_path / "run", *extreme)
-    told = capsys.readouterr().err
-    assert told.count("first_kl of module 'agent' is") == 1
-    assert "policy.init_std" in told
+    message = capsys.readouterr().err
+    assert message.count("first_kl of module 'agent' is") == 1
+    assert "policy.init_std" in message
 
 
 @pytest.mark.parametrize("encoder", encoder_names())
 def test_every_encoder_trains_and_its_policy_loads(tmp_path, encoder):
-    base = [each for each in SMALL if each != "encoder.num_layers=1"]
+    base = [override for override in SMALL if override != "encoder.num_layers=1"]
     words = (f"encoder={encoder}", "total_steps=128")
     run = trained(tmp_path / "run", *words, base=base)
     rows = run.rows()
@@ -181,9 +181,9 @@ def test_learners_that_work_in_pieces_stay_alike(build):
 
     before, _ = all_weights()
     algo.train()
-    one, other = all_weights()
-    assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    assert any((a != b).any() for a, b in zip(before, one, strict=True))
+    first, second = all_weights()
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+    assert any((a != b).any() for a, b in zip(before, first, strict=True))
 
 
 @pytest.mark.parametrize(("size", "steps"), [("null", 1), ("32", 2), ("20", 4)])
@@ -274,8 +274,8 @@ def test_groups_share_a_module_or_have_their_own(build):
 def test_two_modules_train_and_are_saved_together(tmp_path):
     run = trained(tmp_path / "run", base=TOY)
     # The order of a set of names would follow Python's hash seed.
-    about = json.loads((run.policy_dir / "config.json").read_text())
-    assert list(about["modules"]) == ["fox", "hen"]
+    document = json.loads((run.policy_dir / "config.json").read_text())
+    assert list(document["modules"]) == ["fox", "hen"]
     policies = load_policies(run.policy_dir)
     assert set(policies) == {"fox", "hen"}
     assert policies["fox"].actions.low
@@ -294,9 +294,9 @@ def test_one_seed_fixes_a_run_and_another_changes_it(tmp_path):
     runs = [
         trained(tmp_path / str(i), f"seed={seed}") for i, seed in enumerate([1, 1, 2])
     ]
-    first, again, other = (weights_of(run.policy_dir) for run in runs)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
+    first, repeat, reseeded = (weights_of(run.policy_dir) for run in runs)
+    assert all(torch.equal(first[name], repeat[name]) for name in first)
+    assert not all(torch.equal(first[name], reseeded[name]) for name in first)
 
 
 @pytest.mark.parametrize(
@@ -448,8 +448,8 @@ def test_the_runner_obeys_rllibs_interface(build):
 def test_a_restarted_runner_does_not_replay_its_environments(build):
     config = rllib_config(config_of())
     fresh = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
-    other = config.env_runner_cls(config=config, worker_index=2, num_workers=2)
-    starts = [runner.sample()[0].observations.data for runner in (fresh, other)]
+    second = config.env_runner_cls(config=config, worker_index=2, num_workers=2)
+    starts = [runner.sample()[0].observations.data for runner in (fresh, second)]
     assert not (starts[0]["features"] == starts[1]["features"]).all()
     restarted = config.env_runner_cls(config=config, worker_index=1, num_workers=2)
     restarted.set_state({"num_env_steps_sampled_lifetime": 640})

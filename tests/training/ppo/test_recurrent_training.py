@@ -17,7 +17,7 @@ from marl_pool.training.ppo.batch import num_steps
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]
 
 SMALL = [
-    "env=helpers.toy:FoxAndHens",
+    "env=helpers.farm:FoxAndHens",
     "encoder=identity",
     "pooling=attention_neuron",
     "pooling.num_codes=4",

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.line import Line
+from helpers.line_fit import LineFit
 from helpers.paths import ROOT
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
@@ -37,8 +37,8 @@ from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
 
-TINY = ("task=helpers.line:Line", "encoder=none", "pooling=none", "threads=1")
-RESUME = ("resume", "--plugin", "helpers.line:Line")
+TINY = ("task=helpers.line_fit:LineFit", "encoder=none", "pooling=none", "threads=1")
+RESUME = ("resume", "--plugin", "helpers.line_fit:LineFit")
 FEW = (*TINY, "fit.epochs=3", "fit.batch_size=8", "fit.lr=0.1")
 
 
@@ -76,9 +76,9 @@ def refusal(capsys, *words: str) -> str:
     return err
 
 
-def learner_of(task: Line | None = None, **settings) -> FoldLearner:
+def learner_of(task: LineFit | None = None, **settings) -> FoldLearner:
     """The learner of the first fold of a task, by default without noise."""
-    task = task or Line(noisy=False)
+    task = task or LineFit(noisy=False)
     task.prepare(Path())
     config = FitConfig(task={}, encoder={}, pooling={}, fit=FitSettings(**settings))
     return FoldLearner(task, config, 0)
@@ -87,14 +87,12 @@ def learner_of(task: Line | None = None, **settings) -> FoldLearner:
 # Folds
 
 
-@given(
-    st.integers(4, 200), st.integers(2, 4), st.integers(0, 2**40), st.integers(0, 2**40)
-)
-def test_every_example_validates_exactly_one_fold(count, folds, seed, other):
+@given(st.integers(4, 200), st.integers(2, 4), st.integers(0, 2**40))
+def test_every_example_validates_exactly_one_fold(count, folds, seed):
     settings = FitSettings(folds=folds, batch_size=1, validation_examples=None)
     parts = [fold_rows(count, number, seed, settings) for number in range(folds)]
-    together = torch.cat([part.validation for part in parts]).sort().values
-    assert together.equal(torch.arange(count))
+    union = torch.cat([part.validation for part in parts]).sort().values
+    assert union.equal(torch.arange(count))
     for part in parts:
         rows = torch.cat(list(part)).sort().values
         assert rows.equal(torch.arange(count))
@@ -146,24 +144,24 @@ def test_back_tracking_counts_the_last_epochs_that_were_no_worse(losses, back):
 
 def transitions(learner: FoldLearner) -> list[torch.Tensor]:
     state = learner.optimizer.state_dict()["state"]
-    return [each.clone() for entry in state.values() for each in entry.values()]
+    return [moment.clone() for entry in state.values() for moment in entry.values()]
 
 
 def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
     learner = learner_of(back_tracking=True, batch_size=8, lr=0.1)
-    best, known = {}, []
+    best, moments = {}, []
     for epoch, loss in enumerate([5, 4, 3, 2, 1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]):
         learner.learn(torch.arange(40))
         if epoch == 4:
             best = {k: v.clone() for k, v in learner.network.state_dict().items()}
-            known = transitions(learner)
+            moments = transitions(learner)
         if epoch == 10:
-            assert not all(map(torch.equal, transitions(learner), known))
+            assert not all(map(torch.equal, transitions(learner), moments))
         learner.end_epoch(loss)
     assert learner.rate == ALPHA
     assert learner.losses[-2:] == [1.5, 1]  # the best one stands for the last one
-    assert known
-    assert all(map(torch.equal, transitions(learner), known))
+    assert moments
+    assert all(map(torch.equal, transitions(learner), moments))
     assert all(v.equal(best[k]) for k, v in learner.network.state_dict().items())
     learner.learn(torch.arange(40))
     assert learner.lr == pytest.approx(0.1 * ALPHA)
@@ -174,17 +172,17 @@ def test_going_back_restores_weights_and_moments_and_lowers_the_rate():
 
 def test_it_learns_and_leaves_results(tmp_path):
     run = fitted(tmp_path / "run", "fit.epochs=30", "fit.folds=2", "seed=1")
-    found = read_results(run.path)
-    assert found["mean"]["squared_error"] < 0.05 * found["baselines"]["zero"]
-    assert found["parameters"] == 1
-    assert [fold["fold"] for fold in found["folds"]] == [0, 1]
-    scores = [fold["test"]["squared_error"] for fold in found["folds"]]
-    assert found["mean"]["squared_error"] == pytest.approx(sum(scores) / 2)
+    results = read_results(run.path)
+    assert results["mean"]["squared_error"] < 0.05 * results["baselines"]["zero"]
+    assert results["parameters"] == 1
+    assert [fold["fold"] for fold in results["folds"]] == [0, 1]
+    scores = [fold["test"]["squared_error"] for fold in results["folds"]]
+    assert results["mean"]["squared_error"] == pytest.approx(sum(scores) / 2)
     spread = abs(scores[0] - scores[1]) / math.sqrt(2)
-    assert found["sd_over_folds"]["squared_error"] == pytest.approx(spread)
+    assert results["sd_over_folds"]["squared_error"] == pytest.approx(spread)
     x = torch.arange(10).double().add(1).sin() + 1
-    assert found["baselines"]["zero"] == pytest.approx(float((3 * x).square().mean()))
-    assert found["pictures"] == ["pictures/slope.txt"]
+    assert results["baselines"]["zero"] == pytest.approx(float((3 * x).square().mean()))
+    assert results["pictures"] == ["pictures/slope.txt"]
     slope = float((run.path / "pictures" / "slope.txt").read_text())
     assert slope == pytest.approx(3, abs=0.5)
     _, network = open_fit(run)
@@ -202,11 +200,11 @@ def test_the_best_epoch_is_measured_not_the_last(tmp_path):
 
 
 def test_a_seed_repeats_a_run_and_another_does_not(tmp_path):
-    one, two, other = (
+    first, second, reseeded = (
         read_results(fitted(tmp_path / name, f"seed={seed}").path)["mean"]
         for name, seed in (("one", 5), ("two", 5), ("other", 6))
     )
-    assert one == two != other
+    assert first == second != reseeded
 
 
 @pytest.mark.parametrize(
@@ -231,9 +229,9 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, epochs, back_tr
     fit(run, run.config)
     assert read_results(run.path)["mean"] == read_results(whole.path)["mean"]
     clocks = {"seconds", "samples_per_second", "measured_per_second"}
-    for ours, theirs in zip(run.rows(), whole.rows(), strict=True):
-        assert {k: v for k, v in ours.items() if k not in clocks} == {
-            k: v for k, v in theirs.items() if k not in clocks
+    for row, reference in zip(run.rows(), whole.rows(), strict=True):
+        assert {k: v for k, v in row.items() if k not in clocks} == {
+            k: v for k, v in reference.items() if k not in clocks
         }
 
 
@@ -287,26 +285,26 @@ def test_only_adamw_decays_weights_apart_from_the_gradient(optimizer):
     before = learner.network[1].weight.item()
     learner.learn(torch.arange(40))
     # Adam's first step is as long as the learning rate, here up, towards 3.
-    kept = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
-    expected = kept * before + 0.1
+    factor = 1 - 0.1 * 0.5 if optimizer == "adamw" else 1.0
+    expected = factor * before + 0.1
     assert learner.network[1].weight.item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_mixed_precision_computes_in_bfloat16_and_keeps_float32(mixed):
-    class Single(Line):
+    class Single(LineFit):
         def batch(self, split, rows):
             return {k: v.float() for k, v in super().batch(split, rows).items()}
 
         def make_network(self, seed):
             return super().make_network(seed).float()
 
-    seen = []
+    dtypes = []
     learner = learner_of(Single(noisy=False), bfloat16=mixed, batch_size=8)
-    learner.network[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    learner.network[1].register_forward_hook(lambda *args: dtypes.append(args[2].dtype))
     learner.learn(torch.arange(40))
     learner.measure("test", torch.arange(10))
-    assert set(seen) == {torch.bfloat16 if mixed else torch.float32}
+    assert set(dtypes) == {torch.bfloat16 if mixed else torch.float32}
     assert learner.network[1].weight.dtype == torch.float32
 
 
@@ -374,11 +372,11 @@ def test_a_run_killed_before_a_folds_result_measures_it_again(tmp_path, monkeypa
     fit(run, run.config)
     assert killed == [0, 1, 2]
     clocks = {"seconds": 0}
-    ours, theirs = (
-        [fold | clocks for fold in read_results(each.path)["folds"]]
-        for each in (run, whole)
+    folds, reference = (
+        [fold | clocks for fold in read_results(source.path)["folds"]]
+        for source in (run, whole)
     )
-    assert ours == theirs
+    assert folds == reference
 
 
 def test_what_seconds_end_is_counted_to_its_end(tmp_path, capsys):
@@ -407,27 +405,27 @@ def test_the_price_counts_folds_epochs_and_tests(tmp_path):
 
 
 def test_the_price_sees_what_becomes_slower(tmp_path, monkeypatch):
-    seen = []
+    calls = []
 
     def begin_epoch(self, network, epoch, epochs):
-        seen.append((epoch, epochs))
+        calls.append((epoch, epochs))
 
-    monkeypatch.setattr(Line, "begin_epoch", begin_epoch)
+    monkeypatch.setattr(LineFit, "begin_epoch", begin_epoch)
     price(typed("fit.epochs=9"), tmp_path)
-    assert seen == [(0, 9), (0, 9), (4, 9), (8, 9)]
+    assert calls == [(0, 9), (0, 9), (4, 9), (8, 9)]
 
 
 def test_the_price_of_many_sets_draws_few(tmp_path, monkeypatch):
     drawn = []
 
-    class Counted(knn_centroid.Sets):
+    class CountedSets(knn_centroid.Sets):
         def __init__(self, folder, *, num_samples, **options):
             drawn.append(num_samples)
             super().__init__(folder, num_samples=num_samples, **options)
 
-    monkeypatch.setattr(knn_centroid, "Sets", Counted)
-    chosen = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
-    cost = price(FitConfig.from_plain(compose("fit", [*chosen, "threads=1"])), tmp_path)
+    monkeypatch.setattr(knn_centroid, "Sets", CountedSets)
+    words = ("task=knn_centroid", "scale=paper", "encoder=identity", "pooling=avg")
+    cost = price(FitConfig.from_plain(compose("fit", [*words, "threads=1"])), tmp_path)
     assert cost.examples == 720_000
     assert drawn == [knn_centroid.PREVIEW]
     assert not list(tmp_path.iterdir())
@@ -450,8 +448,8 @@ def test_presets_of_ones_own_are_refused_in_one_line(tmp_path, capsys, preset, m
     folder.mkdir()
     if preset:
         (folder / "mine.yaml").write_text(f"{preset}\n")
-    given = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
-    assert message in refusal(capsys, *given)
+    words = ["fit", "experiment=mine", "--dry-run", "--config-dir", str(tmp_path)]
+    assert message in refusal(capsys, *words)
 
 
 def test_sizes_of_another_task_are_refused(capsys):
@@ -468,26 +466,26 @@ def test_options_of_no_encoder_are_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"), [([], "env="), (["--verb", "fit"], "task=")]
+    ("words", "heading"), [([], "env="), (["--verb", "fit"], "task=")]
 )
-def test_the_help_of_a_sweep_is_that_of_its_runs(capsys, words, shown):
-    with pytest.raises(SystemExit) as found:
+def test_the_help_of_a_sweep_is_that_of_its_runs(capsys, words, heading):
+    with pytest.raises(SystemExit) as caught:
         main(["sweep", *words, "--help"])
-    assert found.value.code == 0
+    assert caught.value.code == 0
     groups = capsys.readouterr().out.partition("group=option")[2]
     groups = groups.partition("examples:")[0]
-    other = {"env=": "task=", "task=": "env="}[shown]
-    assert f"\n  {shown}" in groups
-    assert f"\n  {other}" not in groups
+    hidden = {"env=": "task=", "task=": "env="}[heading]
+    assert f"\n  {heading}" in groups
+    assert f"\n  {hidden}" not in groups
 
 
 def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     path = str(tmp_path / "run")
-    more = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
-    assert main(["fit", *more, "--run-dir", path]) == 0
+    options = [*FEW, "fit.epochs=100_000", "time_limit=0.2"]
+    assert main(["fit", *options, "--run-dir", path]) == 0
     expected = (
         f"marl-pool: time_limit is over; resume with: marl-pool resume {path} "
-        "--plugin helpers.line:Line\n"
+        "--plugin helpers.line_fit:LineFit\n"
     )
     assert expected in capsys.readouterr().err
     whole = str(tmp_path / "whole")
@@ -495,14 +493,14 @@ def test_a_run_that_time_ends_says_how_to_go_on(tmp_path, capsys):
     assert "go on with" not in capsys.readouterr().err
 
 
-class NoLossAndMetrics(Line):
+class NoLossAndMetrics(LineFit):
     """A user's mistake."""
 
     def evaluate(self, network, batch, generator):
         return super().evaluate(network, batch, generator).loss
 
 
-class NoMetric(Line):
+class NoMetric(LineFit):
     """Another."""
 
     metric = "accuracy"
@@ -534,9 +532,9 @@ def test_a_script_refuses_a_folder_that_is_not_there(
     script = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
     out = str(tmp_path / "nowhere" / "x.png")
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path), "--out", out])
-    with pytest.raises(SystemExit) as found:
+    with pytest.raises(SystemExit) as caught:
         script["main"]()
-    assert found.value.code == 2
+    assert caught.value.code == 2
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
 
@@ -544,8 +542,8 @@ def test_fit_from_the_command_line(tmp_path, capsys):
     path = str(tmp_path / "run")
     assert main(["fit", *FEW, "--run-dir", path]) == 0
     out = capsys.readouterr().out
-    wanted = r"about \d+ \w+: 3 folds of at most 3 epochs of 40 examples"
-    assert re.match(wanted, out)
+    pattern = r"about \d+ \w+: 3 folds of at most 3 epochs of 40 examples"
+    assert re.match(pattern, out)
     assert "1 parameters; test set, mean of 3 folds ± sd over folds" in out
     assert "baseline zero: squared_error" in out
     assert f"{path}/results.json" in out
@@ -560,12 +558,12 @@ def test_a_dry_run_prints_the_cost_and_makes_nothing(tmp_path, capsys, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("there", [0, 2])
+@pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("flag", ["--dry-run", "--run-dir=run"])
-def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, there, flag):
+def test_a_gpu_that_there_is_not_is_refused(tmp_path, capsys, monkeypatch, count, flag):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    expected = "at most cuda:1" if there else "cpu, because there is no GPU"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    expected = "at most cuda:1" if count else "cpu, because there is no GPU"
     err = refusal(capsys, "fit", *FEW, "device=cuda:2", flag)
     assert err == f"marl-pool: device: expected {expected}, got cuda:2\n"
 
@@ -584,7 +582,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     ("overrides", "message"),
     [
         (["task=nothing"], "unknown task 'nothing': choose from"),
-        (["task=helpers.line:Unfinished"], "is abstract"),
+        (["task=helpers.line_fit:Unfinished"], "is abstract"),
         (["task.slope=2"], "task.slope"),
         (["fit.folds=0"], "fit.folds: expected"),
         (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a fraction"),
@@ -609,8 +607,8 @@ def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
         pytest.skip("there is a GPU")
     path = tmp_path / "run"
     typed = {text.partition("=")[0] for text in overrides}
-    few = [text for text in FEW if text.partition("=")[0] not in typed]
-    err = refusal(capsys, "fit", *few, *overrides, "--run-dir", str(path))
+    words = [text for text in FEW if text.partition("=")[0] not in typed]
+    err = refusal(capsys, "fit", *words, *overrides, "--run-dir", str(path))
     assert message in err
     assert not path.exists()
 
@@ -650,7 +648,7 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
     folder = tmp_path / "own"
     (folder / "task").mkdir(parents=True)
     (folder / "sizes").mkdir()
-    (folder / "task" / "my_line.yaml").write_text("name: helpers.line:Line\n")
+    (folder / "task" / "my_line.yaml").write_text("name: helpers.line_fit:LineFit\n")
     (folder / "sizes" / "my_line_tiny.yaml").write_text(
         "defaults:\n  - pooling: none\ntask:\n  num_samples: 12\nfit:\n  epochs: 7\n"
     )
@@ -660,13 +658,13 @@ def test_sizes_follow_from_task_and_scale_and_can_be_set(tmp_path):
     assert (tiny["pooling"]["name"], tiny["scale"]) == ("none", "tiny")
     cpu = compose("fit", base, folder)
     assert (cpu["fit"]["epochs"], cpu["scale"]) == (10, "cpu")
-    own = compose("fit", [*base, "scale=tiny", "fit.epochs=2", "pooling=max"], folder)
-    assert (own["fit"]["epochs"], own["pooling"]["name"]) == (2, "max")
+    plan = compose("fit", [*base, "scale=tiny", "fit.epochs=2", "pooling=max"], folder)
+    assert (plan["fit"]["epochs"], plan["pooling"]["name"]) == (2, "max")
 
 
 def test_a_task_of_ones_own_gets_only_what_it_asks_for():
     task = make_task(typed("task.num_samples=7"))
-    assert isinstance(task, Line)
+    assert isinstance(task, LineFit)
     assert task.count == 7
 
 
@@ -681,9 +679,9 @@ def test_the_study_of_ones_own_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_tasks.py").write_text(blocks[-1])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own = ["task=my_tasks:Parity", "pooling=max", "fit.epochs=1"]
+    options = ["task=my_tasks:Parity", "pooling=max", "fit.epochs=1"]
     small = ["encoder.dim=8", "encoder.num_layers=1", "fit.folds=1", "threads=1"]
-    assert main(["fit", *own, *small, "--run-dir", "runs/ada"]) == 0
+    assert main(["fit", *options, *small, "--run-dir", "runs/ada"]) == 0
     assert read_results(Path("runs/ada"))["num_test"] == 1024
     task, _ = open_fit(Run.open("runs/ada"))
     train, test = (
@@ -723,8 +721,8 @@ def test_a_finished_run_without_checkpoints_is_not_run_again(tmp_path):
 def test_a_trial_on_a_gpu_asks_for_one():
     plain = config_of()
     on_cpu, on_gpu = map(FitConfig.from_plain, (plain, plain | {"device": "cuda"}))
-    for asked, expected in ((0.0, 1), (0.25, 0.25)):
-        settings = SweepSettings(gpus_per_trial=asked)
+    for gpus, expected in ((0.0, 1), (0.25, 0.25)):
+        settings = SweepSettings(gpus_per_trial=gpus)
         assert bundles(on_gpu, settings) == [{"CPU": 1, "GPU": expected}]
     assert bundles(on_cpu, SweepSettings()) == [{"CPU": 1, "GPU": 0}]
 
@@ -767,16 +765,16 @@ def test_trials_share_their_data_and_a_dry_run_leaves_none(
 def test_a_sweep_refuses_a_gpu_that_there_is_not(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.chdir(tmp_path)
-    given = [*TINY[:3], "seed=0,1", "device=cuda"]
-    err = refusal(capsys, "sweep", "--verb", "fit", *given)
+    words = [*TINY[:3], "seed=0,1", "device=cuda"]
+    err = refusal(capsys, "sweep", "--verb", "fit", *words)
     assert "device: expected cpu, because there is no GPU, got cuda (trial seed=" in err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_sweep_refuses_data_that_are_not_there_once(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
-    err = refusal(capsys, "sweep", "--verb", "fit", *given)
+    words = ["experiment=vit", "scale=tiny", "data_dir=/nowhere"]
+    err = refusal(capsys, "sweep", "--verb", "fit", *words)
     expected = (
         "data_dir: expected a folder with the files of fashion_mnist, got /nowhere"
     )
@@ -799,10 +797,10 @@ def test_the_table_shows_swept_keys_of_any_section(tmp_path, capsys):
         ["0.1", "0", "1", "3"],
         ["0.2", "0", "1", "3"],
     ]
-    found = read_results(tmp_path / "trials" / "fit.lr=0.2,seed=0")["mean"][
+    score = read_results(tmp_path / "trials" / "fit.lr=0.2,seed=0")["mean"][
         "squared_error"
     ]
-    assert cells[1][-1].startswith(f"{found:.4g} ± ")
+    assert cells[1][-1].startswith(f"{score:.4g} ± ")
     fitted(tmp_path / "trials" / "a stranger", "fit.lr=0.3")
     assert len(script["table"](tmp_path, None)) == 4
     assert script["main"]([str(tmp_path), "--metrics", "error"]) == 2

@@ -86,15 +86,15 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
     sweep.write()
     proposals = [Proposal({"ppo.lr": 0.001, "pooling": "max"}, stopped_early=True)]
     sweep.write_proposals(proposals)
-    again = Sweep.open(sweep.path)
-    assert (again.space, again.proposals()) == (space, proposals)
+    copy = Sweep.open(sweep.path)
+    assert (copy.space, copy.proposals()) == (space, proposals)
     sweep.write_proposals([Proposal({"ppo.lr": 0.001})])
     with pytest.raises(InputError, match="expected values of ppo.lr, pooling"):
-        again.proposals()
+        copy.proposals()
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected", "got"),
+    ("changed", "expected", "actual"),
     [
         ({"pooling": "evil:Max"}, "one of 'ada', 'max'", "'evil:Max'"),
         ({"pooling": True}, "one of 'ada', 'max'", "true"),
@@ -105,7 +105,7 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
         ({"seed": 4}, "an integer", "4"),
     ],
 )
-def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, got):
+def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, actual):
     space = plan_search([*SPACE, "seed=int_uniform(1,3)"]).search.space
     sweep = Sweep(tmp_path, {}, [], space=space)
     values = {"ppo.lr": 1e-3, "pooling": "max", "seed": 3}
@@ -118,7 +118,7 @@ def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, go
     for part in (
         f"{sweep.path}/proposals.yaml: {key}: expected",
         expected,
-        f"got {got}",
+        f"got {actual}",
     ):
         assert part in str(caught.value)
 
@@ -133,8 +133,8 @@ def test_a_class_in_a_proposal_is_not_imported(tmp_path, capsys):
     sweep.write()
     sweep.write_proposals([Proposal({"ppo.lr": 1e-3, "pooling": "evil:Max"})])
     command = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
-    for each in (command, ["resume", "s"]):
-        assert cli.main(each) == 2
+    for arguments in (command, ["resume", "s"]):
+        assert cli.main(arguments) == 2
         assert "proposals.yaml: pooling: expected one of" in capsys.readouterr().err
 
 
@@ -145,12 +145,12 @@ def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
     sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
     sweep.path.mkdir()
     sweep.write()
-    given = []
+    calls = []
     run = "marl_pool.training.sweep.run.run_sweep"
-    monkeypatch.setattr(run, lambda *args: given.append(args) or {})
+    monkeypatch.setattr(run, lambda *args: calls.append(args) or {})
     command = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
     assert cli.main([*command, "--dry-run"]) == 0
-    ((_, _, _, dry_run, _),) = given
+    ((_, _, _, dry_run, _),) = calls
     assert dry_run is True
 
 
@@ -167,11 +167,11 @@ def make_search(tmp_path):
         plan = plan_space(plan_search(SPACE).search.space, ["total_steps=1000"])
         sweep = Sweep(tmp_path / name, {}, [], space=plan.search.space)
         (sweep.path / "trials").mkdir(parents=True, exist_ok=True)
-        known = [
+        old_trials = [
             plan.search.make(f"{number:04d}", proposal.values)
             for number, proposal in enumerate(sweep.proposals())
         ]
-        return TrialSearch(sweep, plan.search, SweepSettings(trials=trials), known)
+        return TrialSearch(sweep, plan.search, SweepSettings(trials=trials), old_trials)
 
     return make
 
@@ -195,11 +195,11 @@ def test_a_seed_fixes_what_is_proposed(make_search, tmp_path):
 
     first = proposed(make_search("a"))
     assert first == proposed(make_search("b"))
-    assert all(1e-4 <= each["ppo.lr"] <= 1e-2 for each in first)
+    assert all(1e-4 <= item["ppo.lr"] <= 1e-2 for item in first)
     # A resumed search goes on with other values, and ends with its last trial.
     resumed = make_search("a")
     assert [trial.name for trial in resumed.trials] == ["0000", "0001"]
-    assert not {str(each) for each in proposed(resumed)} & {str(each) for each in first}
+    assert not {str(item) for item in proposed(resumed)} & {str(item) for item in first}
     assert Proposer(make_search("a"), [], tmp_path).suggest("x") is None
     assert Proposer(make_search("a"), [], tmp_path / "none").suggest("x") == "FINISHED"
 
@@ -208,15 +208,15 @@ def test_a_resumed_search_continues_trials_and_knows_the_others(make_search, tmp
     from marl_pool.training.sweep.search import Proposer
 
     search = make_search()
-    done, left = (
+    ended, pending = (
         search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
     )
-    scored(search, done, 1.5)
-    proposer = Proposer(search, [left], tmp_path / "none")
-    assert proposer.suggest("a")["trial"] == left.name
+    scored(search, ended, 1.5)
+    proposer = Proposer(search, [pending], tmp_path / "none")
+    assert proposer.suggest("a")["trial"] == pending.name
     proposer.on_trial_complete("a", {"score": 2.5})
-    assert proposer.scores == {done.name: 1.5, left.name: 2.5}
-    assert [trial.name for trial, _ in search.ranking] == [done.name, left.name]
+    assert proposer.scores == {ended.name: 1.5, pending.name: 2.5}
+    assert [trial.name for trial, _ in search.ranking] == [ended.name, pending.name]
 
 
 def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(
@@ -237,25 +237,25 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(
         return [trial.values for trial in search.trials]
 
     whole = make_search("whole", trials=14)
-    wanted = run(whole, Proposer(whole, [], tmp_path / "none"), range(14))
+    expected = run(whole, Proposer(whole, [], tmp_path / "none"), range(14))
     part = make_search("part", trials=14)
     run(part, Proposer(part, [], tmp_path / "none"), range(12))
     part = make_search("part", trials=14)
-    assert wanted == run(part, Proposer(part, [], tmp_path / "none"), range(12, 14))
+    assert expected == run(part, Proposer(part, [], tmp_path / "none"), range(12, 14))
     # Later proposals follow from the scores.
-    assert len({str(values) for values in wanted}) == 14
-    good = [values["ppo.lr"] for values in wanted[10:]]
-    assert max(good) < max(values["ppo.lr"] for values in wanted[:10])
+    assert len({str(values) for values in expected}) == 14
+    good = [values["ppo.lr"] for values in expected[10:]]
+    assert max(good) < max(values["ppo.lr"] for values in expected[:10])
 
 
 def test_a_search_that_another_session_has_changed_is_refused(make_search):
-    search, other = make_search(), make_search()
+    search, rival = make_search(), make_search()
     search.validate_current()
-    trial = other.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    trial = rival.propose({"ppo.lr": 1e-3, "pooling": "max"})
     with pytest.raises(InputError, match="expected 0 trials, .* got 1: another"):
         search.validate_current()
     search = make_search()
-    other.stop_early(trial.name)
+    rival.stop_early(trial.name)
     with pytest.raises(InputError, match="another one has changed the search"):
         search.validate_current()
 
@@ -269,9 +269,9 @@ def test_a_trial_does_not_train_a_run_of_other_values(make_search):
     _open_or_create(path, trial.config, "train").close()
     # More steps are the same run.
     _open_or_create(path, trial.config | {"total_steps": 5}, "train").close()
-    other = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
+    changed = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
     with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
-        _open_or_create(path, other.config, "train")
+        _open_or_create(path, changed.config, "train")
 
 
 def test_a_trial_that_ended_first_was_not_stopped_early(make_search, capsys):
@@ -317,19 +317,19 @@ def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by
 def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
     from marl_pool.training.sweep.search import EarlyStopping
 
-    search, asked = make_search(), []
+    search, stopped = make_search(), []
     past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     scored(search, past, 1.0)
-    asha = EarlyStopping(search, asked.append)
+    asha = EarlyStopping(search, stopped.append)
     for score, share in ((2.0, 20), (0.5, 20), (3.0, 100)):
         trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
-        known = SimpleNamespace(trial_id=trial.name, config={"trial": trial.name})
-        asha.on_trial_add(None, known)
+        ray_trial = SimpleNamespace(trial_id=trial.name, config={"trial": trial.name})
+        asha.on_trial_add(None, ray_trial)
         result = {"score": score, "share": share}
-        assert asha.on_trial_result(None, known, result) == "CONTINUE"
+        assert asha.on_trial_result(None, ray_trial, result) == "CONTINUE"
     # Past: 1 at 90 percent. At 10 percent 2 is the first, 0.5 worse.
-    assert asked == ["0002"]
-    assert [each.stopped_early for each in search.sweep.proposals()] == [
+    assert stopped == ["0002"]
+    assert [proposal.stopped_early for proposal in search.sweep.proposals()] == [
         *(False, False, True, False)
     ]
 
@@ -360,19 +360,19 @@ def test_earlier_rows_are_compared_by_the_best_so_far(make_search, monkeypatch):
 
 
 def test_a_late_report_enters_no_early_comparison(make_search):
-    """Not even that of a trial which went on from another session."""
+    """This includes a trial that went on from another session."""
     from marl_pool.training.sweep.search import EarlyStopping
 
-    search, asked = make_search(), []
-    left = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
-    asha = EarlyStopping(search, asked.append)
-    reports = [(left, 0.8, 41), (left, 0.9, 42)]
+    search, stopped = make_search(), []
+    resumed = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
+    asha = EarlyStopping(search, stopped.append)
+    reports = [(resumed, 0.8, 41), (resumed, 0.9, 42)]
     reports.append((search.propose({"ppo.lr": 2e-3, "pooling": "ada"}), 0.3, 12))
     for trial, score, share in reports:
-        known = SimpleNamespace(trial_id="1", config={"trial": trial.name})
-        asha.on_trial_add(None, known)
-        asha.on_trial_result(None, known, {"score": score, "share": share})
-    assert asked == []
+        ray_trial = SimpleNamespace(trial_id="1", config={"trial": trial.name})
+        asha.on_trial_add(None, ray_trial)
+        asha.on_trial_result(None, ray_trial, {"score": score, "share": share})
+    assert stopped == []
 
 
 @pytest.mark.parametrize(

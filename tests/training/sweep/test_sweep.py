@@ -55,8 +55,8 @@ HEADS = ["ada", "avg", "max", "cls"]
 def saved_run(path: Path, config: dict, steps: list[int], **metrics: float) -> Run:
     """A run as training leaves it, without weights."""
     run = Run.create(path, config)
-    for number, done in enumerate(steps, 1):
-        run.log({"iteration": number, "env_steps": done, **metrics})
+    for number, steps_done in enumerate(steps, 1):
+        run.log({"iteration": number, "env_steps": steps_done, **metrics})
     run.close()
     with run.checkpoint(len(steps)) as folder:
         (folder / "progress.json").write_text("{}")
@@ -87,10 +87,10 @@ def test_a_key_with_several_values_is_swept(text, values):
     key = text.partition("=")[0]
     assert plan.grid == {key: values}
     for trial, value in zip(plan.trials, values, strict=True):
-        found = trial.config
+        entry = trial.config
         for part in key.split("."):
-            found = found[part]
-        assert found == value
+            entry = entry[part]
+        assert entry == value
         assert trial.config == check("train", trial.config)
 
 
@@ -154,8 +154,8 @@ def test_presets_are_the_studies_of_the_paper(name, env, axis, values, steps):
 
 
 def test_a_preset_is_reduced_by_the_command():
-    given = ["env.counts=1-3-28", "seed=7,8", "total_steps=300_000", "ppo=fast"]
-    plan = plan_sweep(["experiment=adapool/figure5", *given])
+    words = ["env.counts=1-3-28", "seed=7,8", "total_steps=300_000", "ppo=fast"]
+    plan = plan_sweep(["experiment=adapool/figure5", *words])
     assert plan.grid == {"pooling": HEADS, "env.counts": ["1-3-28"], "seed": [7, 8]}
     assert plan.overrides == [
         "experiment=adapool/figure5",
@@ -242,13 +242,13 @@ from marl_pool.cli.main import main
 print(json.dumps([main(command) for command in {commands!r}]))
 print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", source],
         capture_output=True,
         text=True,
         check=True,
     )
-    codes, loaded = done.stdout.splitlines()[-2:]
+    codes, loaded = result.stdout.splitlines()[-2:]
     assert json.loads(codes) == [2, 2, 0, 2, 2]
     assert json.loads(loaded) == []
 
@@ -303,10 +303,10 @@ def test_a_sweep_folder_is_read_as_it_was_written(tmp_path):
     sweep = Sweep(tmp_path / "s", {"a": [1, None], "b": ["x"]}, ["c=3"], tmp_path)
     with sweep.lock():
         sweep.write()
-    again = Sweep.open(sweep.path)
-    assert (again.grid, again.overrides) == (sweep.grid, sweep.overrides)
-    assert again.config_dir == str(tmp_path)
-    assert list(again.grid) == ["a", "b"]
+    copy = Sweep.open(sweep.path)
+    assert (copy.grid, copy.overrides) == (sweep.grid, sweep.overrides)
+    assert copy.config_dir == str(tmp_path)
+    assert list(copy.grid) == ["a", "b"]
 
 
 @pytest.mark.parametrize("text", ["", "grid: {}\n", "[", "grid: 3\npackage_version: 1"])
@@ -340,10 +340,10 @@ def test_a_new_sweep_needs_a_folder_without_runs(refused, tmp_path):
     assert line.endswith("seed=0\n")
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--or-resume"]])
-def test_a_new_sweep_does_not_hide_a_run(refused, more):
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--or-resume"]])
+def test_a_new_sweep_does_not_hide_a_run(refused, flags):
     run = Run.create("taken", compose("train", []))
-    line = refused("sweep", "seed=0,1", "--sweep-dir", "taken", *more)
+    line = refused("sweep", "seed=0,1", "--sweep-dir", "taken", *flags)
     assert "taken: expected a new or empty folder for a sweep, got one with " in line
     assert line.endswith("config.yaml\n")
     assert [item.name for item in run.path.iterdir()] == ["config.yaml"]
@@ -516,9 +516,9 @@ def test_a_simulated_study_finds_it_as_often_as_it_says(seeds):
     generator = torch.Generator().manual_seed(seeds)
     samples = torch.randn((2, 40_000, seeds), generator=generator, dtype=torch.float64)
     shifted = samples[1] + smallest_difference(seeds)
-    found = stats.ttest_ind(samples[0], shifted, axis=1).pvalue < 0.05
+    significant = stats.ttest_ind(samples[0], shifted, axis=1).pvalue < 0.05
     # Four standard errors.
-    assert abs(found.mean() - 0.8) < 4 * math.sqrt(0.16 / 40_000)
+    assert abs(significant.mean() - 0.8) < 4 * math.sqrt(0.16 / 40_000)
 
 
 def test_one_seed_shows_nothing():
@@ -536,8 +536,8 @@ def test_the_smallest_difference_is_told_in_the_returns_unit_if_that_is_known():
 
 
 def test_the_size_of_the_study_is_told(plan):
-    done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
-    assert size_of(plan.grid, plan.trials, done, TRAIN).splitlines() == [
+    steps_done = dict(zip((t.name for t in plan.trials), [0, 60, 128, 0], strict=True))
+    assert size_of(plan.grid, plan.trials, steps_done, TRAIN).splitlines() == [
         "4 runs: pooling (2) x env.counts (1) x seed (2)",
         "1 finished, 1 to resume, 2 to start",
         "400 steps in total, 240 remaining",
@@ -564,7 +564,7 @@ def test_a_trial_takes_what_its_processes_take():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "asked", "gpus"),
+    ("overrides", "gpus_per_trial", "gpus"),
     [
         (["device=cuda"], 0, 1),
         (["device=cuda"], 0.25, 0.25),
@@ -578,9 +578,9 @@ def test_a_trial_takes_what_its_processes_take():
         ([], 0, 0),
     ],
 )
-def test_a_trial_on_a_gpu_asks_for_one(overrides, asked, gpus):
+def test_a_trial_on_a_gpu_asks_for_one(overrides, gpus_per_trial, gpus):
     config = TrainConfig.from_plain(compose("train", overrides))
-    main, *_ = bundles(config, SweepSettings(gpus_per_trial=asked))
+    main, *_ = bundles(config, SweepSettings(gpus_per_trial=gpus_per_trial))
     assert main["GPU"] == gpus
 
 
@@ -588,18 +588,18 @@ def test_a_trial_on_a_gpu_asks_for_one(overrides, asked, gpus):
 
 
 def test_the_table_shows_changes_and_the_remaining_time():
-    stream, now = io.StringIO(), [0.0]
+    stream, time = io.StringIO(), [0.0]
     table = TrialTable(
         {"a": 100, "b": 100, "c": 100},
         {"a": 128, "b": 0, "c": 0},
         stream=stream,
-        clock=lambda: now[0],
+        clock=lambda: time[0],
     )
     with table:
         table.change("b", TrialState.RUNNING)
-        now[0] = 10.0
+        time[0] = 10.0
         table.advance({"b": 50})
-        now[0] = 40.0
+        time[0] = 40.0
         table.advance({"b": 80})
         table.change("c", TrialState.FAILED, "no memory")
         assert table.named(TrialState.FAILED) == ["c"]
@@ -620,14 +620,14 @@ def test_the_table_shows_changes_and_the_remaining_time():
 def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     """As on another machine, whose disk this one does not share."""
     sweep = Sweep("s", plan.grid, plan.overrides)
-    elsewhere, here = plan.trials[:2]
+    elsewhere, local = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
     watch = _TrialMonitor(sweep, plan.trials, table, lambda: None, Path("s", ".stop"))
-    saved_run(sweep.run_path(here), here.config, [64, 128])
+    saved_run(sweep.run_path(local), local.config, [64, 128])
     begun = plan.trials[2]
     saved_run(sweep.run_path(begun), begun.config, [64])
-    for trial in (elsewhere, here, begun):
+    for trial in (elsewhere, local, begun):
         result = {REASON: "", SAVED: 128}
         ended = SimpleNamespace(config={TRIAL: trial.name}, last_result=result)
         watch.on_trial_complete(0, [], ended)
@@ -635,7 +635,7 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     assert "its folder is not on this machine" in table.rows[elsewhere.name].note
     assert table.rows[begun.name].state == TrialState.FAILED
     assert "its folder is not on this machine" in table.rows[begun.name].note
-    assert table.rows[here.name].state == TrialState.FINISHED
+    assert table.rows[local.name].state == TrialState.FINISHED
 
 
 def test_damaged_trials_are_told_when_a_sweep_goes_on(plan, capsys):

@@ -74,14 +74,14 @@ def wait_until(true: Callable[[], object], process: subprocess.Popen) -> None:
 
 def left_over(folder: Path) -> list[str]:
     """Processes that a command in ``folder`` started and that still run."""
-    wanted, found = f"{MARK}={folder}".encode(), []
+    mark, processes = f"{MARK}={folder}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text())
+            if mark in (process / "environ").read_bytes():
+                processes.append((process / "cmdline").read_text())
         except OSError:
             continue  # it ended, or is another user's
-    return found
+    return processes
 
 
 def iterations(run: Path) -> list[int]:
@@ -125,22 +125,22 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert "resume s --plugin own_heads:Fails" in output
     assert "Traceback" not in output
     without_orphans(tmp_path)
-    done = max(iterations(good))
-    assert Run.open(good).latest_checkpoint().name == f"iter_{done:06d}"
-    assert iterations(good) == list(range(1, done + 1))
+    iteration = max(iterations(good))
+    assert Run.open(good).latest_checkpoint().name == f"iter_{iteration:06d}"
+    assert iterations(good) == list(range(1, iteration + 1))
     assert {row["status"] for row in read_table(tmp_path / "s")} <= {"stopped"}
 
-    more = f"total_steps={32 * (done + 2)}"
-    third = start(tmp_path, "resume", "s", more, *allowed)
+    override = f"total_steps={32 * (iteration + 2)}"
+    third = start(tmp_path, "resume", "s", override, *allowed)
     output, _ = third.communicate(timeout=PATIENCE)
     assert third.returncode == 1, output
     assert "0 finished, 1 to resume, 1 to start" in output
     assert "marl-pool: pooling=own_heads:Fails,seed=5 failed: " in output
     assert "no such sum" in output
     assert "no such sum" in (bad / "error.txt").read_text()
-    assert iterations(good) == list(range(1, done + 3))
+    assert iterations(good) == list(range(1, iteration + 3))
     table = read_table(tmp_path / "s" / "table.csv")
-    assert [row["iteration"] for row in table] == list(range(1, done + 3))
+    assert [row["iteration"] for row in table] == list(range(1, iteration + 3))
     assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
         ("finished", "max", 5)
     }
@@ -237,12 +237,12 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
     command = ["sweep", "seed=0,1", *SMALL, "total_steps=64"]
 
     assert main([*command, "--dry-run", "--seed-sd", "2"]) == 0
-    told = capsys.readouterr().out
-    assert "2 runs: seed (2)" in told
-    assert "128 steps in total, 128 remaining" in told
-    assert "in the return (two-sided t test" in told
-    assert re.search(r"about \d+ \w+ with", told)
-    assert told.splitlines()[-1].split() == ["0", "steps", "seed=1"]
+    preview = capsys.readouterr().out
+    assert "2 runs: seed (2)" in preview
+    assert "128 steps in total, 128 remaining" in preview
+    assert "in the return (two-sided t test" in preview
+    assert re.search(r"about \d+ \w+ with", preview)
+    assert preview.splitlines()[-1].split() == ["0", "steps", "seed=1"]
     assert not list(tmp_path.iterdir())
 
     assert main([*command, "--sweep-dir", "s"]) == 0
@@ -255,12 +255,12 @@ def test_trials_are_ordinary_runs_and_a_dry_run_leaves_nothing(
         *((0, 32), (0, 64), (1, 32), (1, 64))
     ]
     trial = "s/trials/seed=1"
-    alone = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
-    assert main(alone) == 0
+    arguments = ["train", *command[2:], "seed=1", "threads=1", "--run-dir", "one"]
+    assert main(arguments) == 0
     rows = Run.open("one").rows()
     untimed = [name for name in rows[0] if "second" not in name]
-    for row, told_row in zip(rows, table[2:], strict=True):
-        assert [row[name] for name in untimed] == [told_row[name] for name in untimed]
+    for row, table_row in zip(rows, table[2:], strict=True):
+        assert [row[name] for name in untimed] == [table_row[name] for name in untimed]
     assert main(["evaluate", trial, "suite=quick", "episodes=2"]) == 0
     after = set(home.iterdir()) if home.is_dir() else None
     assert before == after

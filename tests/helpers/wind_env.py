@@ -11,7 +11,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.tokens import Tokens, TokenSpec
 
 
-class Valley(BatchedEnv):
+class WindEnv(BatchedEnv):
     """Stay near 0 on a windy line; one token shows the place.
 
     ``fault`` happens in episode ``episode`` of environment 0: "raise", "poison" (NaN
@@ -79,9 +79,9 @@ class Valley(BatchedEnv):
         if self.fault == "poison":
             return rewards * torch.nan
         if self.fault == "kill":
-            done = len(list(self.diary.glob("killed-*")))
-            if done < self.kills:
-                (self.diary / f"killed-{done}").touch()
+            num_kills = len(list(self.diary.glob("killed-*")))
+            if num_kills < self.kills:
+                (self.diary / f"killed-{num_kills}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return rewards
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 
-class Crowd(ParallelEnv):
+class ChangingAgents(ParallelEnv):
     """Wolves with a box to act in, and hens that choose.
 
     In each step an agent may die, rarely be truncated alone, or be born (again). An
@@ -23,7 +23,7 @@ class Crowd(ParallelEnv):
         render_mode: "rgb_array" or None.
     """
 
-    metadata: ClassVar = {"name": "crowd", "render_modes": ["rgb_array"]}
+    metadata: ClassVar = {"name": "changing_agents", "render_modes": ["rgb_array"]}
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Crowd(ParallelEnv):
     def reset(self, seed=None, options=None):
         self.rng, self.time = np.random.default_rng(seed), 0
         self.seeds.append(seed)
-        there = self.rng.random(len(self.possible_agents)) < 0.5
-        there[self.rng.integers(len(there))] = True
+        coins = self.rng.random(len(self.possible_agents)) < 0.5
+        coins[self.rng.integers(len(coins))] = True
         self.agents = [
-            a for a, here in zip(self.possible_agents, there, strict=True) if here
+            a for a, coin in zip(self.possible_agents, coins, strict=True) if coin
         ]
         self.last = dict.fromkeys(self.possible_agents, 0.0)
         return self._observe(self.agents), {agent: {} for agent in self.agents}
@@ -83,12 +83,12 @@ class Crowd(ParallelEnv):
             if agent not in acted and not over and chance[agent][0] < self.birth
         ]
         stay = [agent for agent in acted if not (died[agent] or late[agent])]
-        # The order of names is not that of possible_agents.
+        # The order of names differs from possible_agents.
         self.agents = born + stay
         rewards = {agent: self.last[agent] + self.time / 8 for agent in acted}
-        told = [*acted, *born]
-        infos = {agent: {} for agent in told}
-        return self._observe(told), rewards, died, late, infos
+        observers = [*acted, *born]
+        infos = {agent: {} for agent in observers}
+        return self._observe(observers), rewards, died, late, infos
 
     def render(self):
         image = np.zeros((20, 40, 3), np.uint8)

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 
-class Quarrel(AECEnv):
+class RandomTurns(AECEnv):
     """Three agents in random order, with random rewards, deaths and masks.
 
     An agent that dies keeps its reward; after 12 turns all are truncated.
@@ -32,14 +32,14 @@ class Quarrel(AECEnv):
         render_mode=None,
     ):
         self.deaths, self.masks, self.fault = deaths, masks, fault
-        self.metadata = {"name": "quarrel", "is_parallelizable": parallel}
+        self.metadata = {"name": "random_turns", "is_parallelizable": parallel}
         self.render_mode = render_mode
 
     def observation_space(self, agent):
-        seen = spaces.Box(-1, 1, (4,), np.float32)
+        space = spaces.Box(-1, 1, (4,), np.float32)
         if self.masks != "observation":
-            return seen
-        return spaces.Dict(observation=seen, action_mask=spaces.MultiBinary(4))
+            return space
+        return spaces.Dict(observation=space, action_mask=spaces.MultiBinary(4))
 
     def action_space(self, agent):
         return spaces.Discrete(4)
@@ -73,10 +73,10 @@ class Quarrel(AECEnv):
 
     def observe(self, agent):
         number = self.possible_agents.index(agent)
-        seen = np.float32([number / 2, self.time / 12, 0, 1])
+        features = np.float32([number / 2, self.time / 12, 0, 1])
         if self.masks != "observation":
-            return seen
-        return {"observation": seen, "action_mask": self.mask}
+            return features
+        return {"observation": features, "action_mask": self.mask}
 
     def step(self, action):
         agent = self.agent_selection
@@ -165,9 +165,9 @@ class PassItOn(AECEnv):
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
         self.turn += 1
-        other = "follower" if agent == "leader" else "leader"
-        # Pay what the other earned by its last turn.
-        self.rewards[other], self.debt = self.debt, float(action == self.shown)
+        partner = "follower" if agent == "leader" else "leader"
+        # Pay what the partner earned by its last turn.
+        self.rewards[partner], self.debt = self.debt, float(action == self.shown)
         self.shown = int(action)
         if agent == "follower":
             self.shown = self.random.integers(self.NUMBERS).item()
@@ -175,5 +175,5 @@ class PassItOn(AECEnv):
             self.rewards[agent] += self.debt
             self.terminations = dict.fromkeys(self.agents, True)
         self._accumulate_rewards()
-        self.agent_selection = other
+        self.agent_selection = partner
         self._deads_step_first()

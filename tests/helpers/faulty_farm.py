@@ -4,14 +4,14 @@ import os
 import signal
 from pathlib import Path
 
-from helpers.toy import FoxAndHens
+from helpers.farm import FoxAndHens
 
 
 class EscapedError(RuntimeError):
     """An exception that a user's own environment may raise."""
 
 
-class Faulty(FoxAndHens):
+class FaultyFarm(FoxAndHens):
     """FoxAndHens until the step ``fault_step`` of this object, then a fault.
 
     ``fault`` is "raise" or "kill" (the process, as the kernel does when memory runs
@@ -37,7 +37,7 @@ class Faulty(FoxAndHens):
         super().__init__(num_envs, **options)
         self.fault, self.fault_step, self.kills = fault, fault_step, kills
         self.diary = None if diary is None else Path(diary)
-        self.taken = 0
+        self.num_steps = 0
 
     def place(self, rows, keys):
         super().place(rows, keys)
@@ -51,13 +51,13 @@ class Faulty(FoxAndHens):
                     out.write(f"{os.getpid()} {env} {episode}\n")
 
     def advance(self, actions):
-        self.taken += 1
-        mine = self.taken == self.fault_step and 0 in self.env_ids
-        if mine and self.fault == "raise":
+        self.num_steps += 1
+        is_due = self.num_steps == self.fault_step and 0 in self.env_ids
+        if is_due and self.fault == "raise":
             raise EscapedError("the hens\nescaped")
-        if mine and self.fault == "kill":
-            done = len(list(self.diary.parent.glob("killed-*")))
-            if done < self.kills:
-                (self.diary.parent / f"killed-{done}").touch()
+        if is_due and self.fault == "kill":
+            num_kills = len(list(self.diary.parent.glob("killed-*")))
+            if num_kills < self.kills:
+                (self.diary.parent / f"killed-{num_kills}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().advance(actions)

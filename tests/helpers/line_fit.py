@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, Split, Task
 
 
-class Line(Task):
+class LineFit(Task):
     """Predict y = 3 x from x, by one weight, with dropout or a loss that turns NaN.
 
     Args:
         num_samples: to train on and to validate with.
-        nan_after: epochs after which the loss is not a number; None: never.
-        noisy: let the loss depend on the generator and on torch's own.
+        nan_after: epochs after which the loss is not a number, or None for never.
+        noisy: let the loss depend on the generator and on torch's global one.
     """
 
     metric = "squared_error"
@@ -44,13 +44,13 @@ class Line(Task):
     def evaluate(
         self, network: nn.Module, batch: Batch, generator: torch.Generator
     ) -> LossAndMetrics:
-        each = (network(batch["x"]) - batch["y"]).square()[:, 0]
-        loss = each.mean()
+        squared_errors = (network(batch["x"]) - batch["y"]).square()[:, 0]
+        loss = squared_errors.mean()
         if self.noisy:
             loss = loss * (0.5 + torch.rand((), generator=generator))
         if self.nan_after is not None and self.epoch >= self.nan_after:
             loss = loss * float("nan")
-        return LossAndMetrics(loss, {"squared_error": each.detach()})
+        return LossAndMetrics(loss, {"squared_error": squared_errors.detach()})
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         return {"zero": batch["y"][:, 0].square()}

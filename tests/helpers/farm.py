@@ -51,10 +51,10 @@ class FoxAndHens(BatchedEnv):
         }
 
     def observe(self):
-        seen = self.places
+        x = self.places
         if self.poison == "observations":
-            seen = torch.where(self.steps[:, None] >= self.poison_step, torch.nan, seen)
-        relative = seen[:, None, :] - seen[:, :, None]
+            x = torch.where(self.steps[:, None] >= self.poison_step, torch.nan, x)
+        relative = x[:, None, :] - x[:, :, None]
         features = torch.stack([relative, relative.square()], dim=-1)
         types = torch.tensor([1, 2, 2, 2]).repeat(4, 1).fill_diagonal_(0)
         types = types.expand(self.num_envs, 4, 4)

@@ -53,13 +53,13 @@ class JointEnv(ParallelEnv):
         self.rows = ActionRows(self.space)
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        seen: dict[str, Any] = {"observation": spaces.Box(-1, 1, (3,), np.float32)}
+        parts: dict[str, Any] = {"observation": spaces.Box(-1, 1, (3,), np.float32)}
         sizes = self.rows.sizes
         if self.masks == "observation":
-            seen["action_mask"] = spaces.MultiBinary(sum(sizes))
+            parts["action_mask"] = spaces.MultiBinary(sum(sizes))
         if self.masks == "tuple":
-            seen["action_mask"] = spaces.Tuple(map(spaces.MultiBinary, sizes))
-        return spaces.Dict(seen) if len(seen) > 1 else seen["observation"]
+            parts["action_mask"] = spaces.Tuple(map(spaces.MultiBinary, sizes))
+        return spaces.Dict(parts) if len(parts) > 1 else parts["observation"]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
         return self.space
@@ -106,16 +106,16 @@ class JointEnv(ParallelEnv):
                     mask[:] = 1
                 masks.append(mask * (self.time != self.stuck_at))
             self.legal[agent] = masks
-            seen = self.random.uniform(-1, 1, 3).astype(np.float32)
-            observations[agent], infos[agent] = seen, {}
+            features = self.random.uniform(-1, 1, 3).astype(np.float32)
+            observations[agent], infos[agent] = features, {}
             if self.masks == "infos" and self.time >= self.start:
                 infos[agent] = {"action_mask": np.concatenate(masks)}
             if self.masks == "observation":
                 joined = np.concatenate(masks)
-                observations[agent] = {"observation": seen, "action_mask": joined}
+                observations[agent] = {"observation": features, "action_mask": joined}
             if self.masks == "tuple":
-                own = {"observation": seen, "action_mask": tuple(masks)}
-                observations[agent] = own
+                observation = {"observation": features, "action_mask": tuple(masks)}
+                observations[agent] = observation
         return observations, infos
 
     def render(self) -> np.ndarray:

@@ -19,7 +19,7 @@ class FaultyPole(CartPole):
         after: steps before the first fault.
     """
 
-    taken = 0
+    num_steps = 0
     """Steps of all objects in this process; copies count too."""
 
     def __init__(
@@ -37,7 +37,7 @@ class FaultyPole(CartPole):
     @override
     def observe(self):
         tokens = super().observe()
-        if self.fault == "NaN_observation" and self.taken > self.after:
+        if self.fault == "NaN_observation" and self.num_steps > self.after:
             return {
                 k: t._replace(features=t.features * torch.nan)
                 for k, t in tokens.items()
@@ -46,9 +46,9 @@ class FaultyPole(CartPole):
 
     @override
     def advance(self, actions):
-        type(self).taken += 1
+        type(self).num_steps += 1
         rewards, terminated = super().advance(actions)
-        if self.taken <= self.after:
+        if self.num_steps <= self.after:
             return rewards, terminated
         if self.fault == "raises":
             raise RuntimeError("no such state")

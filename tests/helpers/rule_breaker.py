@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 
-class Unruly(ParallelEnv):
+class Breaker(ParallelEnv):
     """Three agents that earn 1 in each of five steps, and are then truncated.
 
     Args:
@@ -17,7 +17,7 @@ class Unruly(ParallelEnv):
         render_mode: "rgb_array" or None.
     """
 
-    metadata: ClassVar = {"name": "unruly", "render_modes": ["rgb_array"]}
+    metadata: ClassVar = {"name": "rule_breaker", "render_modes": ["rgb_array"]}
 
     def __init__(self, fault=None, render_mode=None):
         self.fault, self.render_mode = fault, render_mode
@@ -45,11 +45,11 @@ class Unruly(ParallelEnv):
         assert set(actions) == set(self.agents)
         self.time += 1
         acted, over = self.agents, self.time == 5
-        seen = self._observe()
+        observations = self._observe()
         self.agents = [] if over else list(acted)
         return self._break(
             (
-                seen,
+                observations,
                 dict.fromkeys(acted, 1.0),
                 dict.fromkeys(acted, False),
                 dict.fromkeys(acted, over),
@@ -114,24 +114,24 @@ def list_agents(agents: Any) -> Fault:
     return apply
 
 
-def _end(env, seen, rewards, ended, late, infos):
+def _end(env, observations, rewards, terminated, truncated, infos):
     """Flag agent 0; it stays listed, and is paid by the fault "paid after the end"."""
-    ended["a_0"] = True
+    terminated["a_0"] = True
     if env.time > 2:
         rewards["a_0"] = 1.0 if env.fault == "paid after the end" else 0.0
 
 
-def _truncate(env, seen, rewards, ended, late, infos):
+def _truncate(env, observations, rewards, terminated, truncated, infos):
     """Truncate agent 0, which stays listed; the others terminate in step 4."""
-    late["a_0"] = True
+    truncated["a_0"] = True
     if env.time > 2:
         rewards["a_0"] = None
     for agent in ("a_1", "a_2"):
-        ended[agent] = env.time == 4
+        terminated[agent] = env.time == 4
 
 
-def _all_end(env, seen, rewards, ended, late, infos):
-    ended.update(dict.fromkeys(ended, True))
+def _all_end(env, observations, rewards, terminated, truncated, infos):
+    terminated.update(dict.fromkeys(terminated, True))
     env.agents = list(env.possible_agents)
 
 
@@ -186,7 +186,7 @@ FAULTS: dict[str, Fault] = {
     "infos None": at_step(instead(4, None)),
     "no infos": at_step(instead(4, {})),
     # Forms
-    "old reset": at_reset(lambda env, seen, infos: seen),
+    "old reset": at_reset(lambda env, observations, infos: observations),
     "reset None": at_reset(lambda env, *parts: "none"),
     "reset of 3": at_reset(lambda env, *parts: (*parts, {})),
     "old step": at_step(lambda env, *parts: (*parts[:3], parts[4])),

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from helpers.unruly import Unruly
+from helpers.rule_breaker import Breaker
 
 
 def _interrupt() -> None:
@@ -28,7 +28,7 @@ ENDS: dict[str, Callable[[], object]] = {
 }
 
 
-class Ending(Unruly):
+class FatalEnv(Breaker):
     """An env that ends in one of the ways `ENDS`, or not at all."""
 
     def __init__(self, how=None, render_mode=None):
@@ -50,4 +50,4 @@ class Unpicklable:
 
 def with_option(option=None, render_mode=None):
     """Build an env with any object as its option."""
-    return Unruly(render_mode=render_mode)
+    return Breaker(render_mode=render_mode)
