@@ -127,16 +127,16 @@ def frames(
     return list(episode_frames(rollout, **{"size": 96, **options}))
 
 
-def pictures(shown: list[np.ndarray]) -> list[np.ndarray]:
-    """The frames without what is written below."""
-    return [image[:96] for image in shown]
+def pictures(images: list[np.ndarray]) -> list[np.ndarray]:
+    """The frames without the text below."""
+    return [image[:96] for image in images]
 
 
 def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
-    shown = frames()
-    assert len(shown) == STEPS + 1
-    assert {(image.shape, image.dtype) for image in shown} == {
-        ((shown[0].shape[0], 96, 3), np.dtype(np.uint8))
+    images = frames()
+    assert len(images) == STEPS + 1
+    assert {(image.shape, image.dtype) for image in images} == {
+        ((images[0].shape[0], 96, 3), np.dtype(np.uint8))
     }
 
 
@@ -152,8 +152,8 @@ def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
             expected.append(env.frame(attention=weights, group="agent", size=96))
             env.step({"agent": policy.scale(policy.act(tokens).action)})
     expected.append(env.frame(size=96))
-    for ours, theirs in zip(pictures(frames()), expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for image, reference in zip(pictures(frames()), expected, strict=True):
+        np.testing.assert_array_equal(image, reference)
 
 
 def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
@@ -174,17 +174,17 @@ def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
 
 
 def test_text_is_written_below() -> None:
-    plain, told = frames(), frames(about="rewire")
-    assert all((a != b).any() for a, b in zip(plain, told, strict=True))
-    for a, b in zip(pictures(plain), pictures(told), strict=True):
+    plain, captioned = frames(), frames(about="rewire")
+    assert all((a != b).any() for a, b in zip(plain, captioned, strict=True))
+    for a, b in zip(pictures(plain), pictures(captioned), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("action_noise", "action off by "), ("drop_actions", "action ")]
+    ("name", "text"), [("action_noise", "action off by "), ("drop_actions", "action ")]
 )
 def test_changed_actions_are_written_below(
-    name: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
 
@@ -194,7 +194,7 @@ def test_changed_actions_are_written_below(
 
     monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
     frames(make_perturbation(name, severity=1.0, onset=2, end=4))
-    changed = [shown in line for line in lines]
+    changed = [text in line for line in lines]
     # The last frame shows the final state, which no action follows.
     assert changed == [2 <= step < 4 for step in range(STEPS)] + [False]
 
