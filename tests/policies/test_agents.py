@@ -109,11 +109,11 @@ def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
 def test_ended_envs_may_idle_and_nothing_changes() -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
-    at_once, *others = (
+    at_once, *idling = (
         Rollout(env(16, dtype=torch.float64), {"agent": population}).episodes(idle=i)
         for i in (0.0, 0.1, 0.5, 1.0)
     )
-    for later in others:
+    for later in idling:
         torch.testing.assert_close(at_once.returns["agent"], later.returns["agent"])
         assert at_once.lengths.equal(later.lengths)
 
@@ -165,11 +165,13 @@ def test_unrolling_is_acting_step_by_step(name: str) -> None:
         decision = agent.act(tokens, state)
         actions.append(decision.action[:, 0])
         state = decision.state
-    taken = torch.stack(actions, dim=1)
-    prev_action = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], dim=1)
+    step_actions = torch.stack(actions, dim=1)
+    prev_action = torch.cat(
+        [torch.zeros_like(step_actions[:, :1]), step_actions[:, :-1]], dim=1
+    )
     memory = agent.initial_memory(2, 5)
     outputs, _ = agent.unroll(steps, padding, prev_action, memory)
-    torch.testing.assert_close(outputs, taken)
+    torch.testing.assert_close(outputs, step_actions)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -104,10 +104,10 @@ def test_nothing_but_the_places_is_read() -> None:
     agent, x = make("alone"), sets(1)
     larger = x.clone()
     outputs = act(agent, x)
-    chosen = agent._choose(
+    places = agent._choose(
         x[:, :1], None, torch.zeros(1, 1, 2), agent.initial_memory(1, N)
     ).chosen
-    larger[0, 0, chosen[0, 0]] *= 1 + 1e-9
+    larger[0, 0, places[0, 0]] *= 1 + 1e-9
     torch.testing.assert_close(act(agent, larger), outputs, rtol=0, atol=0)
 
 
@@ -184,18 +184,18 @@ def test_a_population_acts_like_its_members(kind: str) -> None:
     agent, x = make(kind), sets(6)
     factors = torch.tensor([[1.0], [-0.5], [2.0]])
     vectors = to_vector(agent) * factors.double()
-    crowd = Population(agent, vectors)
-    state, got = crowd.initial_state(6, 1, N), []
+    population = Population(agent, vectors)
+    state, logits = population.initial_state(6, 1, N), []
     for t in range(STEPS):
-        decision = crowd.act(tokens(x[:, t]), state)
+        decision = population.act(tokens(x[:, t]), state)
         state = decision.state
-        got.append(decision.logits[:, 0])
-    own = to_vector(agent)
+        logits.append(decision.logits[:, 0])
+    vector = to_vector(agent)
     for member, factor in enumerate(factors):
-        torch.nn.utils.vector_to_parameters(own * factor, agent.parameters())
+        torch.nn.utils.vector_to_parameters(vector * factor, agent.parameters())
         rows = slice(2 * member, 2 * member + 2)
         expected = act(agent, x[rows])
-        torch.testing.assert_close(torch.stack(got, 1)[rows], expected)
+        torch.testing.assert_close(torch.stack(logits, 1)[rows], expected)
 
 
 @each_kind
