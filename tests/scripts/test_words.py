@@ -26,8 +26,8 @@ def test_the_number_of_modules_is_that_of_a_folder_of_the_package(words, tmp_pat
         root.mkdir()
         for number in range(21):
             (root / f"m{number}.py").touch()
-    (found,) = words.findings(tmp_path / "marl_pool")
-    assert "21 modules, more than 20" in found
+    (finding,) = words.findings(tmp_path / "marl_pool")
+    assert "21 modules, more than 20" in finding
     assert not list(words.findings(tmp_path / "helpers"))
 
 
