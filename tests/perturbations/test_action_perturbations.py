@@ -81,12 +81,16 @@ def test_severity_0_executes_what_was_chosen(
     if isinstance(space, spaces.Box):
         actions[0, 0, 0, 0] = -0.0
     for severity in (0.0, [0.0, 0.8]):
-        made = build(name, severity=severity, ramp=1 if severity else None, **options)
+        perturbation = build(
+            name, severity=severity, ramp=1 if severity else None, **options
+        )
         tokens = make_tokens(0)
-        state = made.start(tokens, keys(), episodes=torch.zeros(3, dtype=torch.int64))
+        state = perturbation.start(
+            tokens, keys(), episodes=torch.zeros(3, dtype=torch.int64)
+        )
         for action in actions:
-            _, state = made(tokens, state)
-            done, state = made.act(action, state, space)
+            _, state = perturbation(tokens, state)
+            done, state = perturbation.act(action, state, space)
             assert torch.equal(bits(done), bits(action))
 
 
@@ -96,14 +100,14 @@ def test_severity_0_executes_what_was_chosen(
 def test_an_env_is_the_same_alone_and_among_others(
     name: str, options: dict[str, Any], space: Space, seed: int, severity: float
 ) -> None:
-    made, actions = (
+    perturbation, actions = (
         build(name, severity=severity, **options),
         random_actions(space, 4, seed),
     )
     before = actions.clone()
-    together = executed_actions(made, actions, space, seed=seed)
+    together = executed_actions(perturbation, actions, space, seed=seed)
     row = slice(2, 3)
-    alone = executed_actions(made, actions[:, row], space, seed=seed, first=2)
+    alone = executed_actions(perturbation, actions[:, row], space, seed=seed, first=2)
     assert torch.equal(together[:, row], alone)
     assert torch.equal(actions, before)
 
@@ -114,10 +118,10 @@ def test_an_env_is_the_same_alone_and_among_others(
 def test_other_seeds_envs_and_episodes_differ(
     name: str, options: dict[str, Any], space: Space, key_options: dict[str, int]
 ) -> None:
-    made, actions = build(name, severity=0.5, **options), random_actions(space)
+    perturbation, actions = build(name, severity=0.5, **options), random_actions(space)
     reference, variant = (
-        executed_actions(made, actions, space),
-        executed_actions(made, actions, space, **key_options),
+        executed_actions(perturbation, actions, space),
+        executed_actions(perturbation, actions, space, **key_options),
     )
     assert not torch.equal(reference, variant)
 
@@ -128,14 +132,17 @@ def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
     name: str, options: dict[str, Any], space: Space
 ) -> None:
     actions = random_actions(space)[:, :, :1].expand_as(random_actions(space)).clone()
-    many = executed_actions(build(name, severity=[0.4, 0.9], **options), actions, space)
-    assert not torch.equal(many[:, :, 0], many[:, :, 1])
+    batch = executed_actions(
+        build(name, severity=[0.4, 0.9], **options), actions, space
+    )
+    assert not torch.equal(batch[:, :, 0], batch[:, :, 1])
     *_, (_, state) = states(build(name, severity=[0.4, 0.9], **options), actions, space)
     for env, severity in enumerate(state["severity"].tolist()):
         row = slice(env, env + 1)
-        made = build(name, severity=severity, **options)
+        perturbation = build(name, severity=severity, **options)
         assert torch.equal(
-            executed_actions(made, actions[:, row], space, first=env), many[:, row]
+            executed_actions(perturbation, actions[:, row], space, first=env),
+            batch[:, row],
         )
 
 
@@ -144,19 +151,19 @@ def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
 def test_a_restart_touches_the_envs_that_begin_anew(
     name: str, options: dict[str, Any], space: Space
 ) -> None:
-    made, actions = build(name, severity=0.7, **options), random_actions(space)
+    perturbation, actions = build(name, severity=0.7, **options), random_actions(space)
     where, tokens = torch.tensor([False, True, False]), make_tokens(0)
-    *_, (_, old) = states(made, actions[:3], space)
-    merged = made.start(tokens, keys(episode=1), old, where)
+    *_, (_, old) = states(perturbation, actions[:3], space)
+    merged = perturbation.start(tokens, keys(episode=1), old, where)
     assert merged.keys() == old.keys()
-    fresh = executed_actions(made, actions, space, episode=1)
-    going_on = executed_actions(made, actions, space)
+    fresh = executed_actions(perturbation, actions, space, episode=1)
+    going_on = executed_actions(perturbation, actions, space)
     for step in range(3):
-        _, merged = made(tokens, merged)
+        _, merged = perturbation(tokens, merged)
         mixed = torch.where(
             where.view(-1, *[1] * (actions.dim() - 2)), actions[step], actions[3 + step]
         )
-        done, merged = made.act(mixed, merged, space)
+        done, merged = perturbation.act(mixed, merged, space)
         assert torch.equal(done[1], fresh[step, 1])
         assert torch.equal(done[[0, 2]], going_on[3 + step, [0, 2]])
 
@@ -249,33 +256,35 @@ def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
 
 @in_each_space
 def test_an_episode_repeats_no_action_of_the_one_before(space: Space) -> None:
-    made, tokens = build("drop_actions", severity=1.0), make_tokens(0)
+    perturbation, tokens = build("drop_actions", severity=1.0), make_tokens(0)
     last = (
         random_actions(space)[0].clamp(0.5, 0.9)
         if space is BOX
         else random_actions(space)[0] + 1
     )
-    old = made.start(tokens, keys())
-    _, old = made(tokens, old)
+    old = perturbation.start(tokens, keys())
+    _, old = perturbation(tokens, old)
     old["executed"] = last
     began = torch.tensor([False, True, False])
-    _, state = made(tokens, made.start(tokens, keys(episode=1), old, began))
-    done, _ = made.act(random_actions(space)[1], state, space)
+    _, state = perturbation(
+        tokens, perturbation.start(tokens, keys(episode=1), old, began)
+    )
+    done, _ = perturbation.act(random_actions(space)[1], state, space)
     assert torch.equal(done[~began], last[~began])
-    nothing = torch.tensor([0.0, 0.0, 2.0]) if space is BOX else torch.tensor(0)
-    assert torch.equal(done[began], nothing.expand_as(done[began]))
+    zero = torch.tensor([0.0, 0.0, 2.0]) if space is BOX else torch.tensor(0)
+    assert torch.equal(done[began], zero.expand_as(done[began]))
 
 
 def test_zero_is_the_number_in_range_that_is_nearest_to_it() -> None:
-    made = build("drop_actions", severity=1.0, instead="zero")
-    done = executed_actions(made, random_actions(BOX), BOX)
+    perturbation = build("drop_actions", severity=1.0, instead="zero")
+    done = executed_actions(perturbation, random_actions(BOX), BOX)
     assert torch.equal(done, torch.tensor([0.0, 0.0, 2.0]).expand_as(done))
 
 
 def test_several_steps_are_lost_in_a_row() -> None:
     actions = random_actions(DISCRETE, 50).clamp(min=1)
-    made = build("drop_actions", severity=0.5, instead="zero", every=3)
-    lost = (executed_actions(made, actions, DISCRETE) == 0).unflatten(0, (2, 3))
+    perturbation = build("drop_actions", severity=0.5, instead="zero", every=3)
+    lost = (executed_actions(perturbation, actions, DISCRETE) == 0).unflatten(0, (2, 3))
     assert torch.equal(lost, lost[:, :1].expand_as(lost))
     assert 0.3 < lost.double().mean() < 0.7
 

@@ -105,12 +105,12 @@ def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> Non
 def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
     tokens, _ = moving_env(0)
     hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
-    many = tokens._replace(padding=hidden).map(
+    copies = tokens._replace(padding=hidden).map(
         lambda part: part.expand(50, *part.shape[1:])
     )
-    made = build("inject", place=place, spread=0.4, count=32)
+    perturbation = build("inject", place=place, spread=0.4, count=32)
     anchor = tokens.features[0, 0, 1 if place == "alike" else 0, :2]
-    offsets = play(made, many, steps=1)[0].features[:, 0, 4:, :2] - anchor
+    offsets = play(perturbation, copies, steps=1)[0].features[:, 0, 4:, :2] - anchor
     for axis in offsets.flatten(0, 1).double().T:
         assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
 
@@ -127,8 +127,8 @@ def test_a_distractor_vanishes_with_its_anchor() -> None:
     tokens, _ = moving_env(0)
     perturbation = build("inject")
     state = perturbation.start(tokens, keys(1))
-    gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
-    output, state = perturbation(gone, state)
+    occluded = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
+    output, state = perturbation(occluded, state)
     assert torch.equal(output.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
 
 
@@ -226,8 +226,8 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
         spec = replace(SPEC, positions=positions)
         with pytest.raises(UnfitTokensError, match=f"position_features: .*{message}"):
             make_perturbation("inject", specs=[spec])
-        made = make_perturbation("inject", specs=[spec], position_features=[0])
-        assert play(made, make_tokens(0))[0].num_tokens == 9 + 32
+        perturbation = make_perturbation("inject", specs=[spec], position_features=[0])
+        assert play(perturbation, make_tokens(0))[0].num_tokens == 9 + 32
     for numbers in ([], [-1], [1, 1]):
         with pytest.raises(InputError, match=r"position_features: expected .*, got"):
             build("inject", position_features=numbers)
@@ -261,9 +261,9 @@ def test_suites_inject_what_is_noise_in_an_env(
 ) -> None:
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
     entries = [entry for entry in listed if entry["name"] == "inject"]
-    made = BUILDERS[env]()
-    (spec, *_) = (group.tokens for group in made.groups.values())
-    _, *built = cases_of({}, levels(*entries), [], made)
+    batched_env = BUILDERS[env]()
+    (spec, *_) = (group.tokens for group in batched_env.groups.values())
+    _, *built = cases_of({}, levels(*entries), [], batched_env)
     assert len(built) >= len(entries) > 0
     for case in built:
         if expected in spec.type_names:
@@ -280,9 +280,9 @@ def test_in_boxworld_cells_move_and_colors_stay() -> None:
     tokens = env.observe()["agent"]
     (spec,) = (group.tokens for group in env.groups.values())
     options: dict[str, Any] = {"token_type": "lock", "spread": 0.3, "count": 5}
-    made = make_perturbation("inject", specs=[spec], **options)
-    state = made.start(tokens, keys(4))
-    output, state = made(tokens, state)
+    perturbation = make_perturbation("inject", specs=[spec], **options)
+    state = perturbation.start(tokens, keys(4))
+    output, state = perturbation(tokens, state)
     anchors = state["anchor"][..., None].expand(-1, -1, -1, 5)
     offsets = output.features[..., -5:, :] - tokens.features.gather(-2, anchors)
     assert (offsets[..., :3] == 0).all()

@@ -40,9 +40,9 @@ def images(places: int = 50) -> Tokens:
 
 def errors_of(name: str, tokens: Tokens, **options: Any) -> list[Tensor]:
     """Return errors added to readings, or logarithms of factors, for each step."""
-    made = build(name, protect_self=False, **options)
+    perturbation = build(name, protect_self=False, **options)
     errors = []
-    for time, output in enumerate(play(made, tokens, moves=True)):
+    for time, output in enumerate(play(perturbation, tokens, moves=True)):
         readings = at_time(tokens, time).features
         error = (
             (output.features / readings).log()
@@ -73,9 +73,9 @@ def test_calibration_errors_are_gaussian_and_constant(name: str, option: str) ->
 def test_only_the_chosen_features_are_disturbed(name: str, features: list[int]) -> None:
     tokens = make_tokens(0)
     tokens.features[0, 0, 0] = -0.0
-    made = build(name, severity=1.0, features=features)
-    everything = build(name, severity=1.0)
-    output, whole = play(made, tokens)[0], play(everything, tokens)[0]
+    perturbation = build(name, severity=1.0, features=features)
+    unrestricted = build(name, severity=1.0)
+    output, whole = play(perturbation, tokens)[0], play(unrestricted, tokens)[0]
     mask = torch.isin(FEATURES, torch.tensor(features))
     expected = torch.where(mask, whole.features, tokens.features)
     assert same(output, tokens._replace(features=expected))
@@ -119,8 +119,10 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
 def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
     tokens = images()
     precise = tokens._replace(features=tokens.features / 255)
-    made = build(name, severity=0.1)
-    for output, exact in zip(play(made, tokens), play(made, precise), strict=True):
+    perturbation = build(name, severity=0.1)
+    for output, exact in zip(
+        play(perturbation, tokens), play(perturbation, precise), strict=True
+    ):
         levels = exact.features.clamp(0, 1) * 255
         # Halves may fall to either side: the two are computed in different orders.
         assert float((output.features - levels).abs().max()) <= 0.5 + 1e-4
@@ -132,8 +134,8 @@ def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
 @given(seed=seeds, severity=severities)
 def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
-    made = build("freeze", severity=severity)
-    for time, (output, state) in enumerate(states(made, tokens, moves=True)):
+    perturbation = build("freeze", severity=severity)
+    for time, (output, state) in enumerate(states(perturbation, tokens, moves=True)):
         clean, frozen = at_time(tokens, time), state["frozen"]
         expected = torch.where(frozen[..., None], tokens.features, clean.features)
         assert same(output, clean._replace(features=expected))
@@ -152,8 +154,8 @@ def test_a_frozen_reading_is_a_copy() -> None:
 
 def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
     tokens = make_tokens(0)
-    made = build("freeze", severity=0.5, every=3)
-    for time, (output, state) in enumerate(states(made, tokens, 7, moves=True)):
+    perturbation = build("freeze", severity=0.5, every=3)
+    for time, (output, state) in enumerate(states(perturbation, tokens, 7, moves=True)):
         frozen = state["frozen"]
         readings = at_time(tokens, time - time % 3).features
         assert torch.equal(output.features[frozen], readings[frozen])
@@ -166,8 +168,8 @@ def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
 def test_readings_are_so_many_steps_late(lag: int) -> None:
     tokens = make_tokens(0)
     self_mask = tokens.types == SELF_TYPE
-    made = build("delay", severity=lag / 4, steps=4)
-    for time, output in enumerate(play(made, tokens, 8, moves=True)):
+    perturbation = build("delay", severity=lag / 4, steps=4)
+    for time, output in enumerate(play(perturbation, tokens, 8, moves=True)):
         clean, delayed = at_time(tokens, time), at_time(tokens, max(time - lag, 0))
         expected = torch.where(self_mask[..., None], clean.features, delayed.features)
         assert same(output, clean._replace(features=expected))
@@ -176,16 +178,16 @@ def test_readings_are_so_many_steps_late(lag: int) -> None:
 def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     tokens = tokens._replace(features=torch.zeros(3, 2, 9, 4))
-    made = build("delay", severity=0.5, steps=4)
-    state = made.start(tokens, keys())
+    perturbation = build("delay", severity=0.5, steps=4)
+    state = perturbation.start(tokens, keys())
     readings = []
     for time in range(8):
-        gone = torch.zeros_like(tokens.padding)
-        gone[..., 4] = 2 <= time < 4
+        absent = torch.zeros_like(tokens.padding)
+        absent[..., 4] = 2 <= time < 4
         features = torch.full_like(tokens.features, float(time))
-        features[gone] = torch.nan
-        output, state = made(Tokens(features, tokens.types, gone), state)
-        assert torch.equal(output.padding, gone)
+        features[absent] = torch.nan
+        output, state = perturbation(Tokens(features, tokens.types, absent), state)
+        assert torch.equal(output.padding, absent)
         readings.append(float(output.features[0, 0, 4, 0]))
     assert readings[:2] == [0, 0]
     assert readings[4:] == [4, 4, 4, 5]
@@ -200,8 +202,8 @@ def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
 def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
-    made = build("duplicate", severity=severity)
-    for time, (output, state) in enumerate(states(made, tokens, moves=True)):
+    perturbation = build("duplicate", severity=severity)
+    for time, (output, state) in enumerate(states(perturbation, tokens, moves=True)):
         clean = at_time(tokens, time)
         assert output.num_tokens == 9 + round(9 * severity)
         assert same(output.map(lambda part: part[:, :, :9]), clean)
@@ -211,20 +213,22 @@ def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
         assert torch.equal(counts, (present.sum(-1) * severity).round().long())
         for env in range(3):
             for agent in range(2):
-                at, copies = (env, agent), used[env, agent, 9:]
-                places = origin[at][9:][copies]
+                agent_index, copies = (env, agent), used[env, agent, 9:]
+                places = origin[agent_index][9:][copies]
                 assert len(set(places.tolist())) == len(places)
                 for part, clean_part in zip(output.parts, clean.parts, strict=True):
-                    assert torch.equal(part[at][9:][copies], clean_part[at][places])
+                    assert torch.equal(
+                        part[agent_index][9:][copies], clean_part[agent_index][places]
+                    )
 
 
 def test_a_copy_vanishes_with_its_token() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
-    made = build("duplicate", severity=1.0)
-    state = made.start(tokens, keys())
-    gone = tokens.padding.clone()
-    gone[..., 4] = True
-    output, state = made(tokens._replace(padding=gone), state)
+    perturbation = build("duplicate", severity=1.0)
+    state = perturbation.start(tokens, keys())
+    absent = tokens.padding.clone()
+    absent[..., 4] = True
+    output, state = perturbation(tokens._replace(padding=absent), state)
     copied = state["origin"][..., 9:]
     expected = (copied == 4) | (copied == -1)
     assert torch.equal(output.padding[..., 9:], expected)
@@ -326,8 +330,8 @@ def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
     tokens.types[..., 4] = NOISE
     tokens.padding[..., 4] = False
     tokens.features.nan_to_num_()
-    made = build("inject", place="far", distance=7.0, position_features=numbers)
-    output, state = next(states(made, tokens))
+    perturbation = build("inject", place="far", distance=7.0, position_features=numbers)
+    output, state = next(states(perturbation, tokens))
     anchors = state["anchor"][..., None].expand(-1, -1, -1, 4)
     displacements = output.features[..., 9:, :] - tokens.features.gather(-2, anchors)
     kept = [number for number in range(4) if number not in numbers]
@@ -343,8 +347,8 @@ def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
 @given(seed=seeds)
 def test_near_distractors_stand_around_the_observer(seed: int) -> None:
     tokens = make_tokens(seed)
-    made = build("inject", place="near", spread=0.05)
-    for time, output in enumerate(play(made, tokens, moves=True)):
+    perturbation = build("inject", place="near", spread=0.05)
+    for time, output in enumerate(play(perturbation, tokens, moves=True)):
         observer = at_time(tokens, time).features[..., :1, :]
         offsets = output.features[..., 9:, :] - observer
         assert (offsets[..., :2].abs() <= 0.05 + 1e-6).all()
@@ -374,13 +378,13 @@ def test_places_that_cannot_be() -> None:
 )
 def test_patches_of_bytes_stay_bytes(name: str) -> None:
     spec = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
-    made = make_perturbation(name, specs=[spec], severity=0.5)
+    perturbation = make_perturbation(name, specs=[spec], severity=0.5)
     tokens = images(12)
-    state = made.start(tokens, keys())
+    state = perturbation.start(tokens, keys())
     for time in range(4):
         features = tokens.features + 20 * time
         clean = tokens._replace(features=features)
-        output, state = made(clean, state)
+        output, state = perturbation(clean, state)
         assert output.features.dtype == torch.uint8
     # A shuffle shows in the order alone, which all patches being alike does not.
     assert same(output, clean) == (name == "shuffle")

@@ -48,15 +48,15 @@ def test_each_env_sees_what_its_own_severity_does(
     name: str, options: dict[str, Any], seed: int
 ) -> None:
     tokens = make_tokens(seed)
-    drawn = build(name, severity=PAIR, **options)
-    many = play(drawn, tokens, moves=True, seed=seed)
-    _, state = next(states(drawn, tokens, seed=seed))
+    perturbation = build(name, severity=PAIR, **options)
+    batch = play(perturbation, tokens, moves=True, seed=seed)
+    _, state = next(states(perturbation, tokens, seed=seed))
     for env, severity in enumerate(state["severity"].tolist()):
         assert PAIR[0] < severity < PAIR[1]
         row = slice(env, env + 1)
         plain = build(name, severity=severity, **options)
         for output, expected in zip(
-            many,
+            batch,
             play(plain, tokens.at(row), moves=True, seed=seed, first=env),
             strict=True,
         ):
@@ -70,12 +70,12 @@ def test_severities_are_uniform_between_their_bounds(low: float, high: float) ->
     low, high = sorted((low, high))
     tokens = make_tokens(0, envs=2000, agents=1, places=2)
     _, state = next(states(build("occlude", severity=[low, high]), tokens))
-    drawn = state["severity"]
-    assert drawn.min() >= low
-    assert drawn.max() <= high
+    sampled = state["severity"]
+    assert sampled.min() >= low
+    assert sampled.max() <= high
     # Each share has mean 1/2 and, of 2000, a standard error of 0.0065.
     if high - low > 1e-3:
-        shares = (drawn - low) / (high - low)
+        shares = (sampled - low) / (high - low)
         assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
         assert float((shares < 0.25).double().mean()) == pytest.approx(0.25, abs=0.05)
 
@@ -158,10 +158,12 @@ def test_a_ramp_grows_linearly_and_stays(
     severity: float, ramp: int, played: int
 ) -> None:
     tokens = make_tokens(0)
-    made: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
-    grown: Any = build("occlude", severity=[0.0, severity])
-    partial = made.start(tokens, keys(), episodes=torch.full((3,), played))["severity"]
-    full = grown.start(tokens, keys())["severity"]
+    ramped: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
+    steady: Any = build("occlude", severity=[0.0, severity])
+    partial = ramped.start(tokens, keys(), episodes=torch.full((3,), played))[
+        "severity"
+    ]
+    full = steady.start(tokens, keys())["severity"]
     torch.testing.assert_close(partial, full * min(played / ramp, 1))
 
 
@@ -232,8 +234,8 @@ def test_the_own_token_is_protected_or_not(
     options = {**options, "protect_self": protect}
     options.pop("among", None)
     options.pop("features", None)
-    made = build(name, severity=1.0, **options)
-    output, clean = play(made, tokens, moves=True)[-1], at_time(tokens, 4)
+    perturbation = build(name, severity=1.0, **options)
+    output, clean = play(perturbation, tokens, moves=True)[-1], at_time(tokens, 4)
     self_mask = (output.types == SELF_TYPE) & ~output.padding
     first = output.at((slice(None), slice(None), slice(0, 1)))
     kept = torch.equal(self_mask.sum(-1), torch.ones_like(self_mask.sum(-1)))
@@ -305,11 +307,11 @@ def in_the_loop(
     env = env or centroid()
     group = env.groups["agent"]
     extra = {"inject": {"token_type": "signal"}}.get(name, {})
-    made = make_perturbation(
+    perturbation = make_perturbation(
         name, specs=[group.tokens], severity=severity, **{**extra, **options}
     )
     policy = {"agent": RandomPolicy(group.action_space)}
-    return Rollout(env, policy, perturbation=made)
+    return Rollout(env, policy, perturbation=perturbation)
 
 
 @variants
@@ -343,11 +345,13 @@ def test_it_changes_what_a_sensitive_policy_reaches(
             options["among"] = ["agent", "signal"]
         if name in ("bias", "jitter", "scale"):
             options.pop("features", None)
-        made = make_perturbation(
+        perturbation = make_perturbation(
             name, specs=[group.tokens], severity=severity, **options
         )
         policy = {"agent": make_heuristic("simple_centroid", group)}
-        returns.append(Rollout(env, policy, perturbation=made).episodes().returns)
+        returns.append(
+            Rollout(env, policy, perturbation=perturbation).episodes().returns
+        )
     clean, perturbed = (group_returns["agent"] for group_returns in returns)
     change = (clean - perturbed).abs().max()
     assert change < 1e-12 if name == "shuffle" else change > 1e-4
@@ -366,9 +370,9 @@ def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
 
 def test_a_rollout_may_have_episodes_behind_it() -> None:
     env = centroid()
-    made = make_perturbation("occlude", severity=1.0, ramp=4)
+    perturbation = make_perturbation("occlude", severity=1.0, ramp=4)
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    rollout = Rollout(env, policy, perturbation=made, played=2)
+    rollout = Rollout(env, policy, perturbation=perturbation, played=2)
     assert (rollout.tokens["agent"].padding.sum(-1) == 4).all()
 
 
@@ -417,7 +421,7 @@ def test_envs_can_be_dropped_in_mid_episode(name: str, options: dict[str, Any]) 
 
 
 def test_a_perturbation_without_a_ramp_receives_the_episodes_too() -> None:
-    env, made = centroid(), Plain()
+    env, perturbation = centroid(), Plain()
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    Rollout(env, policy, perturbation=made).steps(12)
-    assert made.played == [[number] * 4 for number in range(3)]
+    Rollout(env, policy, perturbation=perturbation).steps(12)
+    assert perturbation.played == [[number] * 4 for number in range(3)]

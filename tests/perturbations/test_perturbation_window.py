@@ -36,13 +36,15 @@ def is_unperturbed(output: Tokens, true: Tokens) -> bool:
 @each_perturbation
 def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
     tokens = make_tokens(0)
-    made = build(name, severity=0.7, onset=2, end=5)
+    perturbation = build(name, severity=0.7, onset=2, end=5)
     marks = []
-    for time, (output, state) in enumerate(states(made, tokens, steps=7, moves=True)):
+    for time, (output, state) in enumerate(
+        states(perturbation, tokens, steps=7, moves=True)
+    ):
         true = at_time(tokens, time)
         inside = 2 <= time < 5
         assert is_unperturbed(output, true) or inside
-        marks.append(bool(made.perceive(true, output, state).marks()))
+        marks.append(bool(perturbation.perceive(true, output, state).marks()))
         assert not marks[-1] or inside
     # A frozen or delayed token is behind one step after the onset.
     assert marks[3:5] == [True, True]
@@ -51,10 +53,12 @@ def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
 @each_perturbation
 def test_perceiving_leaves_the_state_as_it_is(name: str) -> None:
     tokens = make_tokens(0)
-    made = build(name, severity=0.7, onset=1, end=3, agents=[0])
-    for time, (output, state) in enumerate(states(made, tokens, steps=5, moves=True)):
+    perturbation = build(name, severity=0.7, onset=1, end=3, agents=[0])
+    for time, (output, state) in enumerate(
+        states(perturbation, tokens, steps=5, moves=True)
+    ):
         before = {key: tensor.clone() for key, tensor in state.items()}
-        made.perceive(at_time(tokens, time), output, state)
+        perturbation.perceive(at_time(tokens, time), output, state)
         assert_close(state, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -114,8 +118,8 @@ def test_wrong_options_are_refused(
 def tag(**options: Any) -> Rollout:
     env = make_batched_env("simple_tag", 2, max_steps=6, **TAG)
     policies = {n: RandomPolicy(g.action_space) for n, g in env.groups.items()}
-    made = make_perturbation("occlude", severity=1.0, **options)
-    return Rollout(env, policies, perturbation=made)
+    perturbation = make_perturbation("occlude", severity=1.0, **options)
+    return Rollout(env, policies, perturbation=perturbation)
 
 
 def test_only_the_groups_named_are_perturbed() -> None:

@@ -72,8 +72,8 @@ def test_same_keys_same_perturbation(
 ) -> None:
     tokens = make_tokens(seed)
     perturbation = build(name, severity=severity, **options)
-    once, twice = (play(perturbation, tokens, moves=True) for _ in range(2))
-    assert all(same(a, b) for a, b in zip(once, twice, strict=True))
+    first, second = (play(perturbation, tokens, moves=True) for _ in range(2))
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
 @variants
@@ -99,8 +99,8 @@ def test_a_row_is_the_same_alone_and_among_others(
     perturbation = build(name, severity=severity, **options)
     together = play(perturbation, tokens, moves=True)
     alone = play(perturbation, tokens.at(slice(2, 3)), moves=True, first=2)
-    for many, single in zip(together, alone, strict=True):
-        assert same(many.at(slice(2, 3)), single)
+    for batch, single in zip(together, alone, strict=True):
+        assert same(batch.at(slice(2, 3)), single)
 
 
 @variants
@@ -154,12 +154,12 @@ def test_its_memory_can_be_taken_apart_by_rows(
 )
 def test_every_k_steps_or_at_reset_only(name: str) -> None:
     tokens = make_tokens(0, places=20)
-    once = play(build(name, severity=0.5), tokens, steps=7)
-    assert all(same(output, once[0]) for output in once)
-    thrice = play(build(name, severity=0.5, every=3), tokens, steps=7)
-    changed = [not same(a, b) for a, b in itertools.pairwise(thrice)]
+    held = play(build(name, severity=0.5), tokens, steps=7)
+    assert all(same(output, held[0]) for output in held)
+    refreshed = play(build(name, severity=0.5, every=3), tokens, steps=7)
+    changed = [not same(a, b) for a, b in itertools.pairwise(refreshed)]
     assert changed == [False, False, True, False, False, True]
-    assert same(thrice[0], once[0])
+    assert same(refreshed[0], held[0])
 
 
 @pytest.mark.parametrize("severity", [0.0, 0.5, 1.0])
@@ -277,10 +277,10 @@ def test_a_wire_to_a_token_that_vanished_is_dead() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     perturbation = build("rewire")
     state = perturbation.start(tokens, keys())
-    gone = tokens.padding.clone()
-    gone[..., 4] = True
-    output, state = perturbation(tokens._replace(padding=gone), state)
-    assert torch.equal(output.padding, gone | (state["origin"] == 4))
+    absent = tokens.padding.clone()
+    absent[..., 4] = True
+    output, state = perturbation(tokens._replace(padding=absent), state)
+    assert torch.equal(output.padding, absent | (state["origin"] == 4))
 
 
 def test_all_permutations_are_equally_likely() -> None:
@@ -339,8 +339,8 @@ def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
 
 def test_successive_draws_share_no_number() -> None:
     turns = torch.arange(4).repeat(3, 1)
-    drawn = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
-    assert torch.stack(drawn).unique().numel() == 4 * 3 * 2 * 5
+    draws = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
+    assert torch.stack(draws).unique().numel() == 4 * 3 * 2 * 5
 
 
 def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:

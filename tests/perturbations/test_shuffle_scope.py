@@ -97,7 +97,9 @@ def test_frames_are_permuted_by_the_order_of_their_own_time(
 @pytest.mark.parametrize("every", [5, 8])
 def test_both_scopes_agree_once_the_stack_holds_one_order(every: int) -> None:
     frames = random_frames(1, 20)
-    by_token, by_frame = (perturb_frames(made, frames) for made in shuffle_pair(every))
+    by_token, by_frame = (
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(every)
+    )
     for time, (whole, parts) in enumerate(zip(by_token, by_frame, strict=True)):
         assert torch.equal(whole[1], parts[1])  # the same numbers make the same orders
         mixed = time >= every and time % every < FRAMES - 1
@@ -110,7 +112,7 @@ def test_an_order_of_the_whole_episode_is_the_same_in_both(
 ) -> None:
     frames = random_frames(2, 8)
     by_token, by_frame = (
-        perturb_frames(made, frames) for made in shuffle_pair(None, **options)
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(None, **options)
     )
     for (whole, _), (parts, _) in zip(by_token, by_frame, strict=True):
         assert torch.equal(whole.features, parts.features)
@@ -125,7 +127,9 @@ def test_a_memoryless_invariant_head_notices_frames_and_never_whole_tokens() -> 
             return head(flat.features.double(), flat.padding).float()
 
     clean = [head_outputs(stacked(frames, time)) for time in range(len(frames))]
-    by_token, by_frame = (perturb_frames(made, frames) for made in shuffle_pair(every))
+    by_token, by_frame = (
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(every)
+    )
     for time, answer in enumerate(clean):
         # In float64 sums differ in their last bits alone, which float32 forgets.
         torch.testing.assert_close(
@@ -149,13 +153,13 @@ def test_severity_0_is_the_identity(every: int | None) -> None:
 def test_a_seed_fixes_what_is_seen_and_another_changes_it() -> None:
     frames = random_frames(5, 8)
     _, by_frame = shuffle_pair(2)
-    first, again, reseeded = (
+    first, repeated, reseeded = (
         torch.stack(
             [tokens.features for tokens, _ in perturb_frames(by_frame, frames, seed)]
         )
         for seed in (0, 0, 1)
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, reseeded)
 
 
@@ -250,9 +254,9 @@ def test_a_saved_rollout_goes_on_exactly() -> None:
     whole, saved = rollout(), rollout()
     expected = features(whole, 9)
     features(saved, 4)
-    again = rollout()
-    again.load_state_dict(saved.state_dict())
-    assert torch.equal(features(again, 5), expected[4:])
+    resumed = rollout()
+    resumed.load_state_dict(saved.state_dict())
+    assert torch.equal(features(resumed, 5), expected[4:])
 
 
 @pytest.mark.parametrize(
