@@ -81,10 +81,10 @@ def shuffled_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns, clean and shuffled, of episodes in which last bits can add up."""
     envs = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
-    played = (float64_policies if double else policies)(envs[0], pooling)
+    players = (float64_policies if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
-        play(played, env, kind, explore=explore).returns["agent"]
+        play(players, env, kind, explore=explore).returns["agent"]
         for env, kind in zip(envs, kinds, strict=True)
     )
     return clean, shuffled
@@ -114,34 +114,34 @@ def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:
     env = centroid()
-    played = policies(env)
+    players = policies(env)
     env.reset()
     total = torch.zeros(EPISODES, 1, dtype=torch.float64)
     with torch.no_grad():
         for _ in range(env.max_steps):
-            action = played["agent"].act(env.observe()["agent"]).action
-            step = env.step({"agent": played["agent"].scale(action)})
+            action = players["agent"].act(env.observe()["agent"]).action
+            step = env.step({"agent": players["agent"].scale(action)})
             total += step.rewards["agent"]
-    returns = play(played, centroid()).returns["agent"]
+    returns = play(players, centroid()).returns["agent"]
     np.testing.assert_array_equal(returns, total[:, 0].numpy())
 
 
 def test_sampled_actions_play_other_episodes() -> None:
-    played = policies(centroid())
+    players = policies(centroid())
     sampled, likely = (
-        play(played, centroid(), explore=explore).returns["agent"]
+        play(players, centroid(), explore=explore).returns["agent"]
         for explore in (True, False)
     )
     assert (sampled != likely).all()
 
 
 def test_a_copy_in_double_leaves_the_policy_alone() -> None:
-    played = policies(centroid())
-    played["agent"].train()
-    copied = to_float64(played)
-    assert {p.dtype for p in played["agent"].parameters()} == {torch.float32}
+    players = policies(centroid())
+    players["agent"].train()
+    copied = to_float64(players)
+    assert {p.dtype for p in players["agent"].parameters()} == {torch.float32}
     assert {p.dtype for p in copied["agent"].parameters()} == {torch.float64}
-    assert played["agent"].training
+    assert players["agent"].training
     assert not copied["agent"].training
 
 
@@ -174,22 +174,22 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
     ]
     assert results[3].label == "occlude mode=zero"
     assert results[3].options == {"mode": "zero"}
-    for clean, none, some in (results[:3], results[4:7]):
-        assert (none.drop, none.drop_low, none.drop_high) == (0.0, 0.0, 0.0)
+    for clean, zero, strong in (results[:3], results[4:7]):
+        assert (zero.drop, zero.drop_low, zero.drop_high) == (0.0, 0.0, 0.0)
         # The drop is from clean episodes in float32, too; `clean` is in float64.
-        assert some.drop == pytest.approx(clean.mean - some.mean, abs=1e-6)
-        assert some.drop_low < some.drop < some.drop_high
+        assert strong.drop == pytest.approx(clean.mean - strong.mean, abs=1e-6)
+        assert strong.drop_low < strong.drop < strong.drop_high
         assert np.isnan(clean.drop)
     assert results[0].mean != results[4].mean
     assert all(r.episodes == EPISODES and not r.missing for r in results)
 
 
 def test_each_row_summarizes_its_returns() -> None:
-    first, again, reseeded = (
+    first, repeated, reseeded = (
         measure(float64_policies(centroid()), centroid, seed=s) for s in (5, 5, 6)
     )
     (row,), (returns,) = first.results, first.returns
-    assert row == again.results[0]
+    assert row == repeated.results[0]
     assert (row.mean, row.mean_low, row.mean_high) == bootstrap(returns, seed=5)
     iqm = bootstrap(returns, interquartile_mean, seed=5)
     assert (row.iqm, row.iqm_low, row.iqm_high) == iqm
@@ -200,8 +200,8 @@ def test_each_row_summarizes_its_returns() -> None:
 
 
 def test_one_episode_has_no_standard_deviation() -> None:
-    played = float64_policies(centroid())
-    (row,) = measure(played, lambda: centroid(1)).results
+    players = float64_policies(centroid())
+    (row,) = measure(players, lambda: centroid(1)).results
     assert row.episodes == 1
     assert np.isfinite([row.mean, row.iqm]).all()
     assert np.isnan([row.std, row.mean_low, row.iqm_high]).all()
@@ -218,9 +218,9 @@ def test_only_what_must_be_exact_is_measured_in_float64(
         return play(policies, env, change, **options)
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
-    played = float64_policies(centroid())
+    players = float64_policies(centroid())
     measured = measure(
-        played,
+        players,
         centroid,
         levels(
             {"name": "shuffle", "severities": [1.0]},
@@ -236,7 +236,7 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     ]
     assert len(measured.results) == len(measured.returns) == 4
     # The drop is from clean episodes in the same precision.
-    single = {name: policy.float() for name, policy in played.items()}
+    single = {name: policy.float() for name, policy in players.items()}
     rewire = make_perturbation("rewire", severity=1.0)
     clean, crossed = (
         play(single, centroid(), change).returns["agent"] for change in (None, rewire)
@@ -246,11 +246,11 @@ def test_only_what_must_be_exact_is_measured_in_float64(
 
 
 def test_what_else_is_measured_does_not_move_a_result() -> None:
-    played = float64_policies(centroid())
+    players = float64_policies(centroid())
     noise = {"name": "jitter", "severities": [0.5]}
     rewire = {"name": "rewire", "severities": [1.0]}
-    alone = measure(played, centroid, levels(noise)).results
-    among = measure(played, centroid, levels(rewire, noise), stochastic=True).results
+    alone = measure(players, centroid, levels(noise)).results
+    among = measure(players, centroid, levels(rewire, noise), stochastic=True).results
     assert alone[0].mean == among[0].mean
     assert alone[1] == among[2]
 
@@ -460,8 +460,8 @@ SETTINGS: dict[str, Any] = {
 
 def make_run(folder: Path, pooling: str = "ada") -> Run:
     run = Run.create(folder / "run", {"env": ENV, "seed": 5})
-    played = policies(centroid(), pooling)
-    save_policies({"one": played["agent"]}, {"agent": "one"}, run.policy_dir)
+    players = policies(centroid(), pooling)
+    save_policies({"one": players["agent"]}, {"agent": "one"}, run.policy_dir)
     return run
 
 
@@ -536,13 +536,13 @@ def test_the_seed_chooses_the_envs(run: Run) -> None:
 def test_the_seed_reaches_the_intervals(run: Run) -> None:
     settings = {**SETTINGS, "episodes": 16, "seed": 3}
     _, document, returns, _ = evaluate(run, settings)
-    rows, played = read(document)["results"], read_returns(returns)
+    rows, episode_returns = read(document)["results"], read_returns(returns)
     (clean,) = [
         values
-        for row, values in zip(rows, played, strict=True)
+        for row, values in zip(rows, episode_returns, strict=True)
         if (row["policy"], row["perturbation"]) == ("trained", "clean")
     ]
-    for row, values in zip(rows, played, strict=True):
+    for row, values in zip(rows, episode_returns, strict=True):
         intervals = {"mean": bootstrap(values, seed=3)}
         if row["perturbation"] == "inject":
             intervals["drop"] = paired_drop(clean, values, seed=3)
@@ -559,11 +559,11 @@ def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     subject = EvaluationTarget.from_run(run, EvaluateSettings())
-    few, many = (
+    small, large = (
         play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)
     )
-    np.testing.assert_array_equal(few, many[:2])
+    np.testing.assert_array_equal(small, large[:2])
 
 
 @pytest.mark.parametrize(

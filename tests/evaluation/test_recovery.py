@@ -70,22 +70,22 @@ def test_rewards_after_a_step_are_those_of_a_loop_by_hand(name: str) -> None:
         over |= step.terminated | step.truncated
     assert name != "cartpole" or len(set((rewards != 0).sum(0).tolist())) > 1
     np.testing.assert_allclose(rewards_by_step(name, None), rewards, atol=1e-9)
-    played = play(policies(name), make(name), after=[0])
-    np.testing.assert_allclose(played.after[0]["agent"], played.returns["agent"])
+    episodes = play(policies(name), make(name), after=[0])
+    np.testing.assert_allclose(episodes.after[0]["agent"], episodes.returns["agent"])
 
 
 @each_env
 def test_the_drop_after_the_end_is_a_part_of_the_drop(name: str) -> None:
     results = measure_env(name, late_noise(severities=[0.0, 1.0])).results
-    _, none, some = results[:3]
-    assert (none.drop_after, none.drop_after_low, none.drop_after_high) == (0, 0, 0)
+    _, zero, strong = results[:3]
+    assert (zero.drop_after, zero.drop_after_low, zero.drop_after_high) == (0, 0, 0)
     noise = make_perturbation("action_noise", severity=1.0, onset=2, end=END)
     lost = rewards_by_step(name, None) - rewards_by_step(name, noise)
     # Nothing is lost before the onset.
     np.testing.assert_allclose(lost[:2], 0, atol=1e-9)
-    assert some.drop == pytest.approx(lost.sum(0).mean())
-    assert some.drop_after == pytest.approx(lost[END:].sum(0).mean())
-    assert some.drop_after_low < some.drop_after < some.drop_after_high
+    assert strong.drop == pytest.approx(lost.sum(0).mean())
+    assert strong.drop_after == pytest.approx(lost[END:].sum(0).mean())
+    assert strong.drop_after_low < strong.drop_after < strong.drop_after_high
 
 
 def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
@@ -112,23 +112,25 @@ def returns_of(severity: float, draw: int) -> EpisodeReturns:
 
 def test_the_worst_return_is_the_lowest_of_each_episode() -> None:
     entry = {"name": "action_noise", "severities": [0.0, 0.8]}
-    once = measure_env("simple_centroid", entry)
-    thrice = measure_env("simple_centroid", entry, worst_of=3)
+    single_sample = measure_env("simple_centroid", entry)
+    three_samples = measure_env("simple_centroid", entry, worst_of=3)
     # All else is as in the first sample.
-    np.testing.assert_array_equal(once.returns, thrice.returns)
-    for before, after in zip(once.results, thrice.results, strict=True):
+    np.testing.assert_array_equal(single_sample.returns, three_samples.returns)
+    for before, after in zip(single_sample.results, three_samples.results, strict=True):
         np.testing.assert_equal(comparable_numbers(before), comparable_numbers(after))
         assert math.isnan(before.worst)
-    clean, zero, strong = thrice.results[:3]
+    clean, zero, strong = three_samples.results[:3]
     assert math.isnan(clean.worst)
     assert (zero.worst, zero.worst_drop) == (zero.mean, 0)
     samples = [returns_of(0.8, draw)["agent"] for draw in range(3)]
-    np.testing.assert_array_equal(samples[0], thrice.returns[2])
+    np.testing.assert_array_equal(samples[0], three_samples.returns[2])
     assert all((samples[0] != sample).all() for sample in samples[1:])
     lowest = np.min(samples, axis=0)
     assert strong.worst == pytest.approx(lowest.mean())
     assert strong.worst_low < strong.worst < strong.worst_high
-    assert strong.worst_drop == pytest.approx((thrice.returns[0] - lowest).mean())
+    assert strong.worst_drop == pytest.approx(
+        (three_samples.returns[0] - lowest).mean()
+    )
     assert strong.worst_drop_low < strong.worst_drop < strong.worst_drop_high
 
 

@@ -54,10 +54,10 @@ ENCODER = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2}
 def network(pooling: Any, **encoder: Any) -> SetNetwork:
     """Untrained, with weights that make a difference, in float64."""
     part = {"name": pooling} if isinstance(pooling, str) else pooling
-    made = SetNetwork(
+    untrained = SetNetwork(
         SPEC, encoder={**ENCODER, **encoder}, pooling=part, init_std=0.8, seed=3
     )
-    return made.double().eval()
+    return untrained.double().eval()
 
 
 def random_observations(
@@ -159,12 +159,12 @@ def test_fewer_than_one_step_of_all_is_refused() -> None:
 
 
 def test_simulators_play_a_few_at_a_time() -> None:
-    together = record_observations(toy_target(Changing), 40, 10**6)["hen"]
-    apart = record_observations(toy_target(Slow), 40, 10**6)["hen"]
-    order = apart.episodes.argsort(stable=True)
-    back = together.episodes.argsort(stable=True)
-    torch.testing.assert_close(apart.episodes[order], together.episodes[back])
-    torch.testing.assert_close(apart.signal[order], together.signal[back])
+    whole = record_observations(toy_target(Changing), 40, 10**6)["hen"]
+    chunked = record_observations(toy_target(Slow), 40, 10**6)["hen"]
+    order = chunked.episodes.argsort(stable=True)
+    back = whole.episodes.argsort(stable=True)
+    torch.testing.assert_close(chunked.episodes[order], whole.episodes[back])
+    torch.testing.assert_close(chunked.signal[order], whole.signal[back])
 
 
 def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
@@ -177,15 +177,15 @@ def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
-    made, observed = (
+    net, observed = (
         network({"name": "ada", "num_heads": 4}),
         random_observations(padded=padded),
     )
-    numbers = measure_head(made, observed).numbers
-    x, _, _ = made.encode(observed.tokens)
-    weights, query = made.weights(observed.tokens), x[:, 0]
+    numbers = measure_head(net, observed).numbers
+    x, _, _ = net.encode(observed.tokens)
+    weights, query = net.weights(observed.tokens), x[:, 0]
     assert weights is not None
-    attention = made.pooling.attention
+    attention = net.pooling.attention
     for row, present in enumerate(~observed.tokens.padding):
         vectors, signal = x[row, present], observed.signal[row, present]
         for head in range(4):
@@ -218,22 +218,22 @@ def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
 
 
 def test_nothing_under_padding_matters() -> None:
-    made, observed = network("ada"), random_observations()
+    net, observed = network("ada"), random_observations()
     features = observed.tokens.features.nan_to_num(7.0)
     filled = replace(observed, tokens=observed.tokens._replace(features=features))
-    reference, same = (measure_head(made, case) for case in (observed, filled))
+    reference, same = (measure_head(net, case) for case in (observed, filled))
     for name, values in reference.numbers.items():
         torch.testing.assert_close(values, same.numbers[name], equal_nan=True)
     assert reference.numbers["excess"].isfinite().all()
 
 
 def test_parts_of_many_observations_are_put_together() -> None:
-    made, observed = network("ada"), random_observations(2 * CHUNK + 3)
-    whole, last = measure_head(made, observed), list(observed.split(CHUNK))[2]
+    net, observed = network("ada"), random_observations(2 * CHUNK + 3)
+    whole, last = measure_head(net, observed), list(observed.split(CHUNK))[2]
     assert whole.numbers["excess"].shape == (2 * CHUNK + 3, 1)
     torch.testing.assert_close(
         whole.numbers["margin"][2 * CHUNK :],
-        measure_head(made, last).numbers["margin"],
+        measure_head(net, last).numbers["margin"],
         equal_nan=True,
     )
 
@@ -255,10 +255,10 @@ def test_the_mean_of_all_has_the_excess_of_average_pooling() -> None:
 
 
 def test_max_pooling_is_measured_by_its_own_vector() -> None:
-    made, observed = network("max"), random_observations()
-    numbers = measure_head(made, observed).numbers
-    x, padding, types = made.encode(observed.tokens)
-    pooled = made.pooling(x, padding, types)
+    net, observed = network("max"), random_observations()
+    numbers = measure_head(net, observed).numbers
+    x, padding, types = net.encode(observed.tokens)
+    pooled = net.pooling(x, padding, types)
     x = x.masked_fill(observed.tokens.padding[..., None], 0.0)
     expected = theory.excess_loss(x, pooled, observed.signal, heads=8)
     torch.testing.assert_close(numbers["excess"], expected)
@@ -266,9 +266,9 @@ def test_max_pooling_is_measured_by_its_own_vector() -> None:
 
 
 def test_a_class_token_is_no_token_of_the_set() -> None:
-    made, observed = network("cls"), random_observations()
-    cases = measure_head(made, observed)
-    x, _, _ = made.encode(observed.tokens)
+    net, observed = network("cls"), random_observations()
+    cases = measure_head(net, observed)
+    x, _, _ = net.encode(observed.tokens)
     assert x.shape[1] == 7
     best = torch.stack(
         [
@@ -312,11 +312,11 @@ class ThreeHeads(ExtraToken):
 
 
 def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
-    made = network(f"{__name__}:ExtraToken", num_layers=1)
+    net = network(f"{__name__}:ExtraToken", num_layers=1)
     observed = random_observations(padded=False)
-    numbers = measure_head(made, observed).numbers
-    x, _, _ = made.encode(observed.tokens)
-    expected = theory.excess_loss(x[:, 1:], made(observed.tokens), observed.signal)
+    numbers = measure_head(net, observed).numbers
+    x, _, _ = net.encode(observed.tokens)
+    expected = theory.excess_loss(x[:, 1:], net(observed.tokens), observed.signal)
     torch.testing.assert_close(numbers["excess"], expected)
     share = observed.signal.sum(1, keepdim=True) / 12
     torch.testing.assert_close(numbers["signal_weight"], share.double())
@@ -335,14 +335,14 @@ def first_observations(count: int, repeats: int = 1) -> GroupObservations:
 
 
 def test_a_summary_holds_means_over_heads_and_observations() -> None:
-    played = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
-    made = played.network
+    player = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
+    net = player.network
     observed = first_observations(20, repeats=4)
-    rows = diagnose("agent", played, observed)
+    rows = diagnose("agent", player, observed)
     assert [row.head for row in rows] == [ALL, "0", "1", "2", "3"]
     whole, parts = rows[0], rows[1:]
-    cases = measure_head(made, observed)
-    x = made.encode(observed.tokens)[0].detach()
+    cases = measure_head(net, observed)
+    x = net.encode(observed.tokens)[0].detach()
     variance = x.flatten(0, 1).var(0, correction=0).mean()
     assert whole.variance == pytest.approx(float(variance))
     excess = cases.numbers["excess"] / variance
@@ -362,17 +362,20 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
 
 def test_the_interval_draws_whole_episodes() -> None:
     """Ten copies of each episode's observation say no more than one."""
-    played = to_float64({"agent": policy("avg")})["agent"]
-    once = first_observations(12)
+    player = to_float64({"agent": policy("avg")})["agent"]
+    single_copy = first_observations(12)
     rows = torch.arange(12).repeat(10)
-    often = GroupObservations(
-        once.tokens.at(rows), once.signal[rows], once.episodes[rows]
+    copies = GroupObservations(
+        single_copy.tokens.at(rows),
+        single_copy.signal[rows],
+        single_copy.episodes[rows],
     )
-    apart = replace(often, episodes=torch.arange(120))
-    (single,), (many,), (independent,) = (
-        diagnose("agent", played, case) for case in (once, often, apart)
+    independent_copies = replace(copies, episodes=torch.arange(120))
+    (single,), (repeated,), (independent,) = (
+        diagnose("agent", player, case)
+        for case in (single_copy, copies, independent_copies)
     )
-    assert (many.excess_low, many.excess_high) == pytest.approx(
+    assert (repeated.excess_low, repeated.excess_high) == pytest.approx(
         (single.excess_low, single.excess_high)
     )
     width = single.excess_high - single.excess_low
@@ -507,7 +510,7 @@ def test_a_gap_is_written_shown_and_drawn(
 def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
     env = {"name": "simple_tag", "prey": "learned", "max_steps": 4}
     groups = make_batched_env(num_envs=1, **env).groups
-    made = {
+    policies = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
         for name, group in groups.items()
     }
@@ -517,15 +520,15 @@ def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
     ):
         config = {"env": env, "seed": 0, "fixed": fixed}
         run = Run.create(tmp_path / f"run{len(fixed)}", config)
-        save_policies(made, {name: name for name in groups}, run.policy_dir)
+        save_policies(policies, {name: name for name in groups}, run.policy_dir)
         rows = content_of(diagnose_run(run, SETTINGS))["rows"]
         assert {row["group"] for row in rows} == expected
 
 
 def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None:
     """Scores that the type alone decides, far apart: weights 1/k and 0."""
-    made = to_float64({"a": policy({"name": "ada", "num_heads": 1})})["a"]
-    net = made.network
+    player = to_float64({"a": policy({"name": "ada", "num_heads": 1})})["a"]
+    net = player.network
     with torch.no_grad():
         for layer in net.encoder.layers:
             for part in (layer.attention.to_out, layer.feedforward[2]):
@@ -540,7 +543,7 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
             nn.init.zeros_(part.weight)
             part.weight[0, 0] = 1.0
     observed = first_observations(9)
-    (row,) = diagnose("agent", made, observed)
+    (row,) = diagnose("agent", player, observed)
     assert row.margin_positive == 1.0
     assert row.margin == pytest.approx(100 / 8**0.5)
     assert row.excess < 1e-12 < row.mean_excess
@@ -722,12 +725,12 @@ def test_an_env_without_signal_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = {"name": "helpers.toy:FoxAndHens"}
-    made = {
+    policies = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
         for name, group in FoxAndHens(1).groups.items()
     }
     run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
-    save_policies(made, {name: name for name in made}, run.policy_dir)
+    save_policies(policies, {name: name for name in policies}, run.policy_dir)
     arguments = ["diagnose", str(run.path), "--plugin", "helpers.toy:FoxAndHens"]
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err == (

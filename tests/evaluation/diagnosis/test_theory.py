@@ -291,8 +291,8 @@ def test_the_largest_share_the_weight_of_a_feature() -> None:
     padding = torch.tensor([[False, False, False, True]])
     expected = [[[0, 0.5, 0.5, 0], [0.5, 0.5, 0, 0]]]
     assert theory.max_weights(x, padding).tolist() == expected
-    nothing = theory.max_weights(x, torch.ones_like(padding))
-    assert not nothing.any()
+    empty = theory.max_weights(x, torch.ones_like(padding))
+    assert not empty.any()
 
 
 # Signal loss

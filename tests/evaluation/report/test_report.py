@@ -174,9 +174,9 @@ def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> No
 def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
     runs = [
         evaluated(
-            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **how
+            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **changes
         )
-        for head, seed, how in (
+        for head, seed, changes in (
             ("ada", 0, {"severities": [0.5, 1.0]}),
             ("ada", 1, {"severities": [0.25, 0.5, 1.0]}),
             ("max", 0, {"severities": [0.25, 0.5, 1.0]}),

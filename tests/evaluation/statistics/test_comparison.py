@@ -29,9 +29,9 @@ def runs(
     """Returns ``(runs, 1, 3, episodes)``; seeds differ by ``spread``."""
     generator = np.random.default_rng(seed)
     means = level + spread * generator.normal(size=(seeds, 1, 1))
-    played = means + noise * generator.normal(size=(seeds, 1, EPISODES))
-    ends = [np.full_like(played, value) for value in (0.0, 1.0)]
-    return np.stack([played, *ends], axis=2)
+    policy_returns = means + noise * generator.normal(size=(seeds, 1, EPISODES))
+    ends = [np.full_like(policy_returns, value) for value in (0.0, 1.0)]
+    return np.stack([policy_returns, *ends], axis=2)
 
 
 def method_scores(name: str, episodes: np.ndarray, resamples: int = 2000) -> Scores:
@@ -178,8 +178,8 @@ def test_improvement_of_methods_that_are_apart_alike_and_the_same() -> None:
 
 
 def test_improvement_over_a_single_seed_has_no_interval() -> None:
-    few, many = method_scores("a", runs(1, 1.0)), method_scores("b", runs(5, 1.0))
-    for pair in ((few, many), (many, few)):
+    single, several = method_scores("a", runs(1, 1.0)), method_scores("b", runs(5, 1.0))
+    for pair in ((single, several), (several, single)):
         interval = improvement(*pair)
         assert 0 <= interval.value <= 1
         assert np.isnan([interval.low, interval.high]).all()

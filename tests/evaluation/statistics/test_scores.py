@@ -42,11 +42,15 @@ def test_differences_between_environments_cancel_in_the_interval() -> None:
 
 def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
     generator = np.random.default_rng(3)
-    played, random, heuristic = generator.normal([[-1.0], [-4.0], [0.0]], 1, (3, 200))
+    policy_returns, random, heuristic = generator.normal(
+        [[-1.0], [-4.0], [0.0]], 1, (3, 200)
+    )
     draws = np.random.default_rng(4).integers(200, size=(4000, 200))
-    means = [sample[draws].mean(1) for sample in (played, random, heuristic)]
+    means = [sample[draws].mean(1) for sample in (policy_returns, random, heuristic)]
     scores = (means[0] - means[1]) / (means[2] - means[1])
-    interval = normalized(played, NormalizationBaselines(random, heuristic), seed=1)
+    interval = normalized(
+        policy_returns, NormalizationBaselines(random, heuristic), seed=1
+    )
     assert interval[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
 
 

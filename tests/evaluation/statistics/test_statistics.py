@@ -61,8 +61,8 @@ def test_bootstrap_of_a_statistic_of_ones_own() -> None:
 
 
 def test_an_interval_is_between_the_percentiles_2_5_and_97_5() -> None:
-    drawn = np.random.default_rng(0).permutation(np.arange(1001.0))
-    assert around(400.0, drawn) == pytest.approx((400.0, 25.0, 975.0))
+    samples = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert around(400.0, samples) == pytest.approx((400.0, 25.0, 975.0))
 
 
 @pytest.mark.parametrize("unknown", [np.nan, np.inf])
@@ -134,8 +134,8 @@ def test_interquartile_score_is_over_runs_and_conditions_together() -> None:
     expected = stats.trim_mean(sample, 0.25, axis=None)
     assert interquartile_score(sample) == pytest.approx(expected)
     # A mean of the conditions' own interquartile means is another number.
-    apart = stats.trim_mean(sample, 0.25, axis=0).mean()
-    assert interquartile_score(sample) != pytest.approx(apart)
+    mean_of_conditions = stats.trim_mean(sample, 0.25, axis=0).mean()
+    assert interquartile_score(sample) != pytest.approx(mean_of_conditions)
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
@@ -161,10 +161,10 @@ def test_probability_of_improvement_of_many_draws_at_once() -> None:
     first = np.stack([scores(seed, 4) for seed in range(5)])
     second = np.stack([scores(seed + 9, 3) for seed in range(5)])
     together = probability_of_improvement(first, second)
-    apart = [
+    separate = [
         probability_of_improvement(*pair) for pair in zip(first, second, strict=True)
     ]
-    np.testing.assert_allclose(together, apart)
+    np.testing.assert_allclose(together, separate)
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 1)])

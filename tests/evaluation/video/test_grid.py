@@ -64,9 +64,9 @@ def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
 
 def test_moments_are_those_of_whole_episodes() -> None:
     env = centroid(3)
-    played = Rollout(env, {"agent": policy_for(env)})
+    rollout = Rollout(env, {"agent": policy_for(env)})
     moment_rewards: list[torch.Tensor] = []
-    whole = played.episodes(lambda m: moment_rewards.append(m.step.rewards["agent"]))
+    whole = rollout.episodes(lambda m: moment_rewards.append(m.step.rewards["agent"]))
     transitions = Rollout(centroid(3), {"agent": policy_for(env)}).transitions()
     rewards = [transition.step.rewards["agent"] for transition in transitions]
     for reward, expected in zip(rewards, moment_rewards, strict=True):

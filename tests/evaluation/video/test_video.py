@@ -72,10 +72,10 @@ def test_attention_under_a_shuffle_is_that_of_the_same_entities() -> None:
 def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> None:
     weights, perceived = perceive(make_perturbation("rewire"))
     assert weights is not None
-    drawn, true = perceived.by_origin(weights), perceived.true.features
+    source_weights, true = perceived.by_origin(weights), perceived.true.features
     for place, features in enumerate(perceived.seen.features):
         source = (true == features).all(-1).nonzero().item()
-        assert drawn[source] == weights[place]
+        assert source_weights[source] == weights[place]
 
 
 def test_attention_on_injected_tokens_is_counted_apart() -> None:
@@ -84,9 +84,11 @@ def test_attention_on_injected_tokens_is_counted_apart() -> None:
     )
     weights, perceived = perceive(inject)
     assert weights is not None
-    apart = float(weights[perceived.injected].sum())
-    assert 0 < apart < 1
-    assert float(perceived.by_origin(weights).sum()) + apart == pytest.approx(1)
+    injected_share = float(weights[perceived.injected].sum())
+    assert 0 < injected_share < 1
+    assert float(perceived.by_origin(weights).sum()) + injected_share == pytest.approx(
+        1
+    )
 
 
 def test_nothing_attends_to_occluded_tokens() -> None:
@@ -167,9 +169,9 @@ def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
 
 
 def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
-    drawn, bare = (pictures(frames(head=head)) for head in ("mean", None))
-    assert all((a != b).any() for a, b in zip(drawn[:-1], bare[:-1], strict=True))
-    np.testing.assert_array_equal(drawn[-1], bare[-1])
+    marked, bare = (pictures(frames(head=head)) for head in ("mean", None))
+    assert all((a != b).any() for a, b in zip(marked[:-1], bare[:-1], strict=True))
+    np.testing.assert_array_equal(marked[-1], bare[-1])
     assert len(frames(pooling="max")) == STEPS + 1
 
 
