@@ -299,15 +299,15 @@ def test_distinct_patches_with_counts_give_what_all_give(seed: int, full: bool) 
     all_of_them, _ = head.unroll(x, padding, before.double(), ())
     patches, counts = unique_patches(features, padding)
     given_patches = patches.double() / 255
-    few, _ = head.unroll(given_patches, None, before.double(), (), counts)
-    torch.testing.assert_close(few, all_of_them, rtol=0, atol=1e-12)
+    from_distinct, _ = head.unroll(given_patches, None, before.double(), (), counts)
+    torch.testing.assert_close(from_distinct, all_of_them, rtol=0, atol=1e-12)
     # Both say that a slot is empty, or one does.
     absent = counts == 0
     same, _ = head.unroll(given_patches, absent, before.double(), (), counts)
-    assert torch.equal(same, few)
+    assert torch.equal(same, from_distinct)
     if full:
         bias = head.code_norm.bias.expand(3, 4).flatten()
-        assert torch.equal(few[0, 1], bias)
+        assert torch.equal(from_distinct[0, 1], bias)
 
 
 # The agent
@@ -517,8 +517,8 @@ def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
     shuffled = features[:, :, torch.randperm(N)].double() / 255
     torch.testing.assert_close(head.unroll(shuffled, None, before, ())[0], codes)
     patches, counts = unique_patches(features)
-    few, _ = head.unroll(patches.double() / 255, None, before, (), counts)
-    torch.testing.assert_close(few, codes)
+    from_distinct, _ = head.unroll(patches.double() / 255, None, before, (), counts)
+    torch.testing.assert_close(from_distinct, codes)
     assert head.attention_weights(shuffled, None, before, ()).shape == (B, 3, N)
 
 
@@ -626,8 +626,10 @@ def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
             for name, part in player.named_parameters()
         }
         arguments = (part.expand(2, *part.shape) for part in (features, before, memory))
-        many, before_many, memories = arguments
-        outputs, _ = player.members(parameters)(many, None, before_many, memories)
+        features_twice, before_many, memories = arguments
+        outputs, _ = player.members(parameters)(
+            features_twice, None, before_many, memories
+        )
     torch.testing.assert_close(outputs[1], expected)
 
 
