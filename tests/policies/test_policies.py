@@ -152,8 +152,8 @@ def test_sampled_frequencies_and_moments() -> None:
     noise = Stream(3, torch.arange(num), Purpose.POLICY, 3).next()
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     choice = ActionSpec.of(CHOICE)
-    drawn = sample(choice, chances.log().expand(num, 4), noise[:, :1])
-    observed = np.bincount(drawn.numpy(), minlength=4)
+    choices = sample(choice, chances.log().expand(num, 4), noise[:, :1])
+    observed = np.bincount(choices.numpy(), minlength=4)
     assert stats.chisquare(observed, num * chances.numpy()).pvalue > 1e-3
     box = ActionSpec.of(BOX)
     logits = torch.tensor([-1.0, 0.0, 3.0, -1.0, 0.0, 0.5])
@@ -247,12 +247,12 @@ def test_a_stream_reproduces_and_other_streams_differ(space: spaces.Space) -> No
 def test_without_a_stream_the_global_generator_explores(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (40,))
-    drawn = []
+    sampled = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(policy.act(tokens, explore=True).action)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+        sampled.append(policy.act(tokens, explore=True).action)
+    assert torch.equal(sampled[0], sampled[1])
+    assert not torch.equal(sampled[0], sampled[2])
 
 
 def test_the_log_std_is_clamped_and_the_mean_is_not() -> None:
@@ -422,8 +422,8 @@ def test_the_random_policy_explores_always_and_reproduces(space: spaces.Space) -
     noise = stream(policy, 50, 2)
     first = policy.act(tokens, (), noise, False)
     second = policy.act(tokens, (), noise, True)
-    again = policy.act(tokens, (), stream(policy, 50, 2), True)
-    assert torch.equal(first.action, again.action)
+    repeated = policy.act(tokens, (), stream(policy, 50, 2), True)
+    assert torch.equal(first.action, repeated.action)
     assert not torch.equal(first.action, second.action)
     assert not first.value.any()
     assert first.value.shape == first.log_prob.shape == (50, 2)
