@@ -34,8 +34,8 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         # An invariant head: the same actions as the twin.
         page.click("#shuffle")
         wait_for(page, "view.frame.severities.shuffle === 1")
-        at = page.evaluate(f"{LANE}.episode.steps")
-        wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+        step_count = page.evaluate(f"{LANE}.episode.steps")
+        wait_for(page, f"{LANE}.episode.steps > {step_count} + 5")
         order = page.evaluate(f"{LANE}.episode.tokens.entity")
         assert order != sorted(order)
         # In one expression, since the next frame may come after it.
@@ -88,9 +88,9 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         page.click("#policies button >> nth=1")  # the last one stays
         assert page.locator(headings).all_inner_texts() == [long_title]
         page.evaluate("document.activeElement.blur()")
-        at = page.evaluate(f"{LANE}.episode.steps")
+        step_count = page.evaluate(f"{LANE}.episode.steps")
         page.keyboard.press(".")
-        wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {at} + 1")
+        wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {step_count} + 1")
         # The keyboard's hand acts in the policy that is seen.
         x, y = page.evaluate("view.lanes[1].tools.episode.at(view.chosen).slice(0, 2)")
         page.keyboard.press("ArrowRight")
@@ -130,10 +130,10 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
         assert page.evaluate("DEMO.golden.every((steps) => steps.length === 16)")
         if env == "simple_centroid":
             page.click("#shuffle")
-            at = page.evaluate(f"{LANE}.episode.steps")
-            wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+            step_count = page.evaluate(f"{LANE}.episode.steps")
+            wait_for(page, f"{LANE}.episode.steps > {step_count} + 5")
             assert page.evaluate(f"{LANE}.parted") is None
-            actions_are_perturbed(page)
+            perturb_actions(page)
             page.evaluate("send({do: 'severity', name: 'occlude', value: 0.9})")
         else:
             page.evaluate("send({do: 'occlude', entity: 2})")
@@ -155,7 +155,7 @@ def test_the_documentation_shows_attention_that_stays_on_the_signal():
         assert box["y"] + box["height"] <= 800
 
 
-def actions_are_perturbed(page):
+def perturb_actions(page):
     """Lose and disturb the actions of an exported page."""
     run, steps = "window.engine.state.lanes[0].episode", f"{LANE}.episode.steps"
     page.click("#pause")
@@ -164,9 +164,9 @@ def actions_are_perturbed(page):
         page.evaluate(f"send({{do: 'severity', name: '{name}', value: 1}})")
         actions = []
         for _ in range(3):
-            at = page.evaluate(steps)
+            step_count = page.evaluate(steps)
             page.click("#step")
-            wait_for(page, f"{steps} === {at} + 1")
+            wait_for(page, f"{steps} === {step_count} + 1")
             actions.append(page.evaluate(f"{run}.inRange({run}.executed[0])"))
             executed = page.evaluate(f"{LANE}.episode.executed")
             assert executed in (None, actions[-1])

@@ -90,12 +90,12 @@ def test_a_page_that_floods_waits_for_its_frames(server):
     with live(server) as connection:
         for _ in range(count):
             connection.send('{"do": "restart"}')
-        heard = [0]
-        while heard[-1] < count:
+        counts = [0]
+        while counts[-1] < count:
             message = json.loads(connection.recv(timeout=300))
             if message["kind"] == "frame":
-                heard.append(message["heard"])
-    assert max(b - a for a, b in itertools.pairwise(heard)) <= MESSAGES
+                counts.append(message["heard"])
+    assert max(b - a for a, b in itertools.pairwise(counts)) <= MESSAGES
 
 
 @pytest.mark.parametrize(

@@ -175,10 +175,10 @@ def test_a_moved_slider_keeps_the_random_numbers_of_the_actions(name):
     assert not executed(0.5, 0.0, 0.0).equal(executed(0.5))
 
 
-@pytest.mark.parametrize("at", [0, 3])
-def test_moving_an_entity_moves_it_in_the_twin_too(at):
+@pytest.mark.parametrize("start", [0, 3])
+def test_moving_an_entity_moves_it_in_the_twin_too(start):
     session = Session({"a": token_target(CENTROID)})
-    steps(session, at)
+    steps(session, start)
     tell(session, do="move", entity=2, x=1.25, y=-99.0)
     for episode in (session.lanes[0].episode, session.lanes[0].twin):
         place = episode.env.state[0, 2].tolist()
