@@ -302,8 +302,8 @@ def test_the_same_command_starts_a_run_or_goes_on_with_it(url, tmp_path, capsys)
 
 
 def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
-    few = ("episodes=2", "threads=1", "suite=quick")
-    assert main(["evaluate", url, *PLUG_IN, *few]) == 0
+    options = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *options]) == 0
     # The results are in the storage too, where the report finds them.
     assert (tmp_path / "store" / "a" / "evaluation" / "results.csv").is_file()
     shutil.rmtree(tmp_path / "cache")
@@ -314,8 +314,8 @@ def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
 
 def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module.Mirror, "_put", lambda *args: 1 / 0)
-    few = ("episodes=2", "threads=1", "suite=quick")
-    assert main(["evaluate", url, *PLUG_IN, *few]) == 2
+    options = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *options]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "evaluation/results.csv" in line
     assert url in line
