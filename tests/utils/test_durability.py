@@ -47,9 +47,9 @@ class Disk:
 
     def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
-            gone = self._freed_inodes(name, arguments, options)
+            freed = self._freed_inodes(name, arguments, options)
             result = call(*arguments, **options)
-            for inode in gone:
+            for inode in freed:
                 self.ids.pop(inode, None)
             if name == "fsync":
                 self.sync(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")))
@@ -62,8 +62,12 @@ class Disk:
         """Inodes that the call frees, which others may get."""
         try:
             if name in ("unlink", "rmdir"):
-                at = options.get("dir_fd")
-                return [os.stat(arguments[0], dir_fd=at, follow_symlinks=False).st_ino]
+                folder_fd = options.get("dir_fd")
+                return [
+                    os.stat(
+                        arguments[0], dir_fd=folder_fd, follow_symlinks=False
+                    ).st_ino
+                ]
             if name in ("rename", "replace"):
                 return [os.stat(arguments[1], follow_symlinks=False).st_ino]
         except FileNotFoundError:
@@ -249,15 +253,15 @@ def test_pruning_counts_whole_checkpoints_only(tmp_path):
     for damaged in (2, 4, 5):
         path = tmp_path / "run" / "checkpoints" / f"iter_{damaged:06d}"
         (path / "progress.json").write_text("")
-    again = Run.open(run.path)
-    assert again.iterations_saved == 3
-    again.prune(2)
+    reopened = Run.open(run.path)
+    assert reopened.iterations_saved == 3
+    reopened.prune(2)
     # The damaged one before the newest whole one is no use; later ones are replaced.
-    kept = [path.name for path in again.checkpoints()]
+    kept = [path.name for path in reopened.checkpoints()]
     assert kept == ["iter_000001", "iter_000003", "iter_000004", "iter_000005"]
-    with again.checkpoint(4) as folder:
+    with reopened.checkpoint(4) as folder:
         write_parts(folder, 4)
-    assert again.iterations_saved == 4
+    assert reopened.iterations_saved == 4
 
 
 ABOUT = {"bytes": 1, "sha256": "0"}
@@ -283,9 +287,9 @@ def test_a_manifest_that_lists_no_files_of_its_folder_is_damaged(tmp_path, files
     manifest = folder.with_name("iter_000002") / MANIFEST
     content = {**json.loads(manifest.read_text()), "files": files}
     manifest.write_text(json.dumps(sealed_json(content)))
-    again = Run.open(run.path)
-    assert again.damage_of(manifest.parent).startswith(MANIFEST)
-    assert again.iterations_saved == 1
+    reopened = Run.open(run.path)
+    assert reopened.damage_of(manifest.parent).startswith(MANIFEST)
+    assert reopened.iterations_saved == 1
 
 
 def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
@@ -308,9 +312,9 @@ def test_stray_names_beside_the_checkpoints_are_passed_over(tmp_path, name):
     with run.checkpoint(1) as folder:
         write_parts(folder, 1)
     shutil.copytree(run.latest_checkpoint(), run.path / "checkpoints" / name)
-    again = Run.open(run.path)
-    assert again.iterations_saved == 1
-    again.prune(1)
+    reopened = Run.open(run.path)
+    assert reopened.iterations_saved == 1
+    reopened.prune(1)
     assert (run.path / "checkpoints" / name).is_dir()
 
 
@@ -327,11 +331,11 @@ def test_a_damaged_best_score_is_told_and_restored(tmp_path, capsys, text):
     with run.checkpoint(2) as folder:
         write_parts(folder, 2)
     (run.policy_dir / "best.json").write_text(text)
-    again = Run.open(run.path)
+    reopened = Run.open(run.path)
     with pytest.raises(InputError, match=r"best.json cannot be read: "):
-        _ = again.best
-    with again.lock():
-        assert again.best == best
+        _ = reopened.best
+    with reopened.lock():
+        assert reopened.best == best
     assert (run.policy_dir / "weights").read_text() == "best"
     message = capsys.readouterr().err
     assert "best.json cannot be read: best.json has" in message
@@ -518,11 +522,11 @@ def flip_bit(content: bytes, place: int) -> bytes:
 def test_what_was_logged_after_the_checkpoint_may_be_anything(logged_run):
     with logged_run.metrics_path.open("ab") as out:
         out.write(b"6,\x00\xff\xfe" + b"\x00" * 4096)
-    again = Run.open(logged_run.path)
-    assert again.metrics_problem() == ""
-    assert again.resume_at(4) == ""
-    assert [row["iteration"] for row in again.rows()] == [1, 2, 3, 4]
-    assert again.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
+    reopened = Run.open(logged_run.path)
+    assert reopened.metrics_problem() == ""
+    assert reopened.resume_at(4) == ""
+    assert [row["iteration"] for row in reopened.rows()] == [1, 2, 3, 4]
+    assert reopened.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str, list[int]]] = {

@@ -155,9 +155,9 @@ def test_a_step_serves_the_next_numbers_of_each_stream() -> None:
 
 
 def test_one_world_alone_equals_the_same_among_many() -> None:
-    many = serve(make(num_envs=5), 11)
+    batch = serve(make(num_envs=5), 11)
     single = Stream(0, torch.tensor([3]), Purpose.DYNAMICS, 2, block=6)
-    assert torch.equal(serve(single, 11)[:, 0], many[:, 3])
+    assert torch.equal(serve(single, 11)[:, 0], batch[:, 3])
 
 
 @given(
@@ -172,20 +172,20 @@ def test_a_restart_at_any_time_begins_the_new_episode_and_touches_no_other(
 ) -> None:
     stream = make(block)
     episodes = torch.zeros(3, dtype=torch.int64)
-    played = [0, 0, 0]
+    steps_played = [0, 0, 0]
     for steps, restarts in [*plays, (7, [False] * 3)]:
         output = serve(stream, steps) if steps else torch.zeros(0, 3, 2)
         for env in range(3):
             fresh = make()
             fresh.restart(episodes)
-            expected = serve(fresh, played[env] + steps + 1)
-            assert torch.equal(output[:, env], expected[played[env] : -1, env])
+            expected = serve(fresh, steps_played[env] + steps + 1)
+            assert torch.equal(output[:, env], expected[steps_played[env] : -1, env])
         where = torch.tensor(restarts)
         episodes = episodes + where
         stream.restart(episodes, where)
-        played = [
-            0 if again else count + steps
-            for again, count in zip(restarts, played, strict=True)
+        steps_played = [
+            0 if restarted else count + steps
+            for restarted, count in zip(restarts, steps_played, strict=True)
         ]
 
 

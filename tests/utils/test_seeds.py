@@ -41,8 +41,8 @@ def test_a_seed_fixes_every_generator(seed: int) -> None:
 def test_a_seed_is_that_of_torch_and_numpy_and_the_mode_theirs() -> None:
     seed_process(7)
     assert torch.initial_seed() == 7
-    drawn = float(torch.rand(()))
+    number = float(torch.rand(()))
     torch.manual_seed(7)
-    assert drawn == float(torch.rand(()))
+    assert number == float(torch.rand(()))
     if torch.version.cuda is None:
         assert torch.are_deterministic_algorithms_enabled()

@@ -154,6 +154,6 @@ def test_text_and_json_without_a_seal_are_taken_as_they_are():
 )
 def test_sealed_json_is_intact_after_a_file_and_not_after_a_change(content):
     content.pop("sha256", None)
-    again = json.loads(json.dumps(sealed_json(content)))
-    assert is_intact_json(again)
-    assert not is_intact_json({**again, "more": 1, "content": 2})
+    reread = json.loads(json.dumps(sealed_json(content)))
+    assert is_intact_json(reread)
+    assert not is_intact_json({**reread, "more": 1, "content": 2})

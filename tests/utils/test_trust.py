@@ -557,9 +557,9 @@ def test_a_page_stays_in_its_folder(
     run = trained(folder / "run")
     in_config(run, env={**run.config["env"], "name": name})
     assert main(["report", str(run.path), "threads=1"]) == 0
-    made = set(tmp_path.rglob("*.html"))
-    assert len(made) == 1
-    assert made == set((folder / "reports").glob("*.html"))
+    pages = set(tmp_path.rglob("*.html"))
+    assert len(pages) == 1
+    assert pages == set((folder / "reports").glob("*.html"))
 
 
 @pytest.mark.parametrize("key", ["fixed", "teacher", "data_dir", "init", "policy_from"])
