@@ -309,8 +309,8 @@ def test_the_published_name_is_for_the_published_archive(tmp_path, monkeypatch, 
     digest = hashlib.md5(file.read_bytes()).hexdigest()
     assert digest in str(refusal.value)
     assert OWN_ARCHIVES[kind] in str(refusal.value)
-    right = Source(SOURCES[kind][0].url, digest)
-    monkeypatch.setitem(SOURCES, kind, (right,))
+    source = Source(SOURCES[kind][0].url, digest)
+    monkeypatch.setitem(SOURCES, kind, (source,))
     expected = load_images(kind, tmp_path)
     file.rename(tmp_path / OWN_ARCHIVES[kind])
     assert load_images(kind, tmp_path).train.equal(expected.train)
@@ -357,10 +357,12 @@ def test_a_download_is_checked(tmp_path):
     origin = tmp_path / "origin" / "file.gz"
     origin.parent.mkdir()
     origin.write_bytes(b"content")
-    right = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
-    path = fetch(Source(origin.as_uri(), right), tmp_path / "new")
+    checksum = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
+    path = fetch(Source(origin.as_uri(), checksum), tmp_path / "new")
     assert path.read_bytes() == b"content"
-    with pytest.raises(InputError, match=f"expected the MD5 checksum 0, got {right}"):
+    with pytest.raises(
+        InputError, match=f"expected the MD5 checksum 0, got {checksum}"
+    ):
         fetch(Source(origin.as_uri(), "0"), tmp_path / "other")
     assert not list((tmp_path / "other").iterdir())
     with pytest.raises(InputError, match="cannot be downloaded"):

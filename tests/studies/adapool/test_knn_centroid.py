@@ -113,19 +113,19 @@ def test_kinds_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch, dim: int) 
 
 
 def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
-    later, first = sample_sets(5, 7, 8, 4), sample_sets(5, 0, 8, 4)
+    eighth, first = sample_sets(5, 7, 8, 4), sample_sets(5, 0, 8, 4)
     assert np.array_equal(first, sample_sets(5, 0, 8, 4))
-    assert np.array_equal(later, sample_sets(5, 7, 8, 4, np.empty_like(later)))
-    assert not np.array_equal(first, later)
+    assert np.array_equal(eighth, sample_sets(5, 7, 8, 4, np.empty_like(eighth)))
+    assert not np.array_equal(first, eighth)
     assert not np.array_equal(first, sample_sets(6, 0, 8, 4))
 
 
 def test_what_a_version_stands_for() -> None:
     # Other numbers need another `VERSION`: files of sets on disk bear it.
     assert room.VERSION == 1
-    drawn = sample_sets(7, 2, 4, 3)
-    assert drawn[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
-    assert drawn.mean() == pytest.approx(0.154921, abs=1e-6)
+    sets = sample_sets(7, 2, 4, 3)
+    assert sets[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
+    assert sets.mean() == pytest.approx(0.154921, abs=1e-6)
     assert sample_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
 
 
@@ -231,14 +231,14 @@ def test_a_file_holds_what_memory_would(
 
 def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "IN_MEMORY", 0)
-    made = sets_in(tmp_path)[np.arange(5)]
+    rows = sets_in(tmp_path)[np.arange(5)]
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("drawn again")
 
     with monkeypatch.context() as patch:
         patch.setattr(room, "sample_sets", refuse)
-        np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
+        np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], rows)
         with pytest.raises(AssertionError, match="drawn again"):
             sets_in(tmp_path, seed=2)
     assert len(list(tmp_path.glob("[!.]*"))) == 1
@@ -249,9 +249,9 @@ def test_what_another_run_is_making_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "IN_MEMORY", 0)
-    made = sets_in(tmp_path / "other")
-    assert made.file is not None
-    file = tmp_path / made.file.name
+    complete = sets_in(tmp_path / "other")
+    assert complete.file is not None
+    file = tmp_path / complete.file.name
     # One that was killed leaves a part, which the next one removes; others' stay.
     leftover = tmp_path / f".{file.name}.{'0' * 16}.new"
     leftover.write_bytes(b"part")
@@ -262,13 +262,13 @@ def test_what_another_run_is_making_is_waited_for(
             waiting = pool.submit(sets_in, tmp_path)
             with pytest.raises(TimeoutError):
                 waiting.result(0.2)
-            file.write_bytes(made.file.read_bytes())
+            file.write_bytes(complete.file.read_bytes())
             before = file.stat().st_mtime_ns
         waiting.result()
     assert file.stat().st_mtime_ns == before
     file.unlink()
     assert sets_in(tmp_path).file == file
-    assert file.read_bytes() == made.file.read_bytes()
+    assert file.read_bytes() == complete.file.read_bytes()
     assert list(tmp_path.glob(".*.new")) == [foreign]
 
 
@@ -375,15 +375,15 @@ def test_rows_are_the_same_in_any_batch_and_no_row_is_in_both_splits(
 ) -> None:
     knn_task = task()
     knn_task.prepare(tmp_path)
-    many = knn_task.batch("train", torch.arange(knn_task.num_train))
+    train_batch = knn_task.batch("train", torch.arange(knn_task.num_train))
     for row in (0, 7, knn_task.num_train - 1):
-        alone = knn_task.batch("train", torch.tensor([row]))
-        for name, value in alone.items():
-            assert torch.equal(value[0], many[name][row]), name
-    held = knn_task.batch("test", torch.arange(knn_task.num_test))
-    features = torch.cat([held["features"], many["features"]]).flatten(1)
+        single_row = knn_task.batch("train", torch.tensor([row]))
+        for name, value in single_row.items():
+            assert torch.equal(value[0], train_batch[name][row]), name
+    test_batch = knn_task.batch("test", torch.arange(knn_task.num_test))
+    features = torch.cat([test_batch["features"], train_batch["features"]]).flatten(1)
     assert len(features.unique(dim=0)) == SMALL["num_samples"]
-    assert (many["types"] == 0).sum(1).eq(1).all()
+    assert (train_batch["types"] == 0).sum(1).eq(1).all()
 
 
 def test_a_target_of_the_whole_set_marks_no_vector() -> None:

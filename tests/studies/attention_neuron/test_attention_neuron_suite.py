@@ -54,10 +54,10 @@ def cartpole(count: int = EPISODES, **options: Any) -> BatchedEnv:
 def sensory(env: BatchedEnv | None = None, **options: Any) -> Sensory:
     group = (env or cartpole(1)).groups["agent"]
     pooling = {**NEURON, **options}
-    made = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
+    agent = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
     with torch.no_grad():  # actions that differ from one another
-        made.body[-1].weight.mul_(3)
-    return made
+        agent.body[-1].weight.mul_(3)
+    return agent
 
 
 def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
@@ -66,8 +66,8 @@ def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
 
 
 def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
-    played = to_float64({"agent": policy})
-    return play(played, cartpole(**options), perturbation).returns["agent"]
+    players = to_float64({"agent": policy})
+    return play(players, cartpole(**options), perturbation).returns["agent"]
 
 
 # Memories that go along with their tokens
@@ -141,10 +141,10 @@ def test_inputs_that_are_there_twice_change_nothing_after_rescaling() -> None:
 def test_a_population_rescales_as_its_agent_does() -> None:
     agent = rescaled({"agent": sensory()})["agent"]
     assert isinstance(agent, Sensory)
-    many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
+    copies = Population(agent, torch.stack([to_vector(agent)] * 2).double())
     envs = cartpole(4, duplicates=2)
     alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2)).returns
-    together = play(to_float64({"agent": many}), envs).returns
+    together = play(to_float64({"agent": copies}), envs).returns
     np.testing.assert_allclose(together["agent"], alone["agent"])
 
 
@@ -210,9 +210,9 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
         "background sunset": "env cartpole has no background",
     }
     assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
-    twice, clean = rows["two of each channel"], rows["clean"]
-    assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
-    assert twice["drop"] is None  # another env is another task
+    doubled, clean = rows["two of each channel"], rows["clean"]
+    assert doubled["mean"] == pytest.approx(clean["mean"], abs=1e-4)
+    assert doubled["drop"] is None  # another env is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
     assert rows["five noise channels"]["transfer_env"] == {
@@ -385,9 +385,9 @@ def test_every_input_and_every_code_is_fitted(tmp_path: Path) -> None:
 
 def test_an_embedding_is_the_same_each_time() -> None:
     codes = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
-    first, again, reseeded = (embed(codes, seed) for seed in (0, 0, 1))
+    first, repeated, reseeded = (embed(codes, seed) for seed in (0, 0, 1))
     assert first.shape == (40, 2)
-    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, repeated)
     assert np.isfinite(reseeded).all()
 
 
@@ -401,11 +401,13 @@ def test_analyses_of_cartpole(
         env={**ENV, "start_speed": 0.5},
     )
     paths = evaluate(make_run(tmp_path / "run", sensory()), settings)
-    made = paths[4:]
-    names = [path.name for path in made]
+    outputs = paths[4:]
+    names = [path.name for path in outputs]
     assert names == ["regression.csv", "latents.png", "codes.png"]
-    assert made[0].read_text().startswith("explained,name,r_squared,published\ninput,")
-    assert all(cv2.imread(str(path)) is not None for path in made[1:])
+    assert (
+        outputs[0].read_text().startswith("explained,name,r_squared,published\ninput,")
+    )
+    assert all(cv2.imread(str(path)) is not None for path in outputs[1:])
     out = capsys.readouterr().out
     assert "not made: patches: expected patches of a picture" in out
 
@@ -441,12 +443,12 @@ def test_patches_are_outlined_where_they_are(patch: int) -> None:
     weights = env.observe()["agent"].features[0, 0].float().mean(-1)
     size = 84 * 4
     image = outline_top(np.zeros((size, size, 3), np.uint8), env, weights, 1)
-    drawn = (image == OUTLINE).all(-1)
-    ys, xs = drawn.nonzero()
+    outline = (image == OUTLINE).all(-1)
+    ys, xs = outline.nonzero()
     side = 4 * patch
     assert (ys.min(), xs.min()) == (row * side, column * side)
     assert (ys.max(), xs.max()) == (row * side + side - 1, column * side + side - 1)
-    assert not drawn[
+    assert not outline[
         row * side + 3 : row * side + side - 3, xs.mean().astype(int)
     ].any()
 

@@ -103,12 +103,12 @@ def test_a_folder_is_written_that_acts_like_the_file(
 ) -> None:
     file = write(params=synthetic(agent))
     folder = import_weights(file, agent, tmp_path / "deep" / "policy")
-    read, made = load_policy(folder), load_published(file, agent)
+    reread, loaded = load_policy(folder), load_published(file, agent)
     assert set(load_policies(folder)) == {"agent"}
-    assert sum(part.numel() for part in read.parameters()) == SIZES[agent]
+    assert sum(part.numel() for part in reread.parameters()) == SIZES[agent]
     assert PUBLISHED[agent].size == SIZES[agent]
-    sets = random_sets(made, 2)
-    np.testing.assert_array_equal(act(read, sets), act(made, sets))
+    sets = random_sets(loaded, 2)
+    np.testing.assert_array_equal(act(reread, sets), act(loaded, sets))
     config = json.loads((folder / "config.json").read_text())
     assert config["env"] == PUBLISHED[agent].env
 
@@ -370,8 +370,8 @@ class PublishedStarts(CartPole):
         super().__init__(num_envs)
         # The seed that old gym makes of 1.
         words = np.frombuffer(hashlib.sha512(b"1").digest()[:8], "<u4")
-        drawn = np.random.RandomState(words).rand(num_envs, 4)
-        starts = (2 * drawn - 1) * (2.4, 10, np.pi / 2, 10) + (0, 0, np.pi, 0)
+        uniforms = np.random.RandomState(words).rand(num_envs, 4)
+        starts = (2 * uniforms - 1) * (2.4, 10, np.pi / 2, 10) + (0, 0, np.pi, 0)
         self.starts = torch.from_numpy(starts)
 
     def place(self, rows: Tensor, keys: Tensor) -> None:

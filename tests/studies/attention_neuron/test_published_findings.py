@@ -123,9 +123,9 @@ def least_blind_loss(num_vectors: int, dim: int, k: int) -> float:
     Each vector is as likely to be the target point. So the best prediction is the mean,
     over all vectors, of the mean of their neighbors, and its loss is their variance.
     """
-    drawn = sample_sets(0, 0, num_vectors, dim)
+    vectors = sample_sets(0, 0, num_vectors, dim)
     means = [
-        nearest_means(drawn, np.full(CHUNK, i), k).astype(np.float64)
+        nearest_means(vectors, np.full(CHUNK, i), k).astype(np.float64)
         for i in range(num_vectors)
     ]
     return float(np.stack(means, 1).var(1).mean())

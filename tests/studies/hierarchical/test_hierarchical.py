@@ -48,12 +48,12 @@ SMALL = {
 def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Bright squares in one of four quarters, which is the class."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(0, 40, (count, 8, 8, 1), generator=generator)
+    pictures = torch.randint(0, 40, (count, 8, 8, 1), generator=generator)
     labels = torch.randint(4, (count,), generator=generator)
-    for image, label in zip(drawn, labels.tolist(), strict=True):
+    for image, label in zip(pictures, labels.tolist(), strict=True):
         row, column = divmod(label, 2)
         image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 200
-    return drawn.to(torch.uint8), labels
+    return pictures.to(torch.uint8), labels
 
 
 @pytest.fixture(autouse=True)
@@ -113,10 +113,12 @@ def test_a_patch_sees_its_own_pixels_only() -> None:
     assert tokens.shape == (1, 6, 5)
     for token in range(6):
         row, column = divmod(token, 3)
-        (felt,) = torch.autograd.grad(tokens[0, token].sum(), image, retain_graph=True)
+        (gradient,) = torch.autograd.grad(
+            tokens[0, token].sum(), image, retain_graph=True
+        )
         expected = torch.zeros(4, 6, dtype=torch.bool)
         expected[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = True
-        assert torch.equal(felt[0].abs().sum(-1) > 0, expected)
+        assert torch.equal(gradient[0].abs().sum(-1) > 0, expected)
 
 
 def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
@@ -331,8 +333,8 @@ def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
     teacher_forced(network, pictures, [4, 2], chance).score.sum().backward()
     policy = {id(part) for part in network.encoder.layer.policy.parameters()}
     for name, parameter in network.named_parameters():
-        felt = parameter.grad is not None and bool(parameter.grad.any())
-        assert felt == (id(parameter) in policy), name
+        has_gradient = parameter.grad is not None and bool(parameter.grad.any())
+        assert has_gradient == (id(parameter) in policy), name
 
 
 # Pictures

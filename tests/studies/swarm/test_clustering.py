@@ -59,13 +59,13 @@ def is_uniform(counts: Tensor) -> bool:
 
 
 def test_clusters_of_any_shape_are_as_specified() -> None:
-    drawn = wishart_mixtures(MANY, 1, (5, 14), (3, 10))
-    present = drawn.weights > 0
-    assert is_uniform((~drawn.padding).sum(1).bincount()[5:])
-    assert is_uniform(drawn.num_clusters.bincount()[3:])
+    mixtures = wishart_mixtures(MANY, 1, (5, 14), (3, 10))
+    present = mixtures.weights > 0
+    assert is_uniform((~mixtures.padding).sum(1).bincount()[5:])
+    assert is_uniform(mixtures.num_clusters.bincount()[3:])
     for axis in range(2):
-        assert fits_distribution(drawn.means[present][:, axis], "norm")
-    covariances = (drawn.factors @ drawn.factors.mT)[present].double()
+        assert fits_distribution(mixtures.means[present][:, axis], "norm")
+    covariances = (mixtures.factors @ mixtures.factors.mT)[present].double()
     # A diagonal element of an inverse Wishart matrix, ν = 4, Ψ = 0.05 I, p = 2, is
     # inverse gamma with (ν - p + 1) / 2 and Ψ_11 / 2.
     for axis in range(2):
@@ -77,14 +77,14 @@ def test_clusters_of_any_shape_are_as_specified() -> None:
 
 
 def test_points_are_drawn_from_their_clusters() -> None:
-    drawn = wishart_mixtures(MANY[:500], 2, (50, 60), (3, 3))
-    present = ~drawn.padding
-    assert is_uniform(drawn.labels[present].bincount())
-    offsets = drawn.points - drawn.means.gather(
-        1, drawn.labels[..., None].expand(-1, -1, 2)
+    mixtures = wishart_mixtures(MANY[:500], 2, (50, 60), (3, 3))
+    present = ~mixtures.padding
+    assert is_uniform(mixtures.labels[present].bincount())
+    offsets = mixtures.points - mixtures.means.gather(
+        1, mixtures.labels[..., None].expand(-1, -1, 2)
     )
     rows = torch.arange(500)[:, None]
-    inverse = torch.linalg.inv(drawn.factors)[rows, drawn.labels]
+    inverse = torch.linalg.inv(mixtures.factors)[rows, mixtures.labels]
     white = (inverse @ offsets[..., None])[..., 0][present]
     for axis in range(2):
         assert fits_distribution(white[:, axis], "norm")
@@ -92,16 +92,20 @@ def test_points_are_drawn_from_their_clusters() -> None:
 
 
 def test_four_gaussians_are_as_specified() -> None:
-    drawn = four_gaussians(MANY, 1, (5, 14))
-    assert is_uniform((~drawn.padding).sum(1).bincount()[5:])
-    assert fits_distribution(drawn.means.flatten(), "uniform", -4, 8)
-    assert torch.equal(drawn.factors, (0.3 * torch.eye(2)).expand_as(drawn.factors))
+    mixtures = four_gaussians(MANY, 1, (5, 14))
+    assert is_uniform((~mixtures.padding).sum(1).bincount()[5:])
+    assert fits_distribution(mixtures.means.flatten(), "uniform", -4, 8)
+    assert torch.equal(
+        mixtures.factors, (0.3 * torch.eye(2)).expand_as(mixtures.factors)
+    )
     # One of four flat Dirichlet weights is Beta(1, 3).
     for component in range(4):
-        assert fits_distribution(drawn.weights[:, component], "beta", 1, 3)
-    torch.testing.assert_close(drawn.weights.sum(1), torch.ones(len(MANY)))
-    one_hot = torch.stack([(drawn.labels == c) & ~drawn.padding for c in range(4)], -1)
-    expected = (drawn.weights * (~drawn.padding).sum(1, keepdim=True)).sum(0)
+        assert fits_distribution(mixtures.weights[:, component], "beta", 1, 3)
+    torch.testing.assert_close(mixtures.weights.sum(1), torch.ones(len(MANY)))
+    one_hot = torch.stack(
+        [(mixtures.labels == c) & ~mixtures.padding for c in range(4)], -1
+    )
+    expected = (mixtures.weights * (~mixtures.padding).sum(1, keepdim=True)).sum(0)
     counts = one_hot.sum((0, 1)).numpy()
     share = expected.double().numpy() / float(expected.double().sum())
     assert stats.chisquare(counts, share * counts.sum()).pvalue > ALPHA
@@ -129,15 +133,15 @@ def test_a_row_is_the_same_in_any_batch(rows: list[int], seed: int, draw: Any) -
 
 
 def test_log_densities_are_scipys() -> None:
-    drawn = wishart_mixtures(torch.arange(3), 0, (4, 6), (2, 3))
-    densities = log_densities(drawn)
-    for row, count in enumerate(drawn.num_clusters.tolist()):
+    mixtures = wishart_mixtures(torch.arange(3), 0, (4, 6), (2, 3))
+    densities = log_densities(mixtures)
+    for row, count in enumerate(mixtures.num_clusters.tolist()):
         for c in range(count):
-            factor = drawn.factors[row, c].double()
+            factor = mixtures.factors[row, c].double()
             normal = stats.multivariate_normal(
-                drawn.means[row, c].double(), factor @ factor.T
+                mixtures.means[row, c].double(), factor @ factor.T
             )
-            expected = normal.logpdf(drawn.points[row]) - math.log(count)
+            expected = normal.logpdf(mixtures.points[row]) - math.log(count)
             assert densities[row, :, c].tolist() == pytest.approx(expected, rel=1e-3)
         assert (densities[row, :, count:] == -torch.inf).all()
 
@@ -222,29 +226,29 @@ def test_scores_by_hand() -> None:
 
 
 def test_chunks_of_similar_length_hold_every_set_once() -> None:
-    drawn = wishart_mixtures(torch.arange(33), 0, (2, 40))
-    chunks, back = by_length(drawn)
+    mixtures = wishart_mixtures(torch.arange(33), 0, (2, 40))
+    chunks, back = by_length(mixtures)
     assert len(chunks) == 4
     sizes = [len(chunk.labels[0]) for chunk in chunks]
     assert sizes == sorted(sizes)
-    assert sizes[-1] == drawn.points.shape[1]
+    assert sizes[-1] == mixtures.points.shape[1]
     sums = torch.cat([chunk.points.sum((1, 2)) for chunk in chunks])[back]
-    torch.testing.assert_close(sums, drawn.points.sum((1, 2)))
+    torch.testing.assert_close(sums, mixtures.points.sum((1, 2)))
     for chunk in chunks:
         assert not chunk.padding[-1].any()
 
 
 def test_a_new_order_moves_points_and_their_labels_together() -> None:
-    drawn = wishart_mixtures(torch.arange(4), 0, (6, 9))
-    moved = in_new_order(drawn, torch.Generator().manual_seed(0))
-    assert torch.equal(moved.padding, drawn.padding)
-    assert not torch.equal(moved.points, drawn.points)
+    mixtures = wishart_mixtures(torch.arange(4), 0, (6, 9))
+    moved = in_new_order(mixtures, torch.Generator().manual_seed(0))
+    assert torch.equal(moved.padding, mixtures.padding)
+    assert not torch.equal(moved.points, mixtures.points)
 
     def pairs(points: Tensor, labels: Tensor) -> list[Any]:
         return sorted(zip(points.tolist(), labels.tolist(), strict=True))
 
     for row in range(4):
-        before = pairs(drawn.points[row], drawn.labels[row])
+        before = pairs(mixtures.points[row], mixtures.labels[row])
         assert pairs(moved.points[row], moved.labels[row]) == before
 
 
@@ -399,18 +403,18 @@ def test_the_likelihood_is_scipys() -> None:
 
 def test_the_true_mixture_is_a_baseline() -> None:
     task = mixture(entities=(200, 300))
-    drawn = Mixtures(**task.batch("test", torch.arange(40)))
+    mixtures = Mixtures(**task.batch("test", torch.arange(40)))
     true = Parameters(
-        drawn.weights.log(), drawn.means, torch.full_like(drawn.means, 0.3)
+        mixtures.weights.log(), mixtures.means, torch.full_like(mixtures.means, 0.3)
     )
-    baselines = task.baselines(drawn._asdict())
-    expected = -mean_log_likelihood(true, drawn)
+    baselines = task.baselines(mixtures._asdict())
+    expected = -mean_log_likelihood(true, mixtures)
     torch.testing.assert_close(
         baselines["true mixture"], expected, rtol=1e-4, atol=1e-4
     )
     assert (baselines["one Gaussian"] > baselines["true mixture"]).float().mean() > 0.9
     # Of one Gaussian fitted by maximum likelihood it is known: 1 + log(2π σ_x σ_y).
-    first = drawn.points[0][~drawn.padding[0]]
+    first = mixtures.points[0][~mixtures.padding[0]]
     fitted = 1 + math.log(2 * math.pi) + first.std(0, correction=0).log().sum()
     assert float(baselines["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
 

@@ -95,9 +95,9 @@ def test_samples_have_the_probabilities_of_the_network() -> None:
         log_probs = network(images, labels[:8]).log_softmax(-1)
         exact = log_probs.gather(2, images[..., None])[..., 0].sum(1).exp()
         assert exact.sum().item() == pytest.approx(1)
-        drawn = network.sample(labels, generator)
-        assert drawn.shape == (4000, 1, 3, 1)
-        code = drawn.flatten(1) @ torch.tensor([4, 2, 1])
+        samples = network.sample(labels, generator)
+        assert samples.shape == (4000, 1, 3, 1)
+        code = samples.flatten(1) @ torch.tensor([4, 2, 1])
         counts = code.bincount(minlength=8)
         expected = exact.detach() * 4000
         assert expected.min() > 5
@@ -159,42 +159,42 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Images:
 
 def task(**options: Any) -> ImageGeneration:
     small = {"size": 4, "num_levels": 4, "width": 8, "units": 8, "iterations": 2}
-    made: ImageGeneration = build_task("generation", **{**small, **options})
-    return made
+    generation: ImageGeneration = build_task("generation", **{**small, **options})
+    return generation
 
 
 def prepared_task(tmp_path: Path, **options: Any) -> ImageGeneration:
-    made = task(**options)
-    made.prepare(tmp_path)
-    return made
+    generation = task(**options)
+    generation.prepare(tmp_path)
+    return generation
 
 
 def test_pixels_are_put_into_levels_along_the_scan_lines(
     data: Images, tmp_path: Path
 ) -> None:
-    made = prepared_task(tmp_path, num_samples=30)
-    assert (made.num_train, made.num_test) == (30, 20)
-    batch = made.batch("train", torch.tensor([7]))
+    generation = prepared_task(tmp_path, num_samples=30)
+    assert (generation.num_train, generation.num_test) == (30, 20)
+    batch = generation.batch("train", torch.tensor([7]))
     expected = [value // 64 for value in data.train[7].flatten().tolist()]
     assert batch["pixels"][0].tolist() == expected
     assert batch["labels"].tolist() == [1]
 
 
 def test_bits_of_a_network_that_knows_nothing(data: Images, tmp_path: Path) -> None:
-    made = prepared_task(tmp_path)
-    network = made.make_network(0)
+    generation = prepared_task(tmp_path)
+    network = generation.make_network(0)
     for parameter in network.layer.output.parameters():
         torch.nn.init.zeros_(parameter)
-    batch = made.batch("test", torch.arange(20))
-    outcome = made.evaluate(network, batch, torch.Generator())
+    batch = generation.batch("test", torch.arange(20))
+    outcome = generation.evaluate(network, batch, torch.Generator())
     assert outcome.metrics["bits_per_dim"].tolist() == pytest.approx([2.0] * 20)
     assert outcome.loss.item() == pytest.approx(math.log(4))
 
 
 def test_baselines_by_hand(data: Images, tmp_path: Path) -> None:
-    made = prepared_task(tmp_path)
+    generation = prepared_task(tmp_path)
     rows = torch.arange(20)
-    baselines = made.baselines(made.batch("test", rows))
+    baselines = generation.baselines(generation.batch("test", rows))
     levels, tests = data.train.flatten(1) // 64, data.test.flatten(1) // 64
     for row in (0, 19):
         bits = [
@@ -206,23 +206,23 @@ def test_baselines_by_hand(data: Images, tmp_path: Path) -> None:
 
 
 def test_it_learns_and_draws(data: Images, tmp_path: Path) -> None:
-    made = prepared_task(tmp_path)
-    network = made.make_network(0)
+    generation = prepared_task(tmp_path)
+    network = generation.make_network(0)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    batch = made.batch("train", torch.arange(50))
+    batch = generation.batch("train", torch.arange(50))
     for _ in range(40):
-        outcome = made.evaluate(network, batch, torch.Generator())
+        outcome = generation.evaluate(network, batch, torch.Generator())
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
     # Half of the pixels are always dark, of the others nothing can be known.
     assert outcome.metrics["bits_per_dim"].mean() < 1.2
     generator = torch.Generator().manual_seed(0)
-    (file,) = made.finish(network.eval(), tmp_path, generator)
+    (file,) = generation.finish(network.eval(), tmp_path, generator)
     # Half of each sample is dark.
     assert share_of("black", read_picture(file)) > 0.1
-    drawn = network.sample(torch.arange(12) % 3, generator)
-    assert (drawn[:, :, :2] == 0).float().mean() > 0.9
+    samples = network.sample(torch.arange(12) % 3, generator)
+    assert (samples[:, :, :2] == 0).float().mean() > 0.9
 
 
 @pytest.mark.parametrize(
