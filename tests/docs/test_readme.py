@@ -71,8 +71,8 @@ def template(tmp_path_factory):
         patch.chdir(path)
         patch.syspath_prepend(path)
         for block in blocks("python"):
-            if named := re.match(r"# (\w+)\.py\n", block):
-                (path / f"{named[1]}.py").write_text(block, encoding="utf-8")
+            if match := re.match(r"# (\w+)\.py\n", block):
+                (path / f"{match[1]}.py").write_text(block, encoding="utf-8")
         untrained("runs/demo")
         untrained("runs/centroid")
         untrained("runs/max", "pooling=max")
@@ -133,33 +133,35 @@ def test_every_wait_that_is_shortened_is_there():
 @pytest.mark.parametrize("words", commands("marl-pool"), ids=" ".join)
 def test_its_commands_are_understood(folder, words):
     with contextlib.suppress(SystemExit):  # --help
-        known, overrides = arguments.parse(words)
-        if known.verb in JOBS:
-            compose(known.verb, overrides)
-        elif known.verb == "sweep":
-            plan = plan_search if known.search else plan_sweep
-            assert plan(overrides, None, known.trained_by).examples
-        elif known.verb == "resume":
+        namespace, overrides = arguments.parse(words)
+        if namespace.verb in JOBS:
+            compose(namespace.verb, overrides)
+        elif namespace.verb == "sweep":
+            plan = plan_search if namespace.search else plan_sweep
+            assert plan(overrides, None, namespace.trained_by).examples
+        elif namespace.verb == "resume":
             allowed = {key for job in JOBS.values() for key in job.controls}
             assert {text.partition("=")[0] for text in overrides} <= allowed
-        elif known.verb == "import-weights":
-            assert known.source in arguments.WEIGHTS
+        elif namespace.verb == "import-weights":
+            assert namespace.source in arguments.WEIGHTS
             assert not overrides
-            assert known.agent in arguments.PUBLISHED
-        elif known.verb in ("list", "show", "ls", "help", "check-env"):
+            assert namespace.agent in arguments.PUBLISHED
+        elif namespace.verb in ("list", "show", "ls", "help", "check-env"):
             assert main(words) == 0
-        elif known.verb == "export":
-            assert known.to in SUFFIXES
-        elif known.verb == "play":
+        elif namespace.verb == "export":
+            assert namespace.to in SUFFIXES
+        elif namespace.verb == "play":
             # A page that is served would never end.
-            page = known.export or "page.html"
-            assert main([*words, *([] if known.export else ["--export", page])]) == 0
+            page = namespace.export or "page.html"
+            assert (
+                main([*words, *([] if namespace.export else ["--export", page])]) == 0
+            )
             assert (folder / page).exists()
         else:
-            # A policy that comes with the package has an environment of its own size.
-            own = any(word.startswith("pretrained=") for word in words)
-            brief = ["episodes=2", *(["env.max_steps=3"] if own else [])]
-            size = ["size=64"] if known.verb == "render" else []
+            # A policy that comes with the package brings a full-size environment.
+            pretrained = any(word.startswith("pretrained=") for word in words)
+            brief = ["episodes=2", *(["env.max_steps=3"] if pretrained else [])]
+            size = ["size=64"] if namespace.verb == "render" else []
             assert main([*words, *brief, *size]) == 0
             assert list(folder.rglob("*.csv")) or list(folder.rglob("*.web[mp]"))
 
@@ -188,17 +190,17 @@ def test_make_demo_says_that_it_installs_before_it_does(tmp_path):
 
 
 def test_its_extras_exist():
-    wanted = re.findall(r"\.\[([\w,]+)\]", README)
-    assert wanted
-    known = PROJECT["project"]["optional-dependencies"]
-    assert {extra for group in wanted for extra in group.split(",")} <= set(known)
+    mentions = re.findall(r"\.\[([\w,]+)\]", README)
+    assert mentions
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert {extra for group in mentions for extra in group.split(",")} <= set(extras)
 
 
 @pytest.mark.parametrize("kind", ["pooling", "encoder", "perturbation"])
 def test_its_tables_name_all_that_is_registered(kind):
     table = README[README.index(f"| `{kind}=`") :].partition("\n\n")[0]
-    named = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    assert sorted(named) == sorted(set(GROUPS[kind].names()) - {"none"})
+    names = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    assert sorted(names) == sorted(set(GROUPS[kind].names()) - {"none"})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -36,9 +36,9 @@ COUNTS = {
 
 def section(page: str, title: str) -> str:
     """Return the text under a heading of the second level."""
-    found = re.findall(rf"^## {title}.*?\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    assert len(found) == 1, title
-    return str(found[0])
+    sections = re.findall(rf"^## {title}.*?\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    assert len(sections) == 1, title
+    return str(sections[0])
 
 
 def snippets() -> list[tuple[str, str]]:
@@ -52,8 +52,8 @@ def snippets() -> list[tuple[str, str]]:
 
 def commands() -> list[list[str]]:
     """Commands that the table of all results asks to type, in words."""
-    found = re.findall(r"`(marl-pool [^`]+)`", REPRODUCTION)
-    return [shlex.split(text)[1:] for text in dict.fromkeys(found)]
+    matches = re.findall(r"`(marl-pool [^`]+)`", REPRODUCTION)
+    return [shlex.split(text)[1:] for text in dict.fromkeys(matches)]
 
 
 def rows(title: str) -> list[list[str]]:
@@ -87,14 +87,14 @@ def test_a_snippet_runs_and_prints_what_the_page_says(
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_a_command_is_understood(words: list[str]) -> None:
-    known, overrides = arguments.parse(words)
-    if known.verb == "sweep":
-        study = STUDIES[known.trained_by]
+    namespace, overrides = arguments.parse(words)
+    if namespace.verb == "sweep":
+        study = STUDIES[namespace.trained_by]
         assert compose_only(study, [first_value(text) for text in overrides])
-    elif known.verb in JOBS:
-        compose(known.verb, overrides)
+    elif namespace.verb in JOBS:
+        compose(namespace.verb, overrides)
     else:
-        assert known.verb == "evaluate"
+        assert namespace.verb == "evaluate"
 
 
 def first_value(override: str) -> str:
@@ -114,14 +114,16 @@ def test_every_published_result_has_a_verdict(paper: str) -> None:
 @pytest.mark.parametrize("paper", COUNTS)
 def test_every_table_and_figure_is_named(paper: str) -> None:
     for kind, count in COUNTS[paper].items():
-        assert named(kind, section(REPRODUCTION, paper)) >= set(range(1, count + 1))
+        assert numbers_of(kind, section(REPRODUCTION, paper)) >= set(
+            range(1, count + 1)
+        )
 
 
-def named(kind: str, text: str) -> set[int]:
+def numbers_of(kind: str, text: str) -> set[int]:
     """The numbers in "Table 2", "Figures 4 and 5" and "Tables 1 to 3, 6 and 9"."""
     numbers: set[int] = set()
-    for found in re.findall(rf"{kind}s? (\d+(?:(?:, | and | to )\d+)*)", text):
-        for part in re.split(r", | and ", found):
+    for listing in re.findall(rf"{kind}s? (\d+(?:(?:, | and | to )\d+)*)", text):
+        for part in re.split(r", | and ", listing):
             first, _, last = part.partition(" to ")
             numbers |= set(range(int(first), int(last or first) + 1))
     return numbers

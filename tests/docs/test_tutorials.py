@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
-    return [_block(*found) for found in FENCE.findall(text)]
+    return [_block(*groups) for groups in FENCE.findall(text)]
 
 
 def _block(kind: str, body: str) -> Block:
@@ -57,12 +57,12 @@ def _included(file: Path, body: str) -> Block:
     lines = file.read_text(encoding="utf-8").splitlines()
     begin = options.get("start-at") or options["start-after"]
     first = next(i for i, line in enumerate(lines) if begin in line)
-    rest = lines[first + ("start-after" in options) :]
+    excerpt = lines[first + ("start-after" in options) :]
     if end := options.get("end-before"):
-        rest = rest[: next(i for i, line in enumerate(rest) if end in line)]
-    known = file.name if file.parent.name == "examples" else ""
-    text = dedent("\n".join(rest)) + "\n"
-    return Block("python", text, options.get("caption", known))
+        excerpt = excerpt[: next(i for i, line in enumerate(excerpt) if end in line)]
+    default = file.name if file.parent.name == "examples" else ""
+    text = dedent("\n".join(excerpt)) + "\n"
+    return Block("python", text, options.get("caption", default))
 
 
 @pytest.fixture

@@ -67,7 +67,9 @@ def policies(
     }
 
 
-def doubled(env: BatchedEnv, pooling: str = "ada", **options: Any) -> dict[str, Policy]:
+def float64_policies(
+    env: BatchedEnv, pooling: str = "ada", **options: Any
+) -> dict[str, Policy]:
     return to_float64(policies(env, pooling, **options))
 
 
@@ -79,10 +81,10 @@ def shuffled_pair(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns, clean and shuffled, of episodes in which last bits can add up."""
     envs = [centroid(16, num_noise=28, max_steps=32) for _ in range(2)]
-    played = (doubled if double else policies)(envs[0], pooling)
+    players = (float64_policies if double else policies)(envs[0], pooling)
     kinds = (None, make_perturbation("shuffle", every=every))
     clean, shuffled = (
-        play(played, env, kind, explore=explore).returns["agent"]
+        play(players, env, kind, explore=explore).returns["agent"]
         for env, kind in zip(envs, kinds, strict=True)
     )
     return clean, shuffled
@@ -112,34 +114,34 @@ def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:
     env = centroid()
-    played = policies(env)
+    players = policies(env)
     env.reset()
     total = torch.zeros(EPISODES, 1, dtype=torch.float64)
     with torch.no_grad():
         for _ in range(env.max_steps):
-            action = played["agent"].act(env.observe()["agent"]).action
-            step = env.step({"agent": played["agent"].scale(action)})
+            action = players["agent"].act(env.observe()["agent"]).action
+            step = env.step({"agent": players["agent"].scale(action)})
             total += step.rewards["agent"]
-    returns = play(played, centroid()).returns["agent"]
+    returns = play(players, centroid()).returns["agent"]
     np.testing.assert_array_equal(returns, total[:, 0].numpy())
 
 
 def test_sampled_actions_play_other_episodes() -> None:
-    played = policies(centroid())
+    players = policies(centroid())
     sampled, likely = (
-        play(played, centroid(), explore=explore).returns["agent"]
+        play(players, centroid(), explore=explore).returns["agent"]
         for explore in (True, False)
     )
     assert (sampled != likely).all()
 
 
 def test_a_copy_in_double_leaves_the_policy_alone() -> None:
-    played = policies(centroid())
-    played["agent"].train()
-    copied = to_float64(played)
-    assert {p.dtype for p in played["agent"].parameters()} == {torch.float32}
+    players = policies(centroid())
+    players["agent"].train()
+    copied = to_float64(players)
+    assert {p.dtype for p in players["agent"].parameters()} == {torch.float32}
     assert {p.dtype for p in copied["agent"].parameters()} == {torch.float64}
-    assert played["agent"].training
+    assert players["agent"].training
     assert not copied["agent"].training
 
 
@@ -155,7 +157,7 @@ def test_groups_that_share_a_policy_share_its_copy() -> None:
 def test_all_conditions_in_order_with_paired_drops() -> None:
     env = centroid()
     results = measure(
-        doubled(env),
+        float64_policies(env),
         centroid,
         levels(
             {"name": "jitter", "severities": [0.0, 0.5]},
@@ -172,34 +174,34 @@ def test_all_conditions_in_order_with_paired_drops() -> None:
     ]
     assert results[3].label == "occlude mode=zero"
     assert results[3].options == {"mode": "zero"}
-    for clean, none, some in (results[:3], results[4:7]):
-        assert (none.drop, none.drop_low, none.drop_high) == (0.0, 0.0, 0.0)
+    for clean, zero, strong in (results[:3], results[4:7]):
+        assert (zero.drop, zero.drop_low, zero.drop_high) == (0.0, 0.0, 0.0)
         # The drop is from clean episodes in float32, too; `clean` is in float64.
-        assert some.drop == pytest.approx(clean.mean - some.mean, abs=1e-6)
-        assert some.drop_low < some.drop < some.drop_high
+        assert strong.drop == pytest.approx(clean.mean - strong.mean, abs=1e-6)
+        assert strong.drop_low < strong.drop < strong.drop_high
         assert np.isnan(clean.drop)
     assert results[0].mean != results[4].mean
     assert all(r.episodes == EPISODES and not r.missing for r in results)
 
 
 def test_each_row_summarizes_its_returns() -> None:
-    one, again, other = (
-        measure(doubled(centroid()), centroid, seed=s) for s in (5, 5, 6)
+    first, repeated, reseeded = (
+        measure(float64_policies(centroid()), centroid, seed=s) for s in (5, 5, 6)
     )
-    (row,), (returns,) = one.results, one.returns
-    assert row == again.results[0]
+    (row,), (returns,) = first.results, first.returns
+    assert row == repeated.results[0]
     assert (row.mean, row.mean_low, row.mean_high) == bootstrap(returns, seed=5)
     iqm = bootstrap(returns, interquartile_mean, seed=5)
     assert (row.iqm, row.iqm_low, row.iqm_high) == iqm
     squares = ((returns - returns.mean()) ** 2).sum()
     assert row.std == pytest.approx(np.sqrt(squares / (EPISODES - 1)))
-    assert row.mean_low != other.results[0].mean_low
-    assert row.iqm_low != other.results[0].iqm_low
+    assert row.mean_low != reseeded.results[0].mean_low
+    assert row.iqm_low != reseeded.results[0].iqm_low
 
 
 def test_one_episode_has_no_standard_deviation() -> None:
-    played = doubled(centroid())
-    (row,) = measure(played, lambda: centroid(1)).results
+    players = float64_policies(centroid())
+    (row,) = measure(players, lambda: centroid(1)).results
     assert row.episodes == 1
     assert np.isfinite([row.mean, row.iqm]).all()
     assert np.isnan([row.std, row.mean_low, row.iqm_high]).all()
@@ -208,24 +210,24 @@ def test_one_episode_has_no_standard_deviation() -> None:
 def test_only_what_must_be_exact_is_measured_in_float64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[tuple[Any, torch.dtype]] = []
+    calls: list[tuple[Any, torch.dtype]] = []
 
     def note(policies: Any, env: BatchedEnv, change: Any = None, **options: Any) -> Any:
         (weights,) = {p.dtype for p in policies["agent"].parameters()}
-        seen.append((None if change is None else type(change).__name__, weights))
+        calls.append((None if change is None else type(change).__name__, weights))
         return play(policies, env, change, **options)
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
-    played = doubled(centroid())
+    players = float64_policies(centroid())
     measured = measure(
-        played,
+        players,
         centroid,
         levels(
             {"name": "shuffle", "severities": [1.0]},
             {"name": "rewire", "severities": [0.0, 1.0]},
         ),
     )
-    assert seen == [
+    assert calls == [
         (None, torch.float64),
         ("Shuffle", torch.float64),
         ("Rewire", torch.float64),
@@ -234,7 +236,7 @@ def test_only_what_must_be_exact_is_measured_in_float64(
     ]
     assert len(measured.results) == len(measured.returns) == 4
     # The drop is from clean episodes in the same precision.
-    single = {name: policy.float() for name, policy in played.items()}
+    single = {name: policy.float() for name, policy in players.items()}
     rewire = make_perturbation("rewire", severity=1.0)
     clean, crossed = (
         play(single, centroid(), change).returns["agent"] for change in (None, rewire)
@@ -244,18 +246,18 @@ def test_only_what_must_be_exact_is_measured_in_float64(
 
 
 def test_what_else_is_measured_does_not_move_a_result() -> None:
-    played = doubled(centroid())
+    players = float64_policies(centroid())
     noise = {"name": "jitter", "severities": [0.5]}
     rewire = {"name": "rewire", "severities": [1.0]}
-    alone = measure(played, centroid, levels(noise)).results
-    among = measure(played, centroid, levels(rewire, noise), stochastic=True).results
+    alone = measure(players, centroid, levels(noise)).results
+    among = measure(players, centroid, levels(rewire, noise), stochastic=True).results
     assert alone[0].mean == among[0].mean
     assert alone[1] == among[2]
 
 
 def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
     results = measure(
-        doubled(centroid(), "flatten"),
+        float64_policies(centroid(), "flatten"),
         centroid,
         levels(
             {"name": "inject", "token_type": "noise", "severities": [0.0, 1.0]},
@@ -273,7 +275,7 @@ def test_more_tokens_than_a_head_takes_are_a_gap_not_a_crash() -> None:
 
 def test_a_type_that_the_env_lacks_is_a_gap_with_its_reason() -> None:
     results = measure(
-        doubled(fox_and_hens()),
+        float64_policies(fox_and_hens()),
         fox_and_hens,
         levels(
             {"name": "inject", "token_type": "noise", "severities": [0.5]},
@@ -288,7 +290,11 @@ def test_a_type_that_the_env_lacks_is_a_gap_with_its_reason() -> None:
 def test_only_a_head_for_a_fixed_number_of_tokens_makes_a_gap() -> None:
     wide = {"name": "inject", "token_type": "noise", "position_features": [9]}
     with pytest.raises(InputError, match="position_features: expected numbers below 4"):
-        measure(doubled(centroid()), centroid, levels({**wide, "severities": [1.0]}))
+        measure(
+            float64_policies(centroid()),
+            centroid,
+            levels({**wide, "severities": [1.0]}),
+        )
 
 
 def test_policies_that_do_not_fit_are_no_gap() -> None:
@@ -315,7 +321,7 @@ def test_a_wrong_perturbation_is_refused_before_anything_is_played(
 
     with pytest.raises(InputError, match=message):
         measure(
-            doubled(centroid()),
+            float64_policies(centroid()),
             centroid,
             levels({"severities": [1.0], **entry}),
             on_progress=on_progress,
@@ -324,7 +330,7 @@ def test_a_wrong_perturbation_is_refused_before_anything_is_played(
 
 def test_several_groups_are_reported_each() -> None:
     results = measure(
-        doubled(fox_and_hens()),
+        float64_policies(fox_and_hens()),
         fox_and_hens,
         levels({"name": "rewire", "severities": [1.0]}),
     ).results
@@ -336,7 +342,7 @@ def test_several_groups_are_reported_each() -> None:
     ]
     # A group's return is the mean of its agents' sums of rewards.
     env = fox_and_hens()
-    returns = play(doubled(env), env).returns
+    returns = play(float64_policies(env), env).returns
     assert returns["hen"].shape == (EPISODES,)
     assert results[1].mean == pytest.approx(returns["hen"].mean())
 
@@ -409,9 +415,9 @@ def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> Non
 
 def test_table_shows_numbers_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(RESULTS, "a title")
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for text in ("a title", "1.500", "1.000 to 2.000", "trained, sampled", "why"):
-        assert text in shown
+        assert text in output
 
 
 def test_a_table_in_80_columns_has_return_deviation_and_drop(
@@ -430,11 +436,11 @@ def test_a_table_in_80_columns_has_return_deviation_and_drop(
     print_table(
         [Result("agent", "trained", False, severity=0.5, **perturbed, **row)], "title"
     )
-    shown = stream.getvalue()
+    output = stream.getvalue()
     for number in ("-2.000", "0.500", "0.125"):
-        assert number in shown
-    assert "-1.875" not in shown
-    assert "a wider terminal shows" in shown
+        assert number in output
+    assert "-1.875" not in output
+    assert "a wider terminal shows" in output
 
 
 # Runs
@@ -454,8 +460,8 @@ SETTINGS: dict[str, Any] = {
 
 def make_run(folder: Path, pooling: str = "ada") -> Run:
     run = Run.create(folder / "run", {"env": ENV, "seed": 5})
-    played = policies(centroid(), pooling)
-    save_policies({"one": played["agent"]}, {"agent": "one"}, run.policy_dir)
+    players = policies(centroid(), pooling)
+    save_policies({"one": players["agent"]}, {"agent": "one"}, run.policy_dir)
     return run
 
 
@@ -530,20 +536,20 @@ def test_the_seed_chooses_the_envs(run: Run) -> None:
 def test_the_seed_reaches_the_intervals(run: Run) -> None:
     settings = {**SETTINGS, "episodes": 16, "seed": 3}
     _, document, returns, _ = evaluate(run, settings)
-    rows, played = read(document)["results"], read_returns(returns)
+    rows, episode_returns = read(document)["results"], read_returns(returns)
     (clean,) = [
         values
-        for row, values in zip(rows, played, strict=True)
+        for row, values in zip(rows, episode_returns, strict=True)
         if (row["policy"], row["perturbation"]) == ("trained", "clean")
     ]
-    for row, values in zip(rows, played, strict=True):
+    for row, values in zip(rows, episode_returns, strict=True):
         intervals = {"mean": bootstrap(values, seed=3)}
         if row["perturbation"] == "inject":
             intervals["drop"] = paired_drop(clean, values, seed=3)
         for name, interval in intervals.items():
-            got = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+            columns = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
             # Drops are from clean episodes in float32, which no row shows.
-            assert got == pytest.approx(list(interval), abs=1e-7)
+            assert columns == pytest.approx(list(interval), abs=1e-7)
 
 
 def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
@@ -553,11 +559,11 @@ def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
     subject = EvaluationTarget.from_run(run, EvaluateSettings())
-    few, many = (
+    small, large = (
         play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)
     )
-    np.testing.assert_array_equal(few, many[:2])
+    np.testing.assert_array_equal(small, large[:2])
 
 
 @pytest.mark.parametrize(

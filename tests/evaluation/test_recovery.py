@@ -41,12 +41,14 @@ def late_noise(**options: Any) -> dict[str, Any]:
     return {"name": "action_noise", "onset": 2, "end": END, **options}
 
 
-def measured(name: str, *entries: dict[str, Any], **options: Any) -> EvaluationResults:
+def measure_env(
+    name: str, *entries: dict[str, Any], **options: Any
+) -> EvaluationResults:
     levels = [PerturbationLevels.from_config(entry) for entry in entries]
     return measure(policies(name), partial(make, name), levels, **options)
 
 
-def by_step(name: str, perturbation: Any) -> np.ndarray:
+def rewards_by_step(name: str, perturbation: Any) -> np.ndarray:
     """Rewards ``(steps, episodes)`` of single episodes; 0 once they are over."""
     steps = range(ENVS[name]["max_steps"])
     after = play(policies(name), make(name), perturbation, after=steps).after
@@ -61,29 +63,29 @@ def test_rewards_after_a_step_are_those_of_a_loop_by_hand(name: str) -> None:
     env.reset()
     rewards = torch.zeros(ENVS[name]["max_steps"], EPISODES, dtype=torch.float64)
     over = torch.zeros(EPISODES, dtype=torch.bool)
-    for own in rewards:
+    for step_rewards in rewards:
         action = policy.scale(policy.act(env.observe()["agent"]).action)
         step = env.step({"agent": action})
-        own += step.rewards["agent"].mean(1).masked_fill(over, 0)
+        step_rewards += step.rewards["agent"].mean(1).masked_fill(over, 0)
         over |= step.terminated | step.truncated
     assert name != "cartpole" or len(set((rewards != 0).sum(0).tolist())) > 1
-    np.testing.assert_allclose(by_step(name, None), rewards, atol=1e-9)
-    played = play(policies(name), make(name), after=[0])
-    np.testing.assert_allclose(played.after[0]["agent"], played.returns["agent"])
+    np.testing.assert_allclose(rewards_by_step(name, None), rewards, atol=1e-9)
+    episodes = play(policies(name), make(name), after=[0])
+    np.testing.assert_allclose(episodes.after[0]["agent"], episodes.returns["agent"])
 
 
 @each_env
 def test_the_drop_after_the_end_is_a_part_of_the_drop(name: str) -> None:
-    results = measured(name, late_noise(severities=[0.0, 1.0])).results
-    _, none, some = results[:3]
-    assert (none.drop_after, none.drop_after_low, none.drop_after_high) == (0, 0, 0)
+    results = measure_env(name, late_noise(severities=[0.0, 1.0])).results
+    _, zero, strong = results[:3]
+    assert (zero.drop_after, zero.drop_after_low, zero.drop_after_high) == (0, 0, 0)
     noise = make_perturbation("action_noise", severity=1.0, onset=2, end=END)
-    lost = by_step(name, None) - by_step(name, noise)
+    lost = rewards_by_step(name, None) - rewards_by_step(name, noise)
     # Nothing is lost before the onset.
     np.testing.assert_allclose(lost[:2], 0, atol=1e-9)
-    assert some.drop == pytest.approx(lost.sum(0).mean())
-    assert some.drop_after == pytest.approx(lost[END:].sum(0).mean())
-    assert some.drop_after_low < some.drop_after < some.drop_after_high
+    assert strong.drop == pytest.approx(lost.sum(0).mean())
+    assert strong.drop_after == pytest.approx(lost[END:].sum(0).mean())
+    assert strong.drop_after_low < strong.drop_after < strong.drop_after_high
 
 
 def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
@@ -92,12 +94,12 @@ def test_what_does_not_end_within_an_episode_has_no_recovery() -> None:
         late_noise(end=12, severities=[0.5]),
         late_noise(severities=[0.5]),
     )
-    clean, *rows = measured("simple_centroid", *entries).results[:4]
+    clean, *rows = measure_env("simple_centroid", *entries).results[:4]
     assert [math.isnan(row.drop_after) for row in (clean, *rows)] == [1, 1, 1, 0]
 
 
-def plain(row: Result) -> dict[str, Any]:
-    """All numbers but those of several samples."""
+def comparable_numbers(row: Result) -> dict[str, Any]:
+    """All numbers, without the columns that several samples add."""
     numbers = dataclasses.asdict(row).items()
     return {key: value for key, value in numbers if not key.startswith("worst")}
 
@@ -110,30 +112,32 @@ def returns_of(severity: float, draw: int) -> EpisodeReturns:
 
 def test_the_worst_return_is_the_lowest_of_each_episode() -> None:
     entry = {"name": "action_noise", "severities": [0.0, 0.8]}
-    once = measured("simple_centroid", entry)
-    thrice = measured("simple_centroid", entry, worst_of=3)
-    # All else is that of the first sample.
-    np.testing.assert_array_equal(once.returns, thrice.returns)
-    for before, after in zip(once.results, thrice.results, strict=True):
-        np.testing.assert_equal(plain(before), plain(after))
+    single_sample = measure_env("simple_centroid", entry)
+    three_samples = measure_env("simple_centroid", entry, worst_of=3)
+    # All else is as in the first sample.
+    np.testing.assert_array_equal(single_sample.returns, three_samples.returns)
+    for before, after in zip(single_sample.results, three_samples.results, strict=True):
+        np.testing.assert_equal(comparable_numbers(before), comparable_numbers(after))
         assert math.isnan(before.worst)
-    clean, none, some = thrice.results[:3]
+    clean, zero, strong = three_samples.results[:3]
     assert math.isnan(clean.worst)
-    assert (none.worst, none.worst_drop) == (none.mean, 0)
+    assert (zero.worst, zero.worst_drop) == (zero.mean, 0)
     samples = [returns_of(0.8, draw)["agent"] for draw in range(3)]
-    np.testing.assert_array_equal(samples[0], thrice.returns[2])
-    assert all((samples[0] != other).all() for other in samples[1:])
+    np.testing.assert_array_equal(samples[0], three_samples.returns[2])
+    assert all((samples[0] != sample).all() for sample in samples[1:])
     lowest = np.min(samples, axis=0)
-    assert some.worst == pytest.approx(lowest.mean())
-    assert some.worst_low < some.worst < some.worst_high
-    assert some.worst_drop == pytest.approx((thrice.returns[0] - lowest).mean())
-    assert some.worst_drop_low < some.worst_drop < some.worst_drop_high
+    assert strong.worst == pytest.approx(lowest.mean())
+    assert strong.worst_low < strong.worst < strong.worst_high
+    assert strong.worst_drop == pytest.approx(
+        (three_samples.returns[0] - lowest).mean()
+    )
+    assert strong.worst_drop_low < strong.worst_drop < strong.worst_drop_high
 
 
 def test_more_columns_are_shown_where_they_have_numbers() -> None:
     entry = late_noise(severities=[0.5])
-    both = str(measured("simple_centroid", entry, worst_of=2))
-    neither = str(measured("simple_centroid", {**entry, "end": None}))
+    full = str(measure_env("simple_centroid", entry, worst_of=2))
+    basic = str(measure_env("simple_centroid", {**entry, "end": None}))
     for word in ("after", "worst"):
-        assert word in both
-        assert word not in neither
+        assert word in full
+        assert word not in basic

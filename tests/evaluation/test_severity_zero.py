@@ -60,7 +60,7 @@ class Biased(Jitter):
         return tokens._replace(features=tokens.features + 1e-3), state
 
 
-def measured(env: str, *names: str) -> EvaluationResults:
+def measure_untrained(env: str, *names: str) -> EvaluationResults:
     """Perturbations at severities 0 and 1, by untrained policies."""
     make = BUILDERS[env]
     policies = {
@@ -90,14 +90,14 @@ def measured(env: str, *names: str) -> EvaluationResults:
     ],
 )
 def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
-    found = measured(env, *PERTURBATIONS)
+    measurement = measure_untrained(env, *PERTURBATIONS)
     clean = {
         row.group: returns
-        for row, returns in zip(found.results, found.returns, strict=True)
+        for row, returns in zip(measurement.results, measurement.returns, strict=True)
         if row.perturbation == "clean"
     }
     gaps, changed = set(), set()
-    for row, returns in zip(found.results, found.returns, strict=True):
+    for row, returns in zip(measurement.results, measurement.returns, strict=True):
         if row.missing:
             gaps.add(row.perturbation)
             assert np.isnan(returns).all()
@@ -112,7 +112,7 @@ def test_severity_0_returns_exactly_what_clean_episodes_do(env: str) -> None:
 
 
 def test_what_is_no_identity_is_caught() -> None:
-    found = measured("simple_centroid", f"{__name__}:Biased")
-    clean, biased, _ = found.returns
-    assert found.results[1].severity == 0
+    measurement = measure_untrained("simple_centroid", f"{__name__}:Biased")
+    clean, biased, _ = measurement.returns
+    assert measurement.results[1].severity == 0
     assert not np.array_equal(clean, biased)

@@ -127,11 +127,11 @@ def test_images_are_cut_into_a_bounded_number_of_patches(shape, options, count, 
 def test_a_patch_is_its_place_and_its_pixels(channels, dtype):
     image = np.arange(5 * 6 * 2).reshape(5, 6, 2) % (2 if dtype == np.bool_ else 120)
     image = image.astype(dtype)
-    shown = image.transpose(2, 0, 1) if channels == "first" else image
+    observation = image.transpose(2, 0, 1) if channels == "first" else image
     high = {np.uint8: 255, np.bool_: 1}.get(dtype, 127)
-    space = BOX(0, high, shown.shape, dtype)
+    space = BOX(0, high, observation.shape, dtype)
     view = view_of(space, patch=4, channels=channels)
-    tokens = convert(view, shown, np.zeros_like(shown))
+    tokens = convert(view, observation, np.zeros_like(observation))
     assert tokens.features.shape == (2, 4, 2 + 4 * 4 * 2)
     scale = 255 if dtype == np.uint8 else 1
     places = [[0, 0], [0, scale], [scale, 0], [scale, scale]]
@@ -480,10 +480,10 @@ def test_a_space_that_cannot_become_tokens_is_refused_with_what_would_fit(
 ):
     with pytest.raises(InputError, match=message) as caught:
         make_view(space, where="env.module: agent 'a'")
-    shown = str(caught.value)
-    assert shown.startswith("env.module: agent 'a': expected observations that can")
-    assert "\n" not in shown
-    assert len(shown) < 700
+    text = str(caught.value)
+    assert text.startswith("env.module: agent 'a': expected observations that can")
+    assert "\n" not in text
+    assert len(text) < 700
 
 
 def test_a_spec_is_only_of_dicts_of_tokens():
@@ -534,7 +534,9 @@ def test_samples_of_a_space_fit_and_the_number_in_a_batch_does_not_matter(space,
 def test_different_observations_have_different_tokens(space):
     view = make_view(space)
     space.seed(0)
-    one, other = space.sample(), space.sample()
-    first, second = (convert(view, sample).features for sample in (one, other))
-    flat = [spaces.flatten(space, sample) for sample in (one, other)]
+    first_sample, second_sample = space.sample(), space.sample()
+    first, second = (
+        convert(view, sample).features for sample in (first_sample, second_sample)
+    )
+    flat = [spaces.flatten(space, sample) for sample in (first_sample, second_sample)]
     assert first.equal(second) == np.array_equal(*flat)

@@ -39,7 +39,9 @@ every = pytest.mark.parametrize(
 in_each_space = pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["n", "box"])
 
 
-def chosen(space: Space, envs: int = 3, seed: int = 0, steps: int = STEPS) -> Tensor:
+def random_actions(
+    space: Space, envs: int = 3, seed: int = 0, steps: int = STEPS
+) -> Tensor:
     """Actions ``(steps, envs, agents, …)``; some numbers are out of range."""
     generator = torch.Generator().manual_seed(seed)
     shape = (steps, envs, AGENTS)
@@ -48,7 +50,7 @@ def chosen(space: Space, envs: int = 3, seed: int = 0, steps: int = STEPS) -> Te
     return 3 * torch.randn(*shape, 3, generator=generator)
 
 
-def executed(
+def executed_actions(
     perturbation: Perturbation, actions: Tensor, space: Space, **options: Any
 ) -> Tensor:
     """The actions of some steps as they are executed."""
@@ -61,8 +63,8 @@ def states(
     tokens = make_tokens(0, envs=actions.shape[1])
     state = perturbation.start(tokens, keys(actions.shape[1], **options))
     for action in actions:
-        seen, state = perturbation(tokens, state)
-        assert same(seen, tokens)
+        output, state = perturbation(tokens, state)
+        assert same(output, tokens)
         action, state = perturbation.act(action, state, space)
         yield action, state
 
@@ -75,16 +77,20 @@ def states(
 def test_severity_0_executes_what_was_chosen(
     name: str, options: dict[str, Any], space: Space
 ) -> None:
-    actions = chosen(space)
+    actions = random_actions(space)
     if isinstance(space, spaces.Box):
         actions[0, 0, 0, 0] = -0.0
     for severity in (0.0, [0.0, 0.8]):
-        made = build(name, severity=severity, ramp=1 if severity else None, **options)
+        perturbation = build(
+            name, severity=severity, ramp=1 if severity else None, **options
+        )
         tokens = make_tokens(0)
-        state = made.start(tokens, keys(), episodes=torch.zeros(3, dtype=torch.int64))
+        state = perturbation.start(
+            tokens, keys(), episodes=torch.zeros(3, dtype=torch.int64)
+        )
         for action in actions:
-            _, state = made(tokens, state)
-            done, state = made.act(action, state, space)
+            _, state = perturbation(tokens, state)
+            done, state = perturbation.act(action, state, space)
             assert torch.equal(bits(done), bits(action))
 
 
@@ -94,27 +100,30 @@ def test_severity_0_executes_what_was_chosen(
 def test_an_env_is_the_same_alone_and_among_others(
     name: str, options: dict[str, Any], space: Space, seed: int, severity: float
 ) -> None:
-    made, actions = build(name, severity=severity, **options), chosen(space, 4, seed)
+    perturbation, actions = (
+        build(name, severity=severity, **options),
+        random_actions(space, 4, seed),
+    )
     before = actions.clone()
-    together = executed(made, actions, space, seed=seed)
-    own = slice(2, 3)
-    alone = executed(made, actions[:, own], space, seed=seed, first=2)
-    assert torch.equal(together[:, own], alone)
+    together = executed_actions(perturbation, actions, space, seed=seed)
+    row = slice(2, 3)
+    alone = executed_actions(perturbation, actions[:, row], space, seed=seed, first=2)
+    assert torch.equal(together[:, row], alone)
     assert torch.equal(actions, before)
 
 
 @in_each_space
 @every
-@pytest.mark.parametrize("other", [{"seed": 1}, {"first": 9}, {"episode": 1}])
+@pytest.mark.parametrize("key_options", [{"seed": 1}, {"first": 9}, {"episode": 1}])
 def test_other_seeds_envs_and_episodes_differ(
-    name: str, options: dict[str, Any], space: Space, other: dict[str, int]
+    name: str, options: dict[str, Any], space: Space, key_options: dict[str, int]
 ) -> None:
-    made, actions = build(name, severity=0.5, **options), chosen(space)
-    here, there = (
-        executed(made, actions, space),
-        executed(made, actions, space, **other),
+    perturbation, actions = build(name, severity=0.5, **options), random_actions(space)
+    reference, variant = (
+        executed_actions(perturbation, actions, space),
+        executed_actions(perturbation, actions, space, **key_options),
     )
-    assert not torch.equal(here, there)
+    assert not torch.equal(reference, variant)
 
 
 @in_each_space
@@ -122,15 +131,18 @@ def test_other_seeds_envs_and_episodes_differ(
 def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
     name: str, options: dict[str, Any], space: Space
 ) -> None:
-    actions = chosen(space)[:, :, :1].expand_as(chosen(space)).clone()
-    many = executed(build(name, severity=[0.4, 0.9], **options), actions, space)
-    assert not torch.equal(many[:, :, 0], many[:, :, 1])
+    actions = random_actions(space)[:, :, :1].expand_as(random_actions(space)).clone()
+    batch = executed_actions(
+        build(name, severity=[0.4, 0.9], **options), actions, space
+    )
+    assert not torch.equal(batch[:, :, 0], batch[:, :, 1])
     *_, (_, state) = states(build(name, severity=[0.4, 0.9], **options), actions, space)
     for env, severity in enumerate(state["severity"].tolist()):
-        own = slice(env, env + 1)
-        made = build(name, severity=severity, **options)
+        row = slice(env, env + 1)
+        perturbation = build(name, severity=severity, **options)
         assert torch.equal(
-            executed(made, actions[:, own], space, first=env), many[:, own]
+            executed_actions(perturbation, actions[:, row], space, first=env),
+            batch[:, row],
         )
 
 
@@ -139,19 +151,19 @@ def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
 def test_a_restart_touches_the_envs_that_begin_anew(
     name: str, options: dict[str, Any], space: Space
 ) -> None:
-    made, actions = build(name, severity=0.7, **options), chosen(space)
+    perturbation, actions = build(name, severity=0.7, **options), random_actions(space)
     where, tokens = torch.tensor([False, True, False]), make_tokens(0)
-    *_, (_, old) = states(made, actions[:3], space)
-    merged = made.start(tokens, keys(episode=1), old, where)
+    *_, (_, old) = states(perturbation, actions[:3], space)
+    merged = perturbation.start(tokens, keys(episode=1), old, where)
     assert merged.keys() == old.keys()
-    fresh = executed(made, actions, space, episode=1)
-    going_on = executed(made, actions, space)
+    fresh = executed_actions(perturbation, actions, space, episode=1)
+    going_on = executed_actions(perturbation, actions, space)
     for step in range(3):
-        _, merged = made(tokens, merged)
+        _, merged = perturbation(tokens, merged)
         mixed = torch.where(
             where.view(-1, *[1] * (actions.dim() - 2)), actions[step], actions[3 + step]
         )
-        done, merged = made.act(mixed, merged, space)
+        done, merged = perturbation.act(mixed, merged, space)
         assert torch.equal(done[1], fresh[step, 1])
         assert torch.equal(done[[0, 2]], going_on[3 + step, [0, 2]])
 
@@ -161,7 +173,7 @@ def test_a_restart_touches_the_envs_that_begin_anew(
 
 def test_discrete_noise_chooses_each_action_as_often() -> None:
     actions = torch.full((50, 400, AGENTS), 3)
-    done = executed(build("action_noise", severity=0.7), actions, DISCRETE)
+    done = executed_actions(build("action_noise", severity=0.7), actions, DISCRETE)
     shares = done.flatten().bincount(minlength=CHOICES) / done.numel()
     # Each share has a standard error of 0.0015.
     expected = torch.full((CHOICES,), 0.1)
@@ -172,18 +184,24 @@ def test_discrete_noise_chooses_each_action_as_often() -> None:
 def test_continuous_noise_is_gaussian_in_units_of_half_the_range() -> None:
     middle = torch.tensor([0.0, 2.0, 2.5])
     actions = middle.expand(50, 400, AGENTS, 3)
-    done = executed(build("action_noise", severity=0.4, scale=0.5), actions, BOX)
+    done = executed_actions(
+        build("action_noise", severity=0.4, scale=0.5), actions, BOX
+    )
     errors = (done - actions).flatten(0, -2)
     # At a fifth of half the range, clipping is negligible.
     spread = errors.std(0) / torch.tensor([1.0, 2.0, 0.5])
     assert (spread - 0.2).abs().max() < 0.005
     assert errors.mean(0).abs().max() < 0.01
-    held = executed(build("action_noise", severity=0.4, every=None), actions, BOX)
+    held = executed_actions(
+        build("action_noise", severity=0.4, every=None), actions, BOX
+    )
     assert torch.equal(held, held[:1].expand_as(held))
 
 
 def test_noise_stays_in_the_range() -> None:
-    done = executed(build("action_noise", severity=1.0), chosen(BOX, 50), BOX)
+    done = executed_actions(
+        build("action_noise", severity=1.0), random_actions(BOX, 50), BOX
+    )
     low, high = (torch.from_numpy(bound) for bound in (BOX.low, BOX.high))
     assert (done >= low).all()
     assert (done <= high).all()
@@ -193,36 +211,40 @@ def test_noise_stays_in_the_range() -> None:
 
 
 def test_an_action_is_lost_as_often_as_the_severity_says() -> None:
-    actions = chosen(BOX, 400, steps=50).clamp(0, 1) + 2
+    actions = random_actions(BOX, 400, steps=50).clamp(0, 1) + 2
     for severity in (0.2, 0.6):
         zero = build("drop_actions", severity=severity, instead="zero")
-        lost = (executed(zero, actions, BOX)[..., 1] == 0).double()
+        lost = (executed_actions(zero, actions, BOX)[..., 1] == 0).double()
         # The standard error is below 0.003.
         assert float(lost.mean()) == pytest.approx(severity, abs=0.015)
 
 
 def test_a_higher_severity_loses_the_same_actions_and_more() -> None:
-    actions = chosen(DISCRETE, 20).clamp(min=1)
-    less, more = (
-        executed(build("drop_actions", severity=s, instead="zero"), actions, DISCRETE)
+    actions = random_actions(DISCRETE, 20).clamp(min=1)
+    mild, severe = (
+        executed_actions(
+            build("drop_actions", severity=s, instead="zero"), actions, DISCRETE
+        )
         == 0
         for s in (0.3, 0.6)
     )
-    assert (less <= more).all()
-    assert less.sum() < more.sum()
+    assert (mild <= severe).all()
+    assert mild.sum() < severe.sum()
 
 
 @in_each_space
 def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
-    actions = chosen(space, 40)
+    actions = random_actions(space, 40)
     if isinstance(space, spaces.Box):
         # In the range, and never what replaces a lost action.
         actions = actions.clamp(0.1, 0.9) + torch.tensor([0.0, 0.0, 2.0])
     else:
         actions = actions.clamp(min=1)
-    zero = executed(build("drop_actions", severity=0.5, instead="zero"), actions, space)
-    repeat = executed(build("drop_actions", severity=0.5), actions, space)
-    lost = zero != executed(build("drop_actions", severity=0.0), actions, space)
+    zero = executed_actions(
+        build("drop_actions", severity=0.5, instead="zero"), actions, space
+    )
+    repeat = executed_actions(build("drop_actions", severity=0.5), actions, space)
+    lost = zero != executed_actions(build("drop_actions", severity=0.0), actions, space)
     lost = lost.flatten(3).any(-1) if lost.dim() > 3 else lost
     assert 0 < lost.sum() < lost.numel()
     assert torch.equal(repeat[0], zero[0])  # nothing to repeat yet
@@ -234,29 +256,35 @@ def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
 
 @in_each_space
 def test_an_episode_repeats_no_action_of_the_one_before(space: Space) -> None:
-    made, tokens = build("drop_actions", severity=1.0), make_tokens(0)
-    last = chosen(space)[0].clamp(0.5, 0.9) if space is BOX else chosen(space)[0] + 1
-    old = made.start(tokens, keys())
-    _, old = made(tokens, old)
+    perturbation, tokens = build("drop_actions", severity=1.0), make_tokens(0)
+    last = (
+        random_actions(space)[0].clamp(0.5, 0.9)
+        if space is BOX
+        else random_actions(space)[0] + 1
+    )
+    old = perturbation.start(tokens, keys())
+    _, old = perturbation(tokens, old)
     old["executed"] = last
     began = torch.tensor([False, True, False])
-    _, state = made(tokens, made.start(tokens, keys(episode=1), old, began))
-    done, _ = made.act(chosen(space)[1], state, space)
+    _, state = perturbation(
+        tokens, perturbation.start(tokens, keys(episode=1), old, began)
+    )
+    done, _ = perturbation.act(random_actions(space)[1], state, space)
     assert torch.equal(done[~began], last[~began])
-    nothing = torch.tensor([0.0, 0.0, 2.0]) if space is BOX else torch.tensor(0)
-    assert torch.equal(done[began], nothing.expand_as(done[began]))
+    zero = torch.tensor([0.0, 0.0, 2.0]) if space is BOX else torch.tensor(0)
+    assert torch.equal(done[began], zero.expand_as(done[began]))
 
 
 def test_zero_is_the_number_in_range_that_is_nearest_to_it() -> None:
-    made = build("drop_actions", severity=1.0, instead="zero")
-    done = executed(made, chosen(BOX), BOX)
+    perturbation = build("drop_actions", severity=1.0, instead="zero")
+    done = executed_actions(perturbation, random_actions(BOX), BOX)
     assert torch.equal(done, torch.tensor([0.0, 0.0, 2.0]).expand_as(done))
 
 
 def test_several_steps_are_lost_in_a_row() -> None:
-    actions = chosen(DISCRETE, 50).clamp(min=1)
-    made = build("drop_actions", severity=0.5, instead="zero", every=3)
-    lost = (executed(made, actions, DISCRETE) == 0).unflatten(0, (2, 3))
+    actions = random_actions(DISCRETE, 50).clamp(min=1)
+    perturbation = build("drop_actions", severity=0.5, instead="zero", every=3)
+    lost = (executed_actions(perturbation, actions, DISCRETE) == 0).unflatten(0, (2, 3))
     assert torch.equal(lost, lost[:, :1].expand_as(lost))
     assert 0.3 < lost.double().mean() < 0.7
 
@@ -290,7 +318,7 @@ def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(
     noisy.env.step = (  # type: ignore[method-assign]
         lambda actions: received.append(actions["agent"]) or step(actions)  # type: ignore[func-returns-value]
     )
-    before, after = (each.steps(5)["agent"] for each in (clean, noisy))
+    before, after = (rollout.steps(5)["agent"] for rollout in (clean, noisy))
     assert torch.equal(before.actions, after.actions)
     assert not torch.equal(torch.stack(received), after.actions)
     assert not torch.equal(before.rewards, after.rewards)
@@ -323,12 +351,12 @@ def test_an_env_of_a_batch_is_what_it_is_alone(
 
 
 def test_a_wrapped_env_executes_what_a_rollout_does() -> None:
-    about = {"name": "drop_actions", "severity": 0.6}
+    config = {"name": "drop_actions", "severity": 0.6}
     plain = gymnasium.make("marl_pool/simple_centroid-v0", counts="1-3-4", max_steps=6)
-    wrapped = perturb_env(plain, about)
+    wrapped = perturb_env(plain, config)
     env = make_batched_env("simple_centroid", 1, counts="1-3-4", max_steps=6, seed=5)
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    rollout = Rollout(env, policy, perturbation=build(**about))
+    rollout = Rollout(env, policy, perturbation=build(**config))
     trajectory = rollout.steps(6)["agent"]
     wrapped.reset(seed=5)
     for step in range(6):

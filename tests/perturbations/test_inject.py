@@ -38,12 +38,12 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
     added = round(severity * 6)
-    for seen, state in states(build("inject", severity=severity), tokens):
-        assert seen.num_tokens == 9 + added
-        assert same(seen.map(lambda tensor: tensor[:, :, :9]), tokens)
-        assert (seen.types[..., 9:] == NOISE).all()
-        present = ~seen.padding[..., 9:]
-        assert torch.isfinite(seen.features[..., 9:, :][present]).all()
+    for output, state in states(build("inject", severity=severity), tokens):
+        assert output.num_tokens == 9 + added
+        assert same(output.map(lambda tensor: tensor[:, :, :9]), tokens)
+        assert (output.types[..., 9:] == NOISE).all()
+        present = ~output.padding[..., 9:]
+        assert torch.isfinite(output.features[..., 9:, :][present]).all()
         assert (state["origin"][..., 9:] == -1).all()
         assert torch.equal(state["origin"][0, 0, :9], torch.arange(9))
 
@@ -67,11 +67,11 @@ def test_distractors_stand_still_in_the_env() -> None:
     places = []
     for time in range(4):
         tokens, observer = moving_env(time)
-        seen, state = perturbation(tokens, state)
-        places.append(seen.features[0, 0, 4:, :2] + observer)
+        output, state = perturbation(tokens, state)
+        places.append(output.features[0, 0, 4:, :2] + observer)
         # Seen from the observer they move as the landmarks do.
         assert torch.equal(
-            seen.features[0, 0, 4:, 2:], torch.tensor([[-3.0, 1.0]]).expand(6, 2)
+            output.features[0, 0, 4:, 2:], torch.tensor([[-3.0, 1.0]]).expand(6, 2)
         )
     for place in places[1:]:
         torch.testing.assert_close(place, places[0])
@@ -83,21 +83,21 @@ def test_distractors_stand_still_in_the_env() -> None:
 
 def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
     tokens, _ = moving_env(0)
-    seen = play(build("inject", token_type=1, spread=0.0), tokens)[0]
-    others = tokens.features[0, 0, 1:]
-    distances = (seen.features[0, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    output = play(build("inject", token_type=1, spread=0.0), tokens)[0]
+    candidates = tokens.features[0, 0, 1:]
+    distances = (output.features[0, 0, 4:, None] - candidates).abs().amax(-1).amin(-1)
     assert (distances == 0).all()
-    assert not seen.padding.any()
+    assert not output.padding.any()
 
 
 def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
     tokens, _ = moving_env(0)
     alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
     beside = Tokens(*map(torch.cat, zip(tokens.parts, alone.parts, strict=True)))
-    seen = play(build("inject", spread=0.0), beside)[0]
-    assert not seen.padding.any()
-    others = beside.features[1, 0, 1:]
-    distances = (seen.features[1, 0, 4:, None] - others).abs().amax(-1).amin(-1)
+    output = play(build("inject", spread=0.0), beside)[0]
+    assert not output.padding.any()
+    candidates = beside.features[1, 0, 1:]
+    distances = (output.features[1, 0, 4:, None] - candidates).abs().amax(-1).amin(-1)
     assert (distances == 0).all()
 
 
@@ -105,12 +105,12 @@ def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> Non
 def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
     tokens, _ = moving_env(0)
     hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
-    many = tokens._replace(padding=hidden).map(
+    copies = tokens._replace(padding=hidden).map(
         lambda part: part.expand(50, *part.shape[1:])
     )
-    made = build("inject", place=place, spread=0.4, count=32)
+    perturbation = build("inject", place=place, spread=0.4, count=32)
     anchor = tokens.features[0, 0, 1 if place == "alike" else 0, :2]
-    offsets = play(made, many, steps=1)[0].features[:, 0, 4:, :2] - anchor
+    offsets = play(perturbation, copies, steps=1)[0].features[:, 0, 4:, :2] - anchor
     for axis in offsets.flatten(0, 1).double().T:
         assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
 
@@ -118,18 +118,18 @@ def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
 def test_without_any_anchor_the_distractors_are_padded() -> None:
     tokens, _ = moving_env(0)
     alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
-    seen = play(build("inject"), alone)[0]
-    assert seen.padding[0, 0, 1:].all()
-    assert torch.equal(seen.padding[0, 0, :1], torch.tensor([False]))
+    output = play(build("inject"), alone)[0]
+    assert output.padding[0, 0, 1:].all()
+    assert torch.equal(output.padding[0, 0, :1], torch.tensor([False]))
 
 
 def test_a_distractor_vanishes_with_its_anchor() -> None:
     tokens, _ = moving_env(0)
     perturbation = build("inject")
     state = perturbation.start(tokens, keys(1))
-    gone = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
-    seen, state = perturbation(gone, state)
-    assert torch.equal(seen.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
+    occluded = tokens._replace(padding=torch.tensor([[[False, True, False, False]]]))
+    output, state = perturbation(occluded, state)
+    assert torch.equal(output.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
 
 
 def test_a_type_by_name() -> None:
@@ -161,23 +161,27 @@ def test_noise_is_injected_where_no_type_is_named(
 ) -> None:
     spec = TokenSpec(9, 4, TYPE_NAMES, signal_types=signal, positions=(0, 1))
     if expected in TYPE_NAMES:
-        seen = play(make_perturbation("inject", specs=[spec]), make_tokens(0))[0]
-        assert (seen.types[..., 9:] == TYPE_NAMES.index(expected)).all()
+        output = play(make_perturbation("inject", specs=[spec]), make_tokens(0))[0]
+        assert (output.types[..., 9:] == TYPE_NAMES.index(expected)).all()
     else:
         with pytest.raises(UnfitTokensError, match=f"token_type: .*{expected}"):
             make_perturbation("inject", specs=[spec])
 
 
 def test_specs_say_what_their_groups_agree_on() -> None:
-    one = TokenSpec(9, 4, ("self", "noise"), positions=(0, 1))
-    other = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
+    first = TokenSpec(9, 4, ("self", "noise"), positions=(0, 1))
+    second = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
     third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
-    named = make_perturbation("inject", specs=[one, other], token_type="noise")
-    assert (play(named, make_tokens(0))[0].types[..., 9:] == 1).all()
+    injection = make_perturbation("inject", specs=[first, second], token_type="noise")
+    assert (play(injection, make_tokens(0))[0].types[..., 9:] == 1).all()
     with pytest.raises(InputError, match="expected a number, or type_names"):
-        make_perturbation("inject", specs=[one, third], token_type="noise")
+        make_perturbation("inject", specs=[first, third], token_type="noise")
     tokens = make_tokens(0)
-    for specs, lost in ([one], False), ([other, third], True), ([one, other], False):
+    for specs, lost in (
+        ([first], False),
+        ([second, third], True),
+        ([first, second], False),
+    ):
         occlude = make_perturbation("occlude", specs=specs, severity=1.0)
         assert bool(play(occlude, tokens)[0].padding[..., 0].any()) == lost
 
@@ -201,13 +205,15 @@ def test_an_offset_moves_the_position_and_nothing_else(
 ) -> None:
     spec = replace(SPEC, positions=positions)
     tokens, _ = moving_env(0)
-    seen = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
-    added = seen.features[0, 0, 4:]
+    output = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
+    added = output.features[0, 0, 4:]
     anchors = tokens.features[0, 0, 1:3]
-    away = (added[:, None] - anchors).abs()
-    rest = [number for number in range(4) if number not in positions]
-    own = away[..., rest].amax(-1, keepdim=True) if rest else away[..., :1] * 0
-    near = (away[..., positions].amax(-1, keepdim=True) <= 0.3) & (own == 0)
+    offsets = (added[:, None] - anchors).abs()
+    fixed = [number for number in range(4) if number not in positions]
+    deviation = (
+        offsets[..., fixed].amax(-1, keepdim=True) if fixed else offsets[..., :1] * 0
+    )
+    near = (offsets[..., positions].amax(-1, keepdim=True) <= 0.3) & (deviation == 0)
     assert near.any(1).all()
     assert len(added[:, positions].unique(dim=0)) == len(added)
 
@@ -220,8 +226,8 @@ def test_tokens_without_a_known_position_take_no_distractors() -> None:
         spec = replace(SPEC, positions=positions)
         with pytest.raises(UnfitTokensError, match=f"position_features: .*{message}"):
             make_perturbation("inject", specs=[spec])
-        made = make_perturbation("inject", specs=[spec], position_features=[0])
-        assert play(made, make_tokens(0))[0].num_tokens == 9 + 32
+        perturbation = make_perturbation("inject", specs=[spec], position_features=[0])
+        assert play(perturbation, make_tokens(0))[0].num_tokens == 9 + 32
     for numbers in ([], [-1], [1, 1]):
         with pytest.raises(InputError, match=r"position_features: expected .*, got"):
             build("inject", position_features=numbers)
@@ -254,11 +260,11 @@ def test_suites_inject_what_is_noise_in_an_env(
     suite: str, env: str, expected: str
 ) -> None:
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
-    chosen = [entry for entry in listed if entry["name"] == "inject"]
-    made = BUILDERS[env]()
-    (spec, *_) = (group.tokens for group in made.groups.values())
-    _, *built = cases_of({}, levels(*chosen), [], made)
-    assert len(built) >= len(chosen) > 0
+    entries = [entry for entry in listed if entry["name"] == "inject"]
+    batched_env = BUILDERS[env]()
+    (spec, *_) = (group.tokens for group in batched_env.groups.values())
+    _, *built = cases_of({}, levels(*entries), [], batched_env)
+    assert len(built) >= len(entries) > 0
     for case in built:
         if expected in spec.type_names:
             assert not case.missing
@@ -274,14 +280,14 @@ def test_in_boxworld_cells_move_and_colors_stay() -> None:
     tokens = env.observe()["agent"]
     (spec,) = (group.tokens for group in env.groups.values())
     options: dict[str, Any] = {"token_type": "lock", "spread": 0.3, "count": 5}
-    made = make_perturbation("inject", specs=[spec], **options)
-    state = made.start(tokens, keys(4))
-    seen, state = made(tokens, state)
+    perturbation = make_perturbation("inject", specs=[spec], **options)
+    state = perturbation.start(tokens, keys(4))
+    output, state = perturbation(tokens, state)
     anchors = state["anchor"][..., None].expand(-1, -1, -1, 5)
-    away = seen.features[..., -5:, :] - tokens.features.gather(-2, anchors)
-    assert (away[..., :3] == 0).all()
-    assert (away[..., 3:] != 0).all()
-    assert (away[..., 3:].abs() <= 0.3 + 1e-6).all()
+    offsets = output.features[..., -5:, :] - tokens.features.gather(-2, anchors)
+    assert (offsets[..., :3] == 0).all()
+    assert (offsets[..., 3:] != 0).all()
+    assert (offsets[..., 3:].abs() <= 0.3 + 1e-6).all()
 
 
 def test_tokenizers_say_what_is_a_position() -> None:

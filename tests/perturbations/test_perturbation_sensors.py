@@ -40,11 +40,15 @@ def images(places: int = 50) -> Tokens:
 
 def errors_of(name: str, tokens: Tokens, **options: Any) -> list[Tensor]:
     """Return errors added to readings, or logarithms of factors, for each step."""
-    made = build(name, protect_self=False, **options)
+    perturbation = build(name, protect_self=False, **options)
     errors = []
-    for time, seen in enumerate(play(made, tokens, moves=True)):
-        now = at_time(tokens, time).features
-        error = (seen.features / now).log() if name == "scale" else seen.features - now
+    for time, output in enumerate(play(perturbation, tokens, moves=True)):
+        readings = at_time(tokens, time).features
+        error = (
+            (output.features / readings).log()
+            if name == "scale"
+            else output.features - readings
+        )
         errors.append(error[~tokens.padding])
     return errors
 
@@ -52,32 +56,32 @@ def errors_of(name: str, tokens: Tokens, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize(("name", "option"), [("bias", "scale"), ("scale", "spread")])
 def test_calibration_errors_are_gaussian_and_constant(name: str, option: str) -> None:
     tokens = make_tokens(0, envs=400, places=16)
-    first, *others = errors_of(name, tokens, severity=0.5, **{option: 0.8})
-    for error in others:
+    first, *repeats = errors_of(name, tokens, severity=0.5, **{option: 0.8})
+    for error in repeats:
         torch.testing.assert_close(error, first, rtol=0, atol=1e-3)
     assert abs(float(first.mean())) < 0.005
     assert float(first.std()) == pytest.approx(0.4, rel=0.02)
     kurtosis = (first**4).mean() / first.var() ** 2
     assert float(kurtosis) == pytest.approx(3.0, abs=0.1)
-    # Each feature of a token has an error of its own.
+    # Features of a token have independent errors.
     across = torch.corrcoef(first.T)
     assert (across - torch.eye(4)).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
-@pytest.mark.parametrize("chosen", [[0], [1, 3], [2, 0]])
-def test_only_the_chosen_features_are_disturbed(name: str, chosen: list[int]) -> None:
+@pytest.mark.parametrize("features", [[0], [1, 3], [2, 0]])
+def test_only_the_chosen_features_are_disturbed(name: str, features: list[int]) -> None:
     tokens = make_tokens(0)
     tokens.features[0, 0, 0] = -0.0
-    made = build(name, severity=1.0, features=chosen)
-    everything = build(name, severity=1.0)
-    seen, whole = play(made, tokens)[0], play(everything, tokens)[0]
-    named = torch.isin(FEATURES, torch.tensor(chosen))
-    expected = torch.where(named, whole.features, tokens.features)
-    assert same(seen, tokens._replace(features=expected))
+    perturbation = build(name, severity=1.0, features=features)
+    unrestricted = build(name, severity=1.0)
+    output, whole = play(perturbation, tokens)[0], play(unrestricted, tokens)[0]
+    mask = torch.isin(FEATURES, torch.tensor(features))
+    expected = torch.where(mask, whole.features, tokens.features)
+    assert same(output, tokens._replace(features=expected))
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
-    changed = (seen.features != tokens.features)[present]
-    assert torch.equal(changed.all(0), named)
+    changed = (output.features != tokens.features)[present]
+    assert torch.equal(changed.all(0), mask)
 
 
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
@@ -95,15 +99,15 @@ def test_features_that_there_are_not(name: str) -> None:
 def test_scale_leaves_what_reads_0() -> None:
     tokens = make_tokens(0)
     tokens.features[:, :, 1:5] = 0.0
-    seen = play(build("scale", severity=1.0), tokens)[0]
-    assert (seen.features[:, :, 1:5] == 0).all()
+    output = play(build("scale", severity=1.0), tokens)[0]
+    assert (output.features[:, :, 1:5] == 0).all()
 
 
 def test_errors_of_images_are_in_units_of_their_range() -> None:
     for name, expected in (("bias", 25.5), ("scale", 12.9)):
-        (seen,) = play(build(name, severity=0.1), images(), steps=1)
-        assert seen.features.dtype == torch.uint8
-        errors = seen.features.float() - 128
+        (output,) = play(build(name, severity=0.1), images(), steps=1)
+        assert output.features.dtype == torch.uint8
+        errors = output.features.float() - 128
         assert float(errors.std()) == pytest.approx(expected, rel=0.05)
     with pytest.raises(InputError, match="spread: expected a number >= 0, got -1.0"):
         build("scale", spread=-1.0)
@@ -115,11 +119,13 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
 def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
     tokens = images()
     precise = tokens._replace(features=tokens.features / 255)
-    made = build(name, severity=0.1)
-    for seen, exact in zip(play(made, tokens), play(made, precise), strict=True):
+    perturbation = build(name, severity=0.1)
+    for output, exact in zip(
+        play(perturbation, tokens), play(perturbation, precise), strict=True
+    ):
         levels = exact.features.clamp(0, 1) * 255
         # Halves may fall to either side: the two are computed in different orders.
-        assert float((seen.features - levels).abs().max()) <= 0.5 + 1e-4
+        assert float((output.features - levels).abs().max()) <= 0.5 + 1e-4
 
 
 # Freeze
@@ -128,63 +134,63 @@ def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
 @given(seed=seeds, severity=severities)
 def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
-    made = build("freeze", severity=severity)
-    for time, (seen, state) in enumerate(states(made, tokens, moves=True)):
-        now, frozen = at_time(tokens, time), state["frozen"]
-        expected = torch.where(frozen[..., None], tokens.features, now.features)
-        assert same(seen, now._replace(features=expected))
+    perturbation = build("freeze", severity=severity)
+    for time, (output, state) in enumerate(states(perturbation, tokens, moves=True)):
+        clean, frozen = at_time(tokens, time), state["frozen"]
+        expected = torch.where(frozen[..., None], tokens.features, clean.features)
+        assert same(output, clean._replace(features=expected))
 
 
 def test_a_frozen_reading_is_a_copy() -> None:
     tokens = make_tokens(0)
-    now = tokens._replace(features=tokens.features.clone())
+    buffer = tokens._replace(features=tokens.features.clone())
     perturbation = build("freeze", severity=1.0)
-    state = perturbation.start(now, keys())
-    now.features.add_(1.0)  # an environment that writes its next step in place
-    seen, state = perturbation(now, state)
+    state = perturbation.start(buffer, keys())
+    buffer.features.add_(1.0)  # an environment that writes its next step in place
+    output, state = perturbation(buffer, state)
     frozen = state["frozen"]
-    assert torch.equal(seen.features[frozen], tokens.features[frozen])
+    assert torch.equal(output.features[frozen], tokens.features[frozen])
 
 
 def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
     tokens = make_tokens(0)
-    made = build("freeze", severity=0.5, every=3)
-    for time, (seen, state) in enumerate(states(made, tokens, 7, moves=True)):
+    perturbation = build("freeze", severity=0.5, every=3)
+    for time, (output, state) in enumerate(states(perturbation, tokens, 7, moves=True)):
         frozen = state["frozen"]
-        then = at_time(tokens, time - time % 3).features
-        assert torch.equal(seen.features[frozen], then[frozen])
+        readings = at_time(tokens, time - time % 3).features
+        assert torch.equal(output.features[frozen], readings[frozen])
 
 
 # Delay
 
 
-@pytest.mark.parametrize("late", [0, 1, 3, 4])
-def test_readings_are_so_many_steps_late(late: int) -> None:
+@pytest.mark.parametrize("lag", [0, 1, 3, 4])
+def test_readings_are_so_many_steps_late(lag: int) -> None:
     tokens = make_tokens(0)
-    own = tokens.types == SELF_TYPE
-    made = build("delay", severity=late / 4, steps=4)
-    for time, seen in enumerate(play(made, tokens, 8, moves=True)):
-        now, then = at_time(tokens, time), at_time(tokens, max(time - late, 0))
-        expected = torch.where(own[..., None], now.features, then.features)
-        assert same(seen, now._replace(features=expected))
+    self_mask = tokens.types == SELF_TYPE
+    perturbation = build("delay", severity=lag / 4, steps=4)
+    for time, output in enumerate(play(perturbation, tokens, 8, moves=True)):
+        clean, delayed = at_time(tokens, time), at_time(tokens, max(time - lag, 0))
+        expected = torch.where(self_mask[..., None], clean.features, delayed.features)
+        assert same(output, clean._replace(features=expected))
 
 
 def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     tokens = tokens._replace(features=torch.zeros(3, 2, 9, 4))
-    made = build("delay", severity=0.5, steps=4)
-    state = made.start(tokens, keys())
-    shown = []
+    perturbation = build("delay", severity=0.5, steps=4)
+    state = perturbation.start(tokens, keys())
+    readings = []
     for time in range(8):
-        gone = torch.zeros_like(tokens.padding)
-        gone[..., 4] = 2 <= time < 4
+        absent = torch.zeros_like(tokens.padding)
+        absent[..., 4] = 2 <= time < 4
         features = torch.full_like(tokens.features, float(time))
-        features[gone] = torch.nan
-        seen, state = made(Tokens(features, tokens.types, gone), state)
-        assert torch.equal(seen.padding, gone)
-        shown.append(float(seen.features[0, 0, 4, 0]))
-    assert shown[:2] == [0, 0]
-    assert shown[4:] == [4, 4, 4, 5]
+        features[absent] = torch.nan
+        output, state = perturbation(Tokens(features, tokens.types, absent), state)
+        assert torch.equal(output.padding, absent)
+        readings.append(float(output.features[0, 0, 4, 0]))
+    assert readings[:2] == [0, 0]
+    assert readings[4:] == [4, 4, 4, 5]
     with pytest.raises(InputError, match="steps: expected an integer >= 1, got 0"):
         build("delay", steps=0)
 
@@ -196,34 +202,36 @@ def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
 def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
-    made = build("duplicate", severity=severity)
-    for time, (seen, state) in enumerate(states(made, tokens, moves=True)):
-        now = at_time(tokens, time)
-        assert seen.num_tokens == 9 + round(9 * severity)
-        assert same(seen.map(lambda part: part[:, :, :9]), now)
-        origin, used = state["origin"], ~seen.padding
+    perturbation = build("duplicate", severity=severity)
+    for time, (output, state) in enumerate(states(perturbation, tokens, moves=True)):
+        clean = at_time(tokens, time)
+        assert output.num_tokens == 9 + round(9 * severity)
+        assert same(output.map(lambda part: part[:, :, :9]), clean)
+        origin, used = state["origin"], ~output.padding
         assert (origin[..., :9] == torch.arange(9)).all()
         counts = used[..., 9:].sum(-1)
         assert torch.equal(counts, (present.sum(-1) * severity).round().long())
         for env in range(3):
             for agent in range(2):
-                at, own = (env, agent), used[env, agent, 9:]
-                places = origin[at][9:][own]
+                agent_index, copies = (env, agent), used[env, agent, 9:]
+                places = origin[agent_index][9:][copies]
                 assert len(set(places.tolist())) == len(places)
-                for part, clean in zip(seen.parts, now.parts, strict=True):
-                    assert torch.equal(part[at][9:][own], clean[at][places])
+                for part, clean_part in zip(output.parts, clean.parts, strict=True):
+                    assert torch.equal(
+                        part[agent_index][9:][copies], clean_part[agent_index][places]
+                    )
 
 
 def test_a_copy_vanishes_with_its_token() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
-    made = build("duplicate", severity=1.0)
-    state = made.start(tokens, keys())
-    gone = tokens.padding.clone()
-    gone[..., 4] = True
-    seen, state = made(tokens._replace(padding=gone), state)
+    perturbation = build("duplicate", severity=1.0)
+    state = perturbation.start(tokens, keys())
+    absent = tokens.padding.clone()
+    absent[..., 4] = True
+    output, state = perturbation(tokens._replace(padding=absent), state)
     copied = state["origin"][..., 9:]
     expected = (copied == 4) | (copied == -1)
-    assert torch.equal(seen.padding[..., 9:], expected)
+    assert torch.equal(output.padding[..., 9:], expected)
 
 
 # Confuse
@@ -233,29 +241,33 @@ def test_a_copy_vanishes_with_its_token() -> None:
 def test_another_type_but_never_self(seed: int, protect: bool, has_self: bool) -> None:
     tokens = make_tokens(seed)
     options = {"protect_self": protect, "has_self": has_self}
-    seen = play(build("confuse", severity=1.0, **options), tokens)[0]
-    assert same(seen._replace(types=tokens.types), tokens)
-    changed = seen.types != tokens.types
+    output = play(build("confuse", severity=1.0, **options), tokens)[0]
+    assert same(output._replace(types=tokens.types), tokens)
+    changed = output.types != tokens.types
     free = ~tokens.padding
     if protect and has_self:
         free &= tokens.types != SELF_TYPE
     assert torch.equal(changed, free)
-    assert 0 <= seen.types.min() <= seen.types.max() < 4
+    assert 0 <= output.types.min() <= output.types.max() < 4
     if has_self:
-        assert not (changed & (seen.types == SELF_TYPE)).any()
+        assert not (changed & (output.types == SELF_TYPE)).any()
 
 
-@pytest.mark.parametrize(("own", "others"), [(0, [1, 2, 3]), (1, [2, 3]), (3, [1, 2])])
-def test_the_other_types_are_equally_likely(own: int, others: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("token_type", "other_types"), [(0, [1, 2, 3]), (1, [2, 3]), (3, [1, 2])]
+)
+def test_the_other_types_are_equally_likely(
+    token_type: int, other_types: list[int]
+) -> None:
     tokens = make_tokens(0, envs=2000, agents=1, places=3)
-    types = torch.full_like(tokens.types, own)
+    types = torch.full_like(tokens.types, token_type)
     tokens = tokens._replace(types=types, padding=torch.zeros_like(tokens.padding))
-    seen = play(build("confuse", severity=1.0, protect_self=False), tokens)[0]
-    kinds, counts = seen.types.unique(return_counts=True)
-    assert kinds.tolist() == others
+    output = play(build("confuse", severity=1.0, protect_self=False), tokens)[0]
+    kinds, counts = output.types.unique(return_counts=True)
+    assert kinds.tolist() == other_types
     # Each share has a standard error below 0.0065.
     shares = counts / counts.sum()
-    assert (shares - 1 / len(others)).abs().max() < 0.03
+    assert (shares - 1 / len(other_types)).abs().max() < 0.03
 
 
 def test_types_that_cannot_be_confused() -> None:
@@ -279,12 +291,14 @@ def test_types_that_cannot_be_confused() -> None:
 )
 def test_occlusion_among_some_types(among: Any, kinds: list[int]) -> None:
     tokens = make_tokens(0)
-    meant = ~tokens.padding & torch.isin(tokens.types, torch.tensor(kinds))
+    candidates = ~tokens.padding & torch.isin(tokens.types, torch.tensor(kinds))
     for severity in (0.5, 1.0):
-        seen = play(build("occlude", severity=severity, among=among), tokens)[0]
-        missing = seen.padding & ~tokens.padding
-        assert not (missing & ~meant).any()
-        assert torch.equal(missing.sum(-1), (meant.sum(-1) * severity).round().long())
+        output = play(build("occlude", severity=severity, among=among), tokens)[0]
+        missing = output.padding & ~tokens.padding
+        assert not (missing & ~candidates).any()
+        assert torch.equal(
+            missing.sum(-1), (candidates.sum(-1) * severity).round().long()
+        )
     exposed = build("occlude", severity=1.0, among=among, protect_self=False)
     assert play(exposed, tokens)[0].padding[..., 0].all() == (among == "signal")
 
@@ -316,14 +330,14 @@ def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
     tokens.types[..., 4] = NOISE
     tokens.padding[..., 4] = False
     tokens.features.nan_to_num_()
-    made = build("inject", place="far", distance=7.0, position_features=numbers)
-    seen, state = next(states(made, tokens))
+    perturbation = build("inject", place="far", distance=7.0, position_features=numbers)
+    output, state = next(states(perturbation, tokens))
     anchors = state["anchor"][..., None].expand(-1, -1, -1, 4)
-    away = seen.features[..., 9:, :] - tokens.features.gather(-2, anchors)
+    displacements = output.features[..., 9:, :] - tokens.features.gather(-2, anchors)
     kept = [number for number in range(4) if number not in numbers]
-    assert (away[..., kept] == 0).all()
+    assert (displacements[..., kept] == 0).all()
     offsets = state["offset"]
-    torch.testing.assert_close(away[..., numbers], offsets)
+    torch.testing.assert_close(displacements[..., numbers], offsets)
     lengths = torch.linalg.vector_norm(offsets, dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 7.0))
     # No direction is preferred: the mean of 1800 has a standard error below 0.17.
@@ -333,15 +347,15 @@ def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
 @given(seed=seeds)
 def test_near_distractors_stand_around_the_observer(seed: int) -> None:
     tokens = make_tokens(seed)
-    made = build("inject", place="near", spread=0.05)
-    for time, seen in enumerate(play(made, tokens, moves=True)):
-        own = at_time(tokens, time).features[..., :1, :]
-        away = seen.features[..., 9:, :] - own
-        assert (away[..., :2].abs() <= 0.05 + 1e-6).all()
-        assert (away[..., :2].abs() > 0).any()
-        assert (away[..., 2:] == 0).all()
-        assert (seen.types[..., 9:] == NOISE).all()
-        assert not seen.padding[..., 9:].any()
+    perturbation = build("inject", place="near", spread=0.05)
+    for time, output in enumerate(play(perturbation, tokens, moves=True)):
+        observer = at_time(tokens, time).features[..., :1, :]
+        offsets = output.features[..., 9:, :] - observer
+        assert (offsets[..., :2].abs() <= 0.05 + 1e-6).all()
+        assert (offsets[..., :2].abs() > 0).any()
+        assert (offsets[..., 2:] == 0).all()
+        assert (output.types[..., 9:] == NOISE).all()
+        assert not output.padding[..., 9:].any()
 
 
 def test_places_that_cannot_be() -> None:
@@ -364,16 +378,16 @@ def test_places_that_cannot_be() -> None:
 )
 def test_patches_of_bytes_stay_bytes(name: str) -> None:
     spec = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
-    made = make_perturbation(name, specs=[spec], severity=0.5)
+    perturbation = make_perturbation(name, specs=[spec], severity=0.5)
     tokens = images(12)
-    state = made.start(tokens, keys())
+    state = perturbation.start(tokens, keys())
     for time in range(4):
         features = tokens.features + 20 * time
-        now = tokens._replace(features=features)
-        seen, state = made(now, state)
-        assert seen.features.dtype == torch.uint8
+        clean = tokens._replace(features=features)
+        output, state = perturbation(clean, state)
+        assert output.features.dtype == torch.uint8
     # A shuffle shows in the order alone, which all patches being alike does not.
-    assert same(seen, now) == (name == "shuffle")
+    assert same(output, clean) == (name == "shuffle")
 
 
 @pytest.mark.parametrize("name", ["confuse", "inject"])

@@ -34,12 +34,12 @@ from marl_pool.utils.signatures import show
 PAIR = [0.2, 0.9]
 
 
-def cut(tokens: Tokens, places: int) -> Tokens:
+def first_slots(tokens: Tokens, places: int) -> Tokens:
     """The first slots."""
     return tokens.map(lambda part: part[:, :, :places])
 
 
-# Severities of their own
+# A severity for each environment
 
 
 @variants
@@ -48,21 +48,21 @@ def test_each_env_sees_what_its_own_severity_does(
     name: str, options: dict[str, Any], seed: int
 ) -> None:
     tokens = make_tokens(seed)
-    drawn = build(name, severity=PAIR, **options)
-    many = play(drawn, tokens, moves=True, seed=seed)
-    _, state = next(states(drawn, tokens, seed=seed))
+    perturbation = build(name, severity=PAIR, **options)
+    batch = play(perturbation, tokens, moves=True, seed=seed)
+    _, state = next(states(perturbation, tokens, seed=seed))
     for env, severity in enumerate(state["severity"].tolist()):
         assert PAIR[0] < severity < PAIR[1]
-        own = slice(env, env + 1)
+        row = slice(env, env + 1)
         plain = build(name, severity=severity, **options)
-        for seen, expected in zip(
-            many,
-            play(plain, tokens.at(own), moves=True, seed=seed, first=env),
+        for output, expected in zip(
+            batch,
+            play(plain, tokens.at(row), moves=True, seed=seed, first=env),
             strict=True,
         ):
             places = expected.num_tokens
-            assert same(cut(seen.at(own), places), expected)
-            assert seen.padding[own, :, places:].all()
+            assert same(first_slots(output.at(row), places), expected)
+            assert output.padding[row, :, places:].all()
 
 
 @given(low=st.floats(0, 1), high=st.floats(0, 1))
@@ -70,12 +70,12 @@ def test_severities_are_uniform_between_their_bounds(low: float, high: float) ->
     low, high = sorted((low, high))
     tokens = make_tokens(0, envs=2000, agents=1, places=2)
     _, state = next(states(build("occlude", severity=[low, high]), tokens))
-    drawn = state["severity"]
-    assert drawn.min() >= low
-    assert drawn.max() <= high
+    sampled = state["severity"]
+    assert sampled.min() >= low
+    assert sampled.max() <= high
     # Each share has mean 1/2 and, of 2000, a standard error of 0.0065.
     if high - low > 1e-3:
-        shares = (drawn - low) / (high - low)
+        shares = (sampled - low) / (high - low)
         assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
         assert float((shares < 0.25).double().mean()) == pytest.approx(0.25, abs=0.05)
 
@@ -86,9 +86,9 @@ def test_a_pair_keeps_the_number_of_tokens_fixed(
 ) -> None:
     tokens = make_tokens(0)
     counts = {
-        seen.num_tokens
+        output.num_tokens
         for severity in ([0.0, 0.9], [0.5, 0.9], 0.9)
-        for seen in play(build(name, severity=severity, **options), tokens)
+        for output in play(build(name, severity=severity, **options), tokens)
     }
     assert len(counts) == 1
 
@@ -145,12 +145,12 @@ def test_sampled_severity_0_changes_nothing_bit_for_bit(
     state = perturbation.start(tokens, keys(), episodes=episodes)
     assert state["severity"].tolist() == [0.0, 0.4, 0.8]
     for time in range(5):
-        now = at_time(tokens, time)
-        seen, state = perturbation(now, state)
-        spared, other = slice(0, 1), slice(2, 3)
-        assert same(cut(seen, 9).at(spared), now.at(spared))
-        assert seen.padding[spared, :, 9:].all()
-    assert not same(seen.at(other), now.at(other))
+        clean = at_time(tokens, time)
+        output, state = perturbation(clean, state)
+        first_row, last_row = slice(0, 1), slice(2, 3)
+        assert same(first_slots(output, 9).at(first_row), clean.at(first_row))
+        assert output.padding[first_row, :, 9:].all()
+    assert not same(output.at(last_row), clean.at(last_row))
 
 
 @given(severity=severities, ramp=st.integers(1, 60), played=st.integers(0, 100))
@@ -158,26 +158,28 @@ def test_a_ramp_grows_linearly_and_stays(
     severity: float, ramp: int, played: int
 ) -> None:
     tokens = make_tokens(0)
-    made: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
-    grown: Any = build("occlude", severity=[0.0, severity])
-    now = made.start(tokens, keys(), episodes=torch.full((3,), played))["severity"]
-    full = grown.start(tokens, keys())["severity"]
-    torch.testing.assert_close(now, full * min(played / ramp, 1))
+    ramped: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
+    steady: Any = build("occlude", severity=[0.0, severity])
+    partial = ramped.start(tokens, keys(), episodes=torch.full((3,), played))[
+        "severity"
+    ]
+    full = steady.start(tokens, keys())["severity"]
+    torch.testing.assert_close(partial, full * min(played / ramp, 1))
 
 
 # What larger severities and protection promise
 
 
-def touched(name: str, tokens: Tokens, severity: float) -> Tensor:
+def touched_slots(name: str, tokens: Tokens, severity: float) -> Tensor:
     """The slots that a perturbation has changed, ``(num_envs, agents, N)`` bool."""
-    seen, state = list(states(build(name, severity=severity), tokens, moves=True))[-1]
+    output, state = list(states(build(name, severity=severity), tokens, moves=True))[-1]
     if name == "duplicate":
         copied = state["origin"][..., tokens.num_tokens :]
         one_hot = torch.nn.functional.one_hot(copied + 1, tokens.num_tokens + 1)
         return one_hot.sum(-2)[..., 1:] > 0
-    now = at_time(tokens, 4)
-    moved = (seen.features != now.features).any(-1) & ~seen.padding
-    return moved | (seen.types != now.types) | (seen.padding != now.padding)
+    clean = at_time(tokens, 4)
+    moved = (output.features != clean.features).any(-1) & ~output.padding
+    return moved | (output.types != clean.types) | (output.padding != clean.padding)
 
 
 @pytest.mark.parametrize("name", ["confuse", "duplicate", "freeze", "occlude"])
@@ -187,9 +189,9 @@ def test_more_of_it_touches_the_same_tokens_and_more(
 ) -> None:
     tokens = make_tokens(seed)
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
-    less, more = (touched(name, tokens, severity) for severity in sorted(pair))
-    assert (less <= more).all()
-    for severity, mask in zip(sorted(pair), (less, more), strict=True):
+    mild, severe = (touched_slots(name, tokens, severity) for severity in sorted(pair))
+    assert (mild <= severe).all()
+    for severity, mask in zip(sorted(pair), (mild, severe), strict=True):
         expected = (present.sum(-1) * severity).round()
         assert torch.equal(mask.sum(-1), expected.long())
         assert not (mask & ~present).any()
@@ -203,22 +205,22 @@ def test_the_count_follows_tokens_that_come_and_go(
     tokens, padding = make_tokens(seed), make_tokens(seed + 1).padding
     perturbation = build(name, severity=severity)
     state = perturbation.start(tokens, keys())
-    now = tokens._replace(padding=padding)
-    seen, _ = perturbation(now, state)
-    taken = (seen.types != now.types) | (seen.padding != now.padding)
+    clean = tokens._replace(padding=padding)
+    output, _ = perturbation(clean, state)
+    affected = (output.types != clean.types) | (output.padding != clean.padding)
     present = ~padding & (tokens.types != SELF_TYPE)
     expected = (present.sum(-1) * torch.tensor(severity).double()).round()
-    assert torch.equal(taken.sum(-1), expected.long())
-    assert not (taken & ~present).any()
+    assert torch.equal(affected.sum(-1), expected.long())
+    assert not (affected & ~present).any()
 
 
 def test_more_distractors_are_the_same_ones_and_more() -> None:
     tokens = make_tokens(0)
-    less, more = (
+    few, many = (
         play(build("inject", severity=severity), tokens)[0] for severity in (0.5, 1.0)
     )
-    assert less.num_tokens == 12
-    assert same(less, cut(more, 12))
+    assert few.num_tokens == 12
+    assert same(few, first_slots(many, 12))
 
 
 @variants
@@ -232,13 +234,13 @@ def test_the_own_token_is_protected_or_not(
     options = {**options, "protect_self": protect}
     options.pop("among", None)
     options.pop("features", None)
-    made = build(name, severity=1.0, **options)
-    seen, now = play(made, tokens, moves=True)[-1], at_time(tokens, 4)
-    own = (seen.types == SELF_TYPE) & ~seen.padding
-    first = seen.at((slice(None), slice(None), slice(0, 1)))
-    kept = torch.equal(own.sum(-1), torch.ones_like(own.sum(-1)))
-    kept &= torch.equal(first.features, now.features[:, :, :1])
-    kept &= bool(own[..., 0].all())
+    perturbation = build(name, severity=1.0, **options)
+    output, clean = play(perturbation, tokens, moves=True)[-1], at_time(tokens, 4)
+    self_mask = (output.types == SELF_TYPE) & ~output.padding
+    first = output.at((slice(None), slice(None), slice(0, 1)))
+    kept = torch.equal(self_mask.sum(-1), torch.ones_like(self_mask.sum(-1)))
+    kept &= torch.equal(first.features, clean.features[:, :, :1])
+    kept &= bool(self_mask[..., 0].all())
     assert kept == protect
 
 
@@ -253,8 +255,8 @@ def test_what_lies_under_padding_is_never_seen(
     perturbation = build(name, severity=0.7, **options)
     state = perturbation.start(tokens, keys())
     for _ in range(12):
-        seen, state = perturbation(tokens, state)
-        assert torch.isfinite(seen.features[~seen.padding]).all()
+        output, state = perturbation(tokens, state)
+        assert torch.isfinite(output.features[~output.padding]).all()
         padding = torch.rand(tokens.padding.shape, generator=generator) < 0.3
         padding[..., 0] = False
         clean = clean + 1
@@ -305,11 +307,11 @@ def in_the_loop(
     env = env or centroid()
     group = env.groups["agent"]
     extra = {"inject": {"token_type": "signal"}}.get(name, {})
-    made = make_perturbation(
+    perturbation = make_perturbation(
         name, specs=[group.tokens], severity=severity, **{**extra, **options}
     )
     policy = {"agent": RandomPolicy(group.action_space)}
-    return Rollout(env, policy, perturbation=made)
+    return Rollout(env, policy, perturbation=perturbation)
 
 
 @variants
@@ -317,14 +319,14 @@ def test_the_policy_sees_it_and_the_env_does_not(
     name: str, options: dict[str, Any]
 ) -> None:
     clean, perturbed = (in_the_loop(name, options, severity) for severity in (0, 0.9))
-    before, after = (each.steps(5)["agent"] for each in (clean, perturbed))
+    before, after = (rollout.steps(5)["agent"] for rollout in (clean, perturbed))
     assert torch.equal(before.rewards, after.rewards)
-    for here, there in zip(
+    for clean_part, perturbed_part in zip(
         clean.env.observe()["agent"].parts,
         perturbed.env.observe()["agent"].parts,
         strict=True,
     ):
-        assert torch.equal(here, there)
+        assert torch.equal(clean_part, perturbed_part)
     assert not same(before.tokens.at(4), after.tokens.at(4))
 
 
@@ -343,12 +345,14 @@ def test_it_changes_what_a_sensitive_policy_reaches(
             options["among"] = ["agent", "signal"]
         if name in ("bias", "jitter", "scale"):
             options.pop("features", None)
-        made = make_perturbation(
+        perturbation = make_perturbation(
             name, specs=[group.tokens], severity=severity, **options
         )
         policy = {"agent": make_heuristic("simple_centroid", group)}
-        returns.append(Rollout(env, policy, perturbation=made).episodes().returns)
-    clean, perturbed = (each["agent"] for each in returns)
+        returns.append(
+            Rollout(env, policy, perturbation=perturbation).episodes().returns
+        )
+    clean, perturbed = (group_returns["agent"] for group_returns in returns)
     change = (clean - perturbed).abs().max()
     assert change < 1e-12 if name == "shuffle" else change > 1e-4
 
@@ -356,9 +360,9 @@ def test_it_changes_what_a_sensitive_policy_reaches(
 @pytest.mark.parametrize("ramp", [1, 3])
 def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
     rollout = in_the_loop("occlude", {"ramp": ramp}, 1.0)
-    seen = rollout.steps(25)["agent"].tokens
+    tokens = rollout.steps(25)["agent"].tokens
     # Self, four of noise, another agent and three of signal: eight can be missing.
-    missing = seen.padding.sum(-1).view(5, 5, 4, 2)
+    missing = tokens.padding.sum(-1).view(5, 5, 4, 2)
     for episode in range(5):
         expected = round(8 * min(episode / ramp, 1))
         assert (missing[episode] == expected).all()
@@ -366,9 +370,9 @@ def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
 
 def test_a_rollout_may_have_episodes_behind_it() -> None:
     env = centroid()
-    made = make_perturbation("occlude", severity=1.0, ramp=4)
+    perturbation = make_perturbation("occlude", severity=1.0, ramp=4)
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    rollout = Rollout(env, policy, perturbation=made, played=2)
+    rollout = Rollout(env, policy, perturbation=perturbation, played=2)
     assert (rollout.tokens["agent"].padding.sum(-1) == 4).all()
 
 
@@ -399,25 +403,25 @@ def test_envs_of_a_batch_draw_what_they_draw_alone(
     for number in range(4):
         env = centroid(1, number)
         alone = in_the_loop(name, options, RAMPED["severity"], env)
-        own = together.at((slice(None), slice(number, number + 1)))
-        assert same(alone.steps(12)["agent"].tokens, own)
+        expected = together.at((slice(None), slice(number, number + 1)))
+        assert same(alone.steps(12)["agent"].tokens, expected)
 
 
 @variants
 def test_envs_can_be_dropped_in_mid_episode(name: str, options: dict[str, Any]) -> None:
     rollout = in_the_loop(name, options, [0.2, 1.0])
-    other = in_the_loop(name, options, [0.2, 1.0])
+    reference = in_the_loop(name, options, [0.2, 1.0])
     rows = torch.tensor([3, 1])
-    for each in (rollout, other):
-        each.steps(2)
+    for running in (rollout, reference):
+        running.steps(2)
     rollout._select(rows)
     rollout._observe()
-    other._observe()
-    assert same(rollout.tokens["agent"], other.tokens["agent"].at(rows))
+    reference._observe()
+    assert same(rollout.tokens["agent"], reference.tokens["agent"].at(rows))
 
 
 def test_a_perturbation_without_a_ramp_receives_the_episodes_too() -> None:
-    env, made = centroid(), Plain()
+    env, perturbation = centroid(), Plain()
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
-    Rollout(env, policy, perturbation=made).steps(12)
-    assert made.played == [[number] * 4 for number in range(3)]
+    Rollout(env, policy, perturbation=perturbation).steps(12)
+    assert perturbation.played == [[number] * 4 for number in range(3)]

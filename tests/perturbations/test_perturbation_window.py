@@ -24,37 +24,41 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 TAG: dict[str, Any] = {"counts": "2-2-1", "prey": "learned"}
-each = pytest.mark.parametrize("name", OBSERVED)
+each_perturbation = pytest.mark.parametrize("name", OBSERVED)
 
 
-def unperturbed(seen: Tokens, true: Tokens) -> bool:
+def is_unperturbed(output: Tokens, true: Tokens) -> bool:
     """Equal bit for bit, except for added padding."""
-    own = seen.map(lambda part: part[:, :, : true.num_tokens])
-    return same(own, true) and bool(seen.padding[:, :, true.num_tokens :].all())
+    original = output.map(lambda part: part[:, :, : true.num_tokens])
+    return same(original, true) and bool(output.padding[:, :, true.num_tokens :].all())
 
 
-@each
+@each_perturbation
 def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
     tokens = make_tokens(0)
-    made = build(name, severity=0.7, onset=2, end=5)
+    perturbation = build(name, severity=0.7, onset=2, end=5)
     marks = []
-    for time, (seen, state) in enumerate(states(made, tokens, steps=7, moves=True)):
+    for time, (output, state) in enumerate(
+        states(perturbation, tokens, steps=7, moves=True)
+    ):
         true = at_time(tokens, time)
         inside = 2 <= time < 5
-        assert unperturbed(seen, true) or inside
-        marks.append(bool(made.perceive(true, seen, state).marks()))
+        assert is_unperturbed(output, true) or inside
+        marks.append(bool(perturbation.perceive(true, output, state).marks()))
         assert not marks[-1] or inside
     # A frozen or delayed token is behind one step after the onset.
     assert marks[3:5] == [True, True]
 
 
-@each
+@each_perturbation
 def test_perceiving_leaves_the_state_as_it_is(name: str) -> None:
     tokens = make_tokens(0)
-    made = build(name, severity=0.7, onset=1, end=3, agents=[0])
-    for time, (seen, state) in enumerate(states(made, tokens, steps=5, moves=True)):
+    perturbation = build(name, severity=0.7, onset=1, end=3, agents=[0])
+    for time, (output, state) in enumerate(
+        states(perturbation, tokens, steps=5, moves=True)
+    ):
         before = {key: tensor.clone() for key, tensor in state.items()}
-        made.perceive(at_time(tokens, time), seen, state)
+        perturbation.perceive(at_time(tokens, time), output, state)
         assert_close(state, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -63,32 +67,34 @@ def test_an_onset_postpones_what_would_begin_at_once(
     name: str, options: dict[str, Any]
 ) -> None:
     options = {**options, "end": None}
-    now, later = (
+    immediate, postponed = (
         build(name, severity=0.7, **{**options, "onset": onset}) for onset in (0, 3)
     )
     tokens = make_tokens(0)  # at rest, so that only the time differs
-    ahead, behind = play(now, tokens, steps=5), play(later, tokens, steps=8)
+    ahead, behind = play(immediate, tokens, steps=5), play(postponed, tokens, steps=8)
     assert all(map(same, ahead, behind[3:]))
 
 
-@each
+@each_perturbation
 def test_only_the_agents_named_are_perturbed(name: str) -> None:
     tokens = make_tokens(0)
-    one, both = (build(name, severity=0.7, agents=agents) for agents in ([1], [0, 1]))
-    some = list(states(one, tokens, moves=True))
-    everyone = play(both, tokens, moves=True)
-    for time, (seen, state) in enumerate(some):
+    partial, full = (
+        build(name, severity=0.7, agents=agents) for agents in ([1], [0, 1])
+    )
+    partial_states = list(states(partial, tokens, moves=True))
+    full_outputs = play(full, tokens, moves=True)
+    for time, (output, state) in enumerate(partial_states):
         true = at_time(tokens, time)
         first, second = ((slice(None), slice(i, i + 1)) for i in (0, 1))
-        assert unperturbed(seen.at(first), true.at(first))
-        assert same(seen.at(second), everyone[time].at(second))
-        for mask in one.perceive(true, seen, state).marks().values():
+        assert is_unperturbed(output.at(first), true.at(first))
+        assert same(output.at(second), full_outputs[time].at(second))
+        for mask in partial.perceive(true, output, state).marks().values():
             assert not mask[:, 0].any()
-    assert not same(some[-1][0], at_time(tokens, 4))
+    assert not same(partial_states[-1][0], at_time(tokens, 4))
 
 
 @pytest.mark.parametrize(
-    ("options", "key", "expected", "got"),
+    ("options", "key", "expected", "actual"),
     [
         ({"onset": 5, "end": 5}, "end", "after the onset 5", "got 5"),
         ({"onset": -1}, "onset", ">= 0", "got -1"),
@@ -99,21 +105,21 @@ def test_only_the_agents_named_are_perturbed(name: str) -> None:
     ],
 )
 def test_wrong_options_are_refused(
-    options: dict[str, Any], key: str, expected: str, got: str
+    options: dict[str, Any], key: str, expected: str, actual: str
 ) -> None:
     with pytest.raises(InputError) as refusal:
         build("occlude", **options)
     message = str(refusal.value)
     assert message.startswith(f"perturbation.{key}: expected")
     assert expected in message
-    assert got in message
+    assert actual in message
 
 
 def tag(**options: Any) -> Rollout:
     env = make_batched_env("simple_tag", 2, max_steps=6, **TAG)
     policies = {n: RandomPolicy(g.action_space) for n, g in env.groups.items()}
-    made = make_perturbation("occlude", severity=1.0, **options)
-    return Rollout(env, policies, perturbation=made)
+    perturbation = make_perturbation("occlude", severity=1.0, **options)
+    return Rollout(env, policies, perturbation=perturbation)
 
 
 def test_only_the_groups_named_are_perturbed() -> None:
@@ -148,8 +154,8 @@ def test_a_wrapped_env_perturbs_the_agents_named() -> None:
     group = names[-1].rpartition("_")[0]
     perturbation = {"name": "duplicate", "severity": 1.0, "groups": [group]}
     wrapped = PerturbedParallelEnv(make_env("simple_tag", **TAG), perturbation)
-    (first, _), (seen, _) = plain.reset(seed=3), wrapped.reset(seed=3)
+    (first, _), (perturbed, _) = plain.reset(seed=3), wrapped.reset(seed=3)
     for agent in names:
-        more = len(seen[agent]["types"]) > len(first[agent]["types"])
-        assert more == (agent.rpartition("_")[0] == group)
-        assert wrapped.observation_space(agent).contains(seen[agent])
+        is_larger = len(perturbed[agent]["types"]) > len(first[agent]["types"])
+        assert is_larger == (agent.rpartition("_")[0] == group)
+        assert wrapped.observation_space(agent).contains(perturbed[agent])

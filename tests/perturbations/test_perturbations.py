@@ -51,8 +51,8 @@ def test_severity_0_is_the_identity_bit_for_bit(
     tokens = make_tokens(seed)
     tokens.features[0, 0, 0, 0] = -0.0
     perturbation = build(name, severity=0.0, **options)
-    for time, seen in enumerate(play(perturbation, tokens, moves=True)):
-        assert same(seen, at_time(tokens, time))
+    for time, output in enumerate(play(perturbation, tokens, moves=True)):
+        assert same(output, at_time(tokens, time))
 
 
 @variants
@@ -72,22 +72,22 @@ def test_same_keys_same_perturbation(
 ) -> None:
     tokens = make_tokens(seed)
     perturbation = build(name, severity=severity, **options)
-    once, twice = (play(perturbation, tokens, moves=True) for _ in range(2))
-    assert all(same(a, b) for a, b in zip(once, twice, strict=True))
+    first, second = (play(perturbation, tokens, moves=True) for _ in range(2))
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
 @variants
-@pytest.mark.parametrize("other", [{"seed": 1}, {"first": 9}, {"episode": 1}])
+@pytest.mark.parametrize("key_options", [{"seed": 1}, {"first": 9}, {"episode": 1}])
 def test_other_seeds_envs_and_episodes_differ(
-    name: str, options: dict[str, Any], other: dict[str, int]
+    name: str, options: dict[str, Any], key_options: dict[str, int]
 ) -> None:
     tokens = make_tokens(0)
-    # Of a delay nothing is random but its severity.
+    # Only the severity of a delay is random.
     severity: Any = [0.0, 1.0] if name == "delay" else 0.5
     perturbation = build(name, severity=severity, **options)
-    here = play(perturbation, tokens, moves=True)[-1]
-    there = play(perturbation, tokens, moves=True, **other)[-1]
-    assert not same(here, there)
+    reference = play(perturbation, tokens, moves=True)[-1]
+    variant = play(perturbation, tokens, moves=True, **key_options)[-1]
+    assert not same(reference, variant)
 
 
 @variants
@@ -99,8 +99,8 @@ def test_a_row_is_the_same_alone_and_among_others(
     perturbation = build(name, severity=severity, **options)
     together = play(perturbation, tokens, moves=True)
     alone = play(perturbation, tokens.at(slice(2, 3)), moves=True, first=2)
-    for many, one in zip(together, alone, strict=True):
-        assert same(many.at(slice(2, 3)), one)
+    for batch, single in zip(together, alone, strict=True):
+        assert same(batch.at(slice(2, 3)), single)
 
 
 @variants
@@ -109,9 +109,9 @@ def test_agents_of_an_env_are_perturbed_apart(
 ) -> None:
     twins = make_tokens(0).at((slice(None), slice(0, 1)))
     twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
-    seen = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
-    first, second = (seen.at((slice(None), agent)) for agent in range(2))
-    # The delay is that of the environment.
+    output = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
+    first, second = (output.at((slice(None), agent)) for agent in range(2))
+    # All agents of an environment have the same delay.
     assert same(first, second) == (name == "delay")
 
 
@@ -141,12 +141,12 @@ def test_its_memory_can_be_taken_apart_by_rows(
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
     state = perturbation.start(tokens, keys())
     rows = torch.tensor([2, 0])
-    part = {key: tensor[rows] for key, tensor in state.items()}
+    state_part = {key: tensor[rows] for key, tensor in state.items()}
     for time in range(4):
-        now = at_time(tokens, time)
-        seen, state = perturbation(now, state)
-        seen_part, part = perturbation(now.at(rows), part)
-        assert same(seen.at(rows), seen_part)
+        clean = at_time(tokens, time)
+        output, state = perturbation(clean, state)
+        output_part, state_part = perturbation(clean.at(rows), state_part)
+        assert same(output.at(rows), output_part)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_its_memory_can_be_taken_apart_by_rows(
 )
 def test_every_k_steps_or_at_reset_only(name: str) -> None:
     tokens = make_tokens(0, places=20)
-    once = play(build(name, severity=0.5), tokens, steps=7)
-    assert all(same(seen, once[0]) for seen in once)
-    thrice = play(build(name, severity=0.5, every=3), tokens, steps=7)
-    changed = [not same(a, b) for a, b in itertools.pairwise(thrice)]
+    held = play(build(name, severity=0.5), tokens, steps=7)
+    assert all(same(output, held[0]) for output in held)
+    refreshed = play(build(name, severity=0.5, every=3), tokens, steps=7)
+    changed = [not same(a, b) for a, b in itertools.pairwise(refreshed)]
     assert changed == [False, False, True, False, False, True]
-    assert same(thrice[0], once[0])
+    assert same(refreshed[0], held[0])
 
 
 @pytest.mark.parametrize("severity", [0.0, 0.5, 1.0])
@@ -167,16 +167,16 @@ def test_a_held_shuffle_is_the_same_everywhere(severity: float) -> None:
     twin = make_tokens(0, places=20).at((slice(0, 1), slice(0, 1)))
     tokens = twin.map(lambda tensor: tensor.expand(3, 2, *tensor.shape[2:]).clone())
     held = build("shuffle", severity=severity, held=3)
-    (first, *others) = [
-        seen
+    (first, *repeats) = [
+        output
         for options in ({}, {"seed": 1}, {"first": 9}, {"episode": 1})
-        for seen in play(held, tokens, **options)
+        for output in play(held, tokens, **options)
     ]
-    assert all(same(seen, first) for seen in others)
+    assert all(same(output, first) for output in repeats)
     assert same(first.at((0, 0)), first.at((2, 1)))
     assert same(first, tokens) == (severity == 0)
-    (other,) = play(build("shuffle", severity=severity, held=4), tokens, steps=1)
-    assert same(other, first) == (severity == 0)
+    (variant,) = play(build("shuffle", severity=severity, held=4), tokens, steps=1)
+    assert same(variant, first) == (severity == 0)
 
 
 @variants
@@ -223,13 +223,13 @@ def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
     tokens.padding[..., :4] = False
     tokens.types[..., :4] = torch.arange(4)
     tokens.features.nan_to_num_()
-    seen = play(build(name, severity=0.8, **options), tokens, moves=True)[-1]
+    output = play(build(name, severity=0.8, **options), tokens, moves=True)[-1]
     tokens = at_time(tokens, 4)
     with torch.no_grad():
-        clean, perturbed = (network(t.flatten_batch()) for t in (tokens, seen))
+        clean, perturbed = (network(t.flatten_batch()) for t in (tokens, output))
     change = (clean - perturbed).abs().amax(-1)
     if name == "shuffle":
-        assert not same(seen, tokens)
+        assert not same(output, tokens)
         assert change.max() < 1e-12
     else:
         assert change.min() > 1e-6
@@ -241,8 +241,8 @@ def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
 @given(seed=seeds, severity=severities)
 def test_shuffle_moves_whole_tokens(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
-    for seen, state in states(build("shuffle", severity=severity, every=1), tokens):
-        assert present_bag(seen) == present_bag(tokens)
+    for output, state in states(build("shuffle", severity=severity, every=1), tokens):
+        assert present_bag(output) == present_bag(tokens)
         places = state["origin"].sort(-1).values
         assert torch.equal(places, torch.arange(9).expand_as(places))
         moved = state["origin"] != torch.arange(9)
@@ -253,12 +253,12 @@ def test_shuffle_moves_whole_tokens(seed: int, severity: float) -> None:
 def test_rewire_moves_features_and_keeps_types(seed: int, severity: float) -> None:
     tokens = make_tokens(seed)
     present = ~tokens.padding
-    for seen, state in states(build("rewire", severity=severity, every=1), tokens):
-        assert torch.equal(seen.types, tokens.types)
-        assert torch.equal(seen.padding, tokens.padding)
+    for output, state in states(build("rewire", severity=severity, every=1), tokens):
+        assert torch.equal(output.types, tokens.types)
+        assert torch.equal(output.padding, tokens.padding)
         # The NaN under padding stays there.
-        assert torch.isfinite(seen.features[present]).all()
-        sums = [t.features.nan_to_num().sum(-2) for t in (seen, tokens)]
+        assert torch.isfinite(output.features[present]).all()
+        sums = [t.features.nan_to_num().sum(-2) for t in (output, tokens)]
         torch.testing.assert_close(*sums)
         moved = state["origin"] != torch.arange(9)
         most = (present.sum(-1) * severity).round()
@@ -277,10 +277,10 @@ def test_a_wire_to_a_token_that_vanished_is_dead() -> None:
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     perturbation = build("rewire")
     state = perturbation.start(tokens, keys())
-    gone = tokens.padding.clone()
-    gone[..., 4] = True
-    seen, state = perturbation(tokens._replace(padding=gone), state)
-    assert torch.equal(seen.padding, gone | (state["origin"] == 4))
+    absent = tokens.padding.clone()
+    absent[..., 4] = True
+    output, state = perturbation(tokens._replace(padding=absent), state)
+    assert torch.equal(output.padding, absent | (state["origin"] == 4))
 
 
 def test_all_permutations_are_equally_likely() -> None:
@@ -302,17 +302,17 @@ def test_occlusion_takes_the_exact_count_and_spares_self(
 ) -> None:
     tokens = make_tokens(seed)
     free = ~tokens.padding & (tokens.types != SELF_TYPE)
-    for seen in play(build("occlude", severity=severity, mode=mode), tokens):
-        zeroed = (seen.features == 0).all(-1) & ~seen.padding
-        missing = (seen.padding & ~tokens.padding) if mode == "drop" else zeroed
+    for output in play(build("occlude", severity=severity, mode=mode), tokens):
+        zeroed = (output.features == 0).all(-1) & ~output.padding
+        missing = (output.padding & ~tokens.padding) if mode == "drop" else zeroed
         counts, removed = (mask.sum(-1).flatten().tolist() for mask in (free, missing))
         assert removed == [round(severity * count) for count in counts]
         assert not (missing & ~free).any()
         if mode == "zero":
-            assert torch.equal(seen.padding, tokens.padding)
+            assert torch.equal(output.padding, tokens.padding)
         kept = ~missing[..., None] & ~tokens.padding[..., None]
         assert torch.equal(
-            seen.features.masked_fill(~kept, 0), tokens.features.masked_fill(~kept, 0)
+            output.features.masked_fill(~kept, 0), tokens.features.masked_fill(~kept, 0)
         )
 
 
@@ -321,17 +321,17 @@ def test_occlusion_of_all_takes_self_only_if_told() -> None:
     assert play(build("occlude", severity=1.0), tokens)[0].padding[..., 1:].all()
     assert not play(build("occlude", severity=1.0), tokens)[0].padding[..., 0].any()
     for options in ({"protect_self": False}, {"has_self": False}):
-        seen = play(build("occlude", severity=1.0, **options), tokens)[0]
-        assert seen.padding.all()
+        output = play(build("occlude", severity=1.0, **options), tokens)[0]
+        assert output.padding.all()
 
 
 def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
     tokens = make_tokens(0)
-    less, more = (
+    mild, severe = (
         play(build("occlude", severity=s), tokens)[0].padding for s in (0.3, 0.8)
     )
-    assert (less <= more).all()
-    assert less.sum() < more.sum()
+    assert (mild <= severe).all()
+    assert mild.sum() < severe.sum()
 
 
 # Jitter
@@ -339,16 +339,18 @@ def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
 
 def test_successive_draws_share_no_number() -> None:
     turns = torch.arange(4).repeat(3, 1)
-    drawn = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
-    assert torch.stack(drawn).unique().numel() == 4 * 3 * 2 * 5
+    draws = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
+    assert torch.stack(draws).unique().numel() == 4 * 3 * 2 * 5
 
 
 def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:
     tokens = make_tokens(0, envs=400, places=16)
     errors = torch.stack(
         [
-            seen.features - tokens.features
-            for seen in play(build("jitter", severity=0.5, scale=3.0), tokens, steps=3)
+            output.features - tokens.features
+            for output in play(
+                build("jitter", severity=0.5, scale=3.0), tokens, steps=3
+            )
         ]
     )[:, ~tokens.padding & (tokens.types != SELF_TYPE)]
     assert abs(float(errors.mean())) < 0.01
@@ -362,31 +364,31 @@ def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:
 
 def test_jitter_spares_self_by_default() -> None:
     tokens = make_tokens(0)
-    own = tokens.types == SELF_TYPE
-    seen = play(build("jitter", severity=1.0), tokens)[0]
-    assert torch.equal(seen.features[own], tokens.features[own])
+    self_mask = tokens.types == SELF_TYPE
+    output = play(build("jitter", severity=1.0), tokens)[0]
+    assert torch.equal(output.features[self_mask], tokens.features[self_mask])
     for options in ({"protect_self": False}, {"has_self": False}):
-        seen = play(build("jitter", severity=1.0, **options), tokens)[0]
-        assert (seen.features[own] != tokens.features[own]).all()
+        output = play(build("jitter", severity=1.0, **options), tokens)[0]
+        assert (output.features[self_mask] != tokens.features[self_mask]).all()
 
 
 def test_jitter_on_an_image_stays_an_image() -> None:
     tokens = make_tokens(0)
     images = (tokens.features.nan_to_num().abs() * 120).clamp(max=255).byte()
     jitter = build("jitter", severity=1.0, scale=50 / 255, has_self=False)
-    seen = play(jitter, tokens._replace(features=images))[0]
-    assert seen.features.dtype == torch.uint8
-    assert not torch.equal(seen.features, images)
+    output = play(jitter, tokens._replace(features=images))[0]
+    assert output.features.dtype == torch.uint8
+    assert not torch.equal(output.features, images)
     # What would fall below 0 is cut there; it doesn't wrap round to 255.
     dark = images < 5
-    assert seen.features[dark].float().mean() < 50
+    assert output.features[dark].float().mean() < 50
 
 
 def test_jitter_on_an_image_is_in_units_of_its_range() -> None:
     images = torch.full((3, 2, 50, 40), 128, dtype=torch.uint8)
     types = torch.ones(3, 2, 50, dtype=torch.int64)
     tokens = Tokens(images, types, torch.zeros_like(types, dtype=torch.bool))
-    (seen,) = play(build("jitter", severity=0.1), tokens, steps=1)
-    errors = seen.features.float() - 128
+    (output,) = play(build("jitter", severity=0.1), tokens, steps=1)
+    errors = output.features.float() - 128
     assert float(errors.std()) == pytest.approx(25.5, rel=0.03)
     assert abs(float(errors.mean())) < 1

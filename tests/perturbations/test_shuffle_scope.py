@@ -35,7 +35,7 @@ ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
 SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)
 
 
-def screens(seed: int, steps: int) -> Tensor:
+def random_frames(seed: int, steps: int) -> Tensor:
     """Frames ``(steps, envs, agents, places, width)`` of what happens to be seen."""
     generator = torch.Generator().manual_seed(seed)
     shape = (steps, ENVS, AGENTS, PLACES, WIDTH)
@@ -44,32 +44,32 @@ def screens(seed: int, steps: int) -> Tensor:
 
 def stacked(frames: Tensor, time: int) -> Tokens:
     """Stack frames, the newest one last, with repetitions of the first frame."""
-    chosen = [frames[max(time - age, 0)] for age in reversed(range(FRAMES))]
-    features = torch.cat(chosen, -1)
+    recent = [frames[max(time - age, 0)] for age in reversed(range(FRAMES))]
+    features = torch.cat(recent, -1)
     types = torch.zeros(features.shape[:-1], dtype=torch.int64)
     return Tokens(features, types, types.bool())
 
 
-def seen(
+def perturb_frames(
     perturbation: Perturbation, frames: Tensor, seed: int = 0
 ) -> list[tuple[Tokens, Tensor]]:
     """Return the perturbed tokens and the order of the newest frame for each step."""
     state = perturbation.start(stacked(frames, 0), keys(ENVS, seed=seed))
-    found = []
+    outputs = []
     for time in range(len(frames)):
         tokens, state = perturbation(stacked(frames, time), state)
-        found.append((tokens, state["origin"]))
-    return found
+        outputs.append((tokens, state["origin"]))
+    return outputs
 
 
-def both(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
+def shuffle_pair(every: int | None, **options: Any) -> tuple[Shuffle, Shuffle]:
     return tuple(  # type: ignore[return-value]
         make_perturbation("shuffle", specs=[SPEC], every=every, scope=scope, **options)
         for scope in ("token", "frame")
     )
 
 
-def invariant() -> Pooling:
+def invariant_head() -> Pooling:
     """A memoryless head that does not care for the order of its tokens."""
     torch.manual_seed(0)
     return make_pooling("pma", dim=SPEC.num_features, num_heads=2).double()
@@ -79,10 +79,10 @@ def invariant() -> Pooling:
 def test_frames_are_permuted_by_the_order_of_their_own_time(
     seed: int, every: int | None
 ) -> None:
-    frames = screens(seed, 14)
-    _, by_frame = both(every)
-    found = seen(by_frame, frames, seed)
-    orders = [order for _, order in found]
+    frames = random_frames(seed, 14)
+    _, by_frame = shuffle_pair(every)
+    outputs = perturb_frames(by_frame, frames, seed)
+    orders = [order for _, order in outputs]
     # The published way, written down: permute each frame as it comes, then stack.
     permuted = torch.stack(
         [
@@ -90,14 +90,16 @@ def test_frames_are_permuted_by_the_order_of_their_own_time(
             for frame, order in zip(frames, orders, strict=True)
         ]
     )
-    for time, (tokens, _) in enumerate(found):
+    for time, (tokens, _) in enumerate(outputs):
         assert torch.equal(tokens.features, stacked(permuted, time).features)
 
 
 @pytest.mark.parametrize("every", [5, 8])
 def test_both_scopes_agree_once_the_stack_holds_one_order(every: int) -> None:
-    frames = screens(1, 20)
-    by_token, by_frame = (seen(made, frames) for made in both(every))
+    frames = random_frames(1, 20)
+    by_token, by_frame = (
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(every)
+    )
     for time, (whole, parts) in enumerate(zip(by_token, by_frame, strict=True)):
         assert torch.equal(whole[1], parts[1])  # the same numbers make the same orders
         mixed = time >= every and time % every < FRAMES - 1
@@ -108,54 +110,62 @@ def test_both_scopes_agree_once_the_stack_holds_one_order(every: int) -> None:
 def test_an_order_of_the_whole_episode_is_the_same_in_both(
     options: dict[str, Any],
 ) -> None:
-    frames = screens(2, 8)
-    by_token, by_frame = (seen(made, frames) for made in both(None, **options))
+    frames = random_frames(2, 8)
+    by_token, by_frame = (
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(None, **options)
+    )
     for (whole, _), (parts, _) in zip(by_token, by_frame, strict=True):
         assert torch.equal(whole.features, parts.features)
 
 
 def test_a_memoryless_invariant_head_notices_frames_and_never_whole_tokens() -> None:
-    every, frames, head = 6, screens(3, 16), invariant()
+    every, frames, head = 6, random_frames(3, 16), invariant_head()
 
-    def answers(tokens: Tokens) -> Tensor:
+    def head_outputs(tokens: Tokens) -> Tensor:
         flat = tokens.flatten_batch()
         with torch.no_grad():
             return head(flat.features.double(), flat.padding).float()
 
-    clean = [answers(stacked(frames, time)) for time in range(len(frames))]
-    by_token, by_frame = (seen(made, frames) for made in both(every))
+    clean = [head_outputs(stacked(frames, time)) for time in range(len(frames))]
+    by_token, by_frame = (
+        perturb_frames(shuffle, frames) for shuffle in shuffle_pair(every)
+    )
     for time, answer in enumerate(clean):
         # In float64 sums differ in their last bits alone, which float32 forgets.
-        torch.testing.assert_close(answers(by_token[time][0]), answer, rtol=0, atol=0)
-        noticed = not torch.equal(answers(by_frame[time][0]), answer)
+        torch.testing.assert_close(
+            head_outputs(by_token[time][0]), answer, rtol=0, atol=0
+        )
+        noticed = not torch.equal(head_outputs(by_frame[time][0]), answer)
         assert noticed is (time >= every and time % every < FRAMES - 1)
 
 
 @pytest.mark.parametrize("every", [None, 1, 3])
 def test_severity_0_is_the_identity(every: int | None) -> None:
-    frames = screens(4, 8)
+    frames = random_frames(4, 8)
     frames[0, 0, 0, 0, 0] = -0.0
     for severity in (0.0, [0.0, 0.0]):
-        _, by_frame = both(every, severity=severity)
-        for time, (tokens, _) in enumerate(seen(by_frame, frames)):
+        _, by_frame = shuffle_pair(every, severity=severity)
+        for time, (tokens, _) in enumerate(perturb_frames(by_frame, frames)):
             clean = stacked(frames, time)
             assert torch.equal(bits(tokens.features), bits(clean.features))
 
 
 def test_a_seed_fixes_what_is_seen_and_another_changes_it() -> None:
-    frames = screens(5, 8)
-    _, by_frame = both(2)
-    first, again, other = (
-        torch.stack([tokens.features for tokens, _ in seen(by_frame, frames, seed)])
+    frames = random_frames(5, 8)
+    _, by_frame = shuffle_pair(2)
+    first, repeated, reseeded = (
+        torch.stack(
+            [tokens.features for tokens, _ in perturb_frames(by_frame, frames, seed)]
+        )
         for seed in (0, 0, 1)
     )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, reseeded)
 
 
 def test_a_new_episode_forgets_the_orders_of_the_old_one() -> None:
-    frames = screens(6, 5)
-    _, by_frame = both(1)
+    frames = random_frames(6, 5)
+    _, by_frame = shuffle_pair(1)
     state = by_frame.start(stacked(frames, 0), keys(ENVS))
     for time in range(5):
         _, state = by_frame(stacked(frames, time), state)
@@ -168,8 +178,8 @@ def test_a_new_episode_forgets_the_orders_of_the_old_one() -> None:
 
 
 def test_what_lies_under_padding_is_never_seen() -> None:
-    frames, generator = screens(7, 9), torch.Generator().manual_seed(0)
-    _, by_frame = both(2)
+    frames, generator = random_frames(7, 9), torch.Generator().manual_seed(0)
+    _, by_frame = shuffle_pair(2)
     state = by_frame.start(stacked(frames, 0), keys(ENVS))
     for time in range(9):
         tokens = stacked(frames, time)
@@ -182,7 +192,7 @@ def test_what_lies_under_padding_is_never_seen() -> None:
 # Environments
 
 
-def balanced(count: int = 4) -> BatchedEnv:
+def balanced_cartpole(count: int = 4) -> BatchedEnv:
     """CartPole whose tokens stack three readings, in episodes that last."""
     return make_batched_env(
         "cartpole", num_envs=count, num_frames=3, start_speed=0.5, max_steps=12
@@ -195,7 +205,7 @@ def frame_by_frame(env: BatchedEnv, **options: Any) -> Perturbation:
 
 
 def returns(env: BatchedEnv, **options: Any) -> Tensor:
-    """Return those of a feed-forward policy, which needs its channels in order."""
+    """Play a feed-forward policy, which needs its channels in order."""
     group = env.groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
     change = frame_by_frame(env, **options) if options else None
@@ -204,13 +214,13 @@ def returns(env: BatchedEnv, **options: Any) -> Tensor:
 
 
 def test_in_a_rollout_it_counts_and_severity_0_does_not() -> None:
-    clean = returns(balanced())
-    assert torch.equal(returns(balanced(), every=2, severity=0.0), clean)
-    assert not torch.equal(returns(balanced(), every=2), clean)
+    clean = returns(balanced_cartpole())
+    assert torch.equal(returns(balanced_cartpole(), every=2, severity=0.0), clean)
+    assert not torch.equal(returns(balanced_cartpole(), every=2), clean)
 
 
 def test_an_env_sees_among_others_what_it_sees_alone() -> None:
-    together = returns(balanced(4), every=2)
+    together = returns(balanced_cartpole(4), every=2)
     alone = torch.cat(
         [
             returns(
@@ -232,7 +242,7 @@ def test_an_env_sees_among_others_what_it_sees_alone() -> None:
 
 def test_a_saved_rollout_goes_on_exactly() -> None:
     def rollout() -> Rollout:
-        env = balanced()
+        env = balanced_cartpole()
         group = env.groups["agent"]
         policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
         change = frame_by_frame(env, every=2)
@@ -242,11 +252,11 @@ def test_a_saved_rollout_goes_on_exactly() -> None:
         return going.steps(count)["agent"].tokens.features
 
     whole, saved = rollout(), rollout()
-    wanted = features(whole, 9)
+    expected = features(whole, 9)
     features(saved, 4)
-    again = rollout()
-    again.load_state_dict(saved.state_dict())
-    assert torch.equal(features(again, 5), wanted[4:])
+    resumed = rollout()
+    resumed.load_state_dict(saved.state_dict())
+    assert torch.equal(features(resumed, 5), expected[4:])
 
 
 @pytest.mark.parametrize(
@@ -281,7 +291,7 @@ def test_frames_that_features_cannot_hold_are_refused() -> None:
 def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
     """CartPole's frames, permuted as they come, without any of our stacks of orders."""
 
-    env = balanced()
+    env = balanced_cartpole()
     rollout = Rollout(
         env,
         {"agent": RandomPolicy(env.groups["agent"].action_space)},
@@ -305,14 +315,14 @@ def test_an_env_that_stacks_its_frames_is_seen_in_mixed_orders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected", "got"),
+    ("options", "expected", "actual"),
     [
         ({"scope": "frame"}, "expected token", "got frame"),
         ({"scope": "patch"}, "expected token or frame", "got 'patch'"),
     ],
 )
 def test_a_scope_that_cannot_be_is_refused(
-    options: dict[str, Any], expected: str, got: str
+    options: dict[str, Any], expected: str, actual: str
 ) -> None:
     spec = TokenSpec(5, 1, ("channel",), has_self=False)
     with pytest.raises(InputError) as caught:
@@ -320,7 +330,7 @@ def test_a_scope_that_cannot_be_is_refused(
     message = str(caught.value)
     assert message.startswith("perturbation.scope: ")
     assert expected in message
-    assert got in message
+    assert actual in message
     assert "\n" not in message
 
 
@@ -336,19 +346,19 @@ def test_a_scope_that_cannot_be_is_refused(
 def test_only_what_an_invariant_policy_must_not_notice_is_measured_exactly(
     monkeypatch: pytest.MonkeyPatch, scope: str, every: int | None, reorders: bool
 ) -> None:
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     def note(policies: Any, env: BatchedEnv, change: Any = None, **options: Any) -> Any:
         if change is not None:
-            seen.append(next(policies["agent"].parameters()).dtype)
+            dtypes.append(next(policies["agent"].parameters()).dtype)
         return play(policies, env, change, **options)
 
     monkeypatch.setattr("marl_pool.evaluation.measure.play", note)
-    group = balanced().groups["agent"]
+    group = balanced_cartpole().groups["agent"]
     policy = FeedForward(group.tokens, group.action_space, hidden=(4,), seed=1)
     entry = {"name": "shuffle", "scope": scope, "every": every, "severities": [1.0]}
-    measure(to_float64({"agent": policy}), balanced, levels(entry))
-    assert seen == [torch.float64 if reorders else torch.float32]
+    measure(to_float64({"agent": policy}), balanced_cartpole, levels(entry))
+    assert dtypes == [torch.float64 if reorders else torch.float32]
 
 
 def test_where_there_are_no_stacks_an_evaluation_has_a_gap() -> None:

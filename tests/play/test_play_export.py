@@ -25,7 +25,7 @@ def test_the_pages_of_the_documentation_are_the_present_ones(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         (token_target({"name": "simple_tag"}), "cartpole.*got SimpleTag"),
         (pretrained_target("cartpole_feed_forward"), "got FeedForward in a"),
@@ -41,9 +41,9 @@ def test_the_pages_of_the_documentation_are_the_present_ones(tmp_path, capsys):
         ),
     ],
 )
-def test_what_the_page_cannot_compute_is_refused(target, told, tmp_path):
+def test_what_the_page_cannot_compute_is_refused(target, message, tmp_path):
     path = tmp_path / "demo.html"
-    with pytest.raises(InputError, match=rf"--export: expected .*{told}"):
+    with pytest.raises(InputError, match=rf"--export: expected .*{message}"):
         export({"a": target}, path)
     assert not path.exists()
 

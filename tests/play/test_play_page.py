@@ -34,13 +34,15 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         # An invariant head: the same actions as the twin.
         page.click("#shuffle")
         wait_for(page, "view.frame.severities.shuffle === 1")
-        at = page.evaluate(f"{LANE}.episode.steps")
-        wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+        step_count = page.evaluate(f"{LANE}.episode.steps")
+        wait_for(page, f"{LANE}.episode.steps > {step_count} + 5")
         order = page.evaluate(f"{LANE}.episode.tokens.entity")
         assert order != sorted(order)
         # In one expression, since the next frame may come after it.
-        ours, its = page.evaluate(f"[{LANE}.episode.action, {LANE}.twin.action]")
-        assert ours == its
+        action, twin_action = page.evaluate(
+            f"[{LANE}.episode.action, {LANE}.twin.action]"
+        )
+        assert action == twin_action
         assert page.evaluate(f"{LANE}.parted") is None
         assert "same actions" in page.inner_text(".badge >> nth=0")
         # Occlude nearly all: the curves part.
@@ -67,7 +69,7 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         x, y, _ = page.evaluate("view.lanes[0].tools.episode.centre(3)")
         page.click(".episode canvas >> nth=0", position={"x": x, "y": y})
         wait_for(page, "view.frame.chosen.hidden.length === 1")
-        # A copy has no place of its own, so a number tells of it.
+        # A copy stands where its original does, so a number tells of it.
         tokens = "{entity: [0, 1, 1, 2, 2, -1, -1], padding: [0, 0, 0, 0, 1, 0, 0]}"
         assert page.evaluate(f"repeats({tokens})") == [[1, 2]]
         assert "perceived twice" in page.inner_text("#legend")
@@ -76,19 +78,19 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         off = page.evaluate("changeOf({action: [0.5], executed: [0.501]})")
         assert off == "action off by 0.0010"
         # Each policy alone, then both; a hidden one plays on.
-        shown = ".lane:visible h2"
-        ada, other = titles = ["ada · Ada", f"{LONG} · Max"]
-        for expected in ([ada], [other], titles):
+        headings = ".lane:visible h2"
+        ada, long_title = titles = ["ada · Ada", f"{LONG} · Max"]
+        for expected in ([ada], [long_title], titles):
             page.keyboard.press("v")
-            assert page.locator(shown).all_inner_texts() == expected
+            assert page.locator(headings).all_inner_texts() == expected
         page.click("#policies button >> nth=0")
-        assert page.locator(shown).all_inner_texts() == [other]
+        assert page.locator(headings).all_inner_texts() == [long_title]
         page.click("#policies button >> nth=1")  # the last one stays
-        assert page.locator(shown).all_inner_texts() == [other]
+        assert page.locator(headings).all_inner_texts() == [long_title]
         page.evaluate("document.activeElement.blur()")
-        at = page.evaluate(f"{LANE}.episode.steps")
+        step_count = page.evaluate(f"{LANE}.episode.steps")
         page.keyboard.press(".")
-        wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {at} + 1")
+        wait_for(page, f"view.lanes[0].returns.at(-1)[0] === {step_count} + 1")
         # The keyboard's hand acts in the policy that is seen.
         x, y = page.evaluate("view.lanes[1].tools.episode.at(view.chosen).slice(0, 2)")
         page.keyboard.press("ArrowRight")
@@ -96,7 +98,7 @@ def test_shuffle_keeps_the_twin_and_occlusion_parts_the_curves():
         wait_for(page, f"Math.abs({place}[0] - ({x} + .15)) < 1e-3")
         assert page.evaluate(f"{place}[1]") == pytest.approx(y, abs=1e-3)
         page.click("#policies button >> nth=0")
-        assert page.locator(shown).all_inner_texts() == titles
+        assert page.locator(headings).all_inner_texts() == titles
         # Nothing is wider than a window, down to a telephone's.
         for width in (800, 420):
             page.set_viewport_size({"width": width, "height": 900})
@@ -128,10 +130,10 @@ def test_the_export_computes_what_torch_does_without_a_network(env, tmp_path):
         assert page.evaluate("DEMO.golden.every((steps) => steps.length === 16)")
         if env == "simple_centroid":
             page.click("#shuffle")
-            at = page.evaluate(f"{LANE}.episode.steps")
-            wait_for(page, f"{LANE}.episode.steps > {at} + 5")
+            step_count = page.evaluate(f"{LANE}.episode.steps")
+            wait_for(page, f"{LANE}.episode.steps > {step_count} + 5")
             assert page.evaluate(f"{LANE}.parted") is None
-            actions_are_perturbed(page)
+            perturb_actions(page)
             page.evaluate("send({do: 'severity', name: 'occlude', value: 0.9})")
         else:
             page.evaluate("send({do: 'occlude', entity: 2})")
@@ -153,25 +155,25 @@ def test_the_documentation_shows_attention_that_stays_on_the_signal():
         assert box["y"] + box["height"] <= 800
 
 
-def actions_are_perturbed(page):
+def perturb_actions(page):
     """Lose and disturb the actions of an exported page."""
     run, steps = "window.engine.state.lanes[0].episode", f"{LANE}.episode.steps"
     page.click("#pause")
     wait_for(page, "view.frame.paused")
     for name in ("drop_actions", "action_noise"):
         page.evaluate(f"send({{do: 'severity', name: '{name}', value: 1}})")
-        seen = []
+        actions = []
         for _ in range(3):
-            at = page.evaluate(steps)
+            step_count = page.evaluate(steps)
             page.click("#step")
-            wait_for(page, f"{steps} === {at} + 1")
-            seen.append(page.evaluate(f"{run}.inRange({run}.executed[0])"))
-            told = page.evaluate(f"{LANE}.episode.executed")
-            assert told in (None, seen[-1])
-        assert all(0 <= number <= 1 for action in seen for number in action)
+            wait_for(page, f"{steps} === {step_count} + 1")
+            actions.append(page.evaluate(f"{run}.inRange({run}.executed[0])"))
+            executed = page.evaluate(f"{LANE}.episode.executed")
+            assert executed in (None, actions[-1])
+        assert all(0 <= number <= 1 for action in actions for number in action)
         # A lost action repeats the one before; noise is another in each step.
         lost = name == "drop_actions"
-        assert len({tuple(action) for action in seen}) == (1 if lost else 3)
+        assert len({tuple(action) for action in actions}) == (1 if lost else 3)
         assert lost or page.evaluate(f"{LANE}.parted") is not None
         assert page.evaluate(f"{LANE}.twin.executed") is None
         page.click("#clear")

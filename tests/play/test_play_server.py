@@ -90,12 +90,12 @@ def test_a_page_that_floods_waits_for_its_frames(server):
     with live(server) as connection:
         for _ in range(count):
             connection.send('{"do": "restart"}')
-        heard = [0]
-        while heard[-1] < count:
+        counts = [0]
+        while counts[-1] < count:
             message = json.loads(connection.recv(timeout=300))
             if message["kind"] == "frame":
-                heard.append(message["heard"])
-    assert max(b - a for a, b in itertools.pairwise(heard)) <= MESSAGES
+                counts.append(message["heard"])
+    assert max(b - a for a, b in itertools.pairwise(counts)) <= MESSAGES
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_messages_are_bounded_and_malformed_ones_answered(server):
     with live(server) as connection:
         assert receive(connection, "hello")["env"] == "simple_centroid"
         connection.send('{"do": "push", "value": "far"}')
-        told = receive(connection, "error")["text"]
-        assert "push.value" in told
-        assert "number" in told
-        assert "far" in told
+        text = receive(connection, "error")["text"]
+        assert "push.value" in text
+        assert "number" in text
+        assert "far" in text
         # The session goes on.
         connection.send('{"do": "pause", "on": true}')
         while not receive(connection, "frame")["paused"]:
@@ -156,10 +156,10 @@ def test_only_a_few_pages_at_a_time(server, monkeypatch):
 
 
 def test_a_port_that_is_taken_is_named():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(
             InputError, match=f"--port: expected a free port, got {port}"
         ):
@@ -167,7 +167,7 @@ def test_a_port_that_is_taken_is_named():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["nowhere"], "nowhere"),
         (["pretrained=nobody"], "unknown pretrained policy 'nobody'"),
@@ -179,12 +179,12 @@ def test_a_port_that_is_taken_is_named():
         (["pretrained=cartpole_feed_forward", "--export", "new"], "got FeedForward in"),
     ],
 )
-def test_bad_input_is_one_line(arguments, told, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["play", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert re.search(told, error)
+    assert re.search(message, error)
     assert not list(tmp_path.iterdir())
 
 

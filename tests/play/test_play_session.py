@@ -16,7 +16,7 @@ def steps(session, count):
         session.step()
 
 
-def parted(session):
+def parted_steps(session):
     return [lane.parted for lane in session.lanes]
 
 
@@ -28,13 +28,13 @@ def test_a_shuffle_changes_no_action_of_an_invariant_head_and_others_by_position
         }
     )
     steps(session, 2)
-    assert parted(session) == [None, None]
+    assert parted_steps(session) == [None, None]
     for _ in range(3):
         tell(session, do="shuffle")
         steps(session, 2)
-    assert parted(session) == [None, 3]
-    shown = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
-    assert shown != sorted(shown)
+    assert parted_steps(session) == [None, 3]
+    entities = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
+    assert entities != sorted(entities)
 
 
 def test_the_twin_plays_the_episode_of_an_evaluation():
@@ -82,9 +82,9 @@ def test_a_paused_page_shows_a_token_doubled_after_a_step():
     session = Session({"a": token_target(CENTROID)})
     steps(session, 3)
     tell(session, do="duplicate", entity=4)
-    shown = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
-    assert len(shown) == 33
-    assert shown[-1] == 4
+    entities = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
+    assert len(entities) == 33
+    assert entities[-1] == 4
 
 
 def test_several_perturbations_at_once_show_where_tokens_come_from():
@@ -94,13 +94,13 @@ def test_several_perturbations_at_once_show_where_tokens_come_from():
     for name in ("jitter", "occlude", "duplicate", "inject", "shuffle"):
         tell(session, do="severity", name=name, value=0.5)
     steps(session, 2)
-    shown = session.frame()["lanes"][1]["episode"]["tokens"]
-    assert len(shown["entity"]) == 32 + 16 + 16
+    tokens = session.frame()["lanes"][1]["episode"]["tokens"]
+    assert len(tokens["entity"]) == 32 + 16 + 16
     # Injected tokens come from nowhere; occluded ones stay where they were.
-    pairs = list(zip(shown["entity"], shown["padding"], strict=True))
+    pairs = list(zip(tokens["entity"], tokens["padding"], strict=True))
     assert pairs.count((-1, 0)) == 16
     assert sum(padding for entity, padding in pairs if entity >= 0) >= 16
-    assert set(shown["entity"]) == set(range(-1, 32))
+    assert set(tokens["entity"]) == set(range(-1, 32))
     tell(session, do="clear")
     assert session.frame()["severities"] == {}
     entities = session.frame()["lanes"][0]["episode"]["tokens"]["entity"]
@@ -118,10 +118,10 @@ def test_an_action_out_of_range_is_told_as_the_environment_clips_it():
     low, high = 0.0, 1.0
     while not session.over:
         session.step()
-        told = session.frame()["lanes"][0]["episode"]
-        own = lane.episode.actions["agent"][0]
-        outside |= bool(((own < low) | (own > high)).any())
-        assert told["action"] == own.clamp(low, high).tolist()
+        episode = session.frame()["lanes"][0]["episode"]
+        action = lane.episode.actions["agent"][0]
+        outside |= bool(((action < low) | (action > high)).any())
+        assert episode["action"] == action.clamp(low, high).tolist()
     assert outside
 
 
@@ -137,18 +137,21 @@ def test_perturbed_actions_are_told_and_leave_the_twin_alone(name, continuous):
     lane = session.lanes[0]
     steps(session, 3)
     tell(session, do="severity", name=name, value=1.0)
-    told = []
+    reports = []
     while not session.over:
         before = lane.episode.executed["agent"].clone()
         session.step()
-        told.append(session.frame()["lanes"][0]["episode"]["executed"])
-        chosen, executed = lane.episode.actions["agent"], lane.episode.executed["agent"]
+        reports.append(session.frame()["lanes"][0]["episode"]["executed"])
+        actions, executed = (
+            lane.episode.actions["agent"],
+            lane.episode.executed["agent"],
+        )
         # A lost action repeats the one before, also at once in mid-episode.
         if name == "drop_actions":
             assert executed.equal(before)
-        assert told[-1] in (None, executed[0].tolist())
-        assert (told[-1] is None) == chosen[0].equal(executed[0])
-    assert any(each is not None for each in told)
+        assert reports[-1] in (None, executed[0].tolist())
+        assert (reports[-1] is None) == actions[0].equal(executed[0])
+    assert any(report is not None for report in reports)
     assert lane.parted is not None
     assert lane.parted > 3
     # What was executed moved the agent; the twin plays the episode of an evaluation.
@@ -172,16 +175,16 @@ def test_a_moved_slider_keeps_the_random_numbers_of_the_actions(name):
     assert not executed(0.5, 0.0, 0.0).equal(executed(0.5))
 
 
-@pytest.mark.parametrize("at", [0, 3])
-def test_moving_an_entity_moves_it_in_the_twin_too(at):
+@pytest.mark.parametrize("start", [0, 3])
+def test_moving_an_entity_moves_it_in_the_twin_too(start):
     session = Session({"a": token_target(CENTROID)})
-    steps(session, at)
+    steps(session, start)
     tell(session, do="move", entity=2, x=1.25, y=-99.0)
     for episode in (session.lanes[0].episode, session.lanes[0].twin):
         place = episode.env.state[0, 2].tolist()
         assert place == pytest.approx([1.25, -episode.env.extent, 0, 0])
     session.step()
-    assert parted(session) == [None]
+    assert parted_steps(session) == [None]
 
 
 def test_a_box_moves_as_a_whole_to_free_cells_only():
@@ -200,8 +203,8 @@ def test_a_box_moves_as_a_whole_to_free_cells_only():
     assert env.token_places(0)[2:4].tolist() == [free, free + 1]
     assert env.codes[0, [free, free + 1]].tolist() == code
     # Onto another box, and outside.
-    other = int(env.token_places(0)[4])
-    for x, y in (((other - 1) % n, (other - 1) // n), (n - 1, 0), (-1, 0), (0, 99)):
+    box = int(env.token_places(0)[4])
+    for x, y in (((box - 1) % n, (box - 1) // n), (n - 1, 0), (-1, 0), (0, 99)):
         tell(session, do="move", entity=2, x=float(x), y=float(y))
         assert env.token_places(0)[2:4].tolist() == [free, free + 1]
 
@@ -238,11 +241,11 @@ def test_a_change_that_a_policy_cannot_take_is_undone():
     frame = session.frame()
     assert (frame["severities"], frame["distractors"]) == ({}, 0)
     steps(session, 2)
-    assert parted(session) == [None]
+    assert parted_steps(session) == [None]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "JSON"),
         ("[]", r"got \[\]"),
@@ -254,8 +257,8 @@ def test_a_change_that_a_policy_cannot_take_is_undone():
         ('{"do": "seed", "value": -1}', "value: .*greater than or equal to 0, got -1"),
     ],
 )
-def test_a_malformed_message_is_refused_with_key_expected_and_got(text, told):
-    with pytest.raises(InputError, match=told):
+def test_a_malformed_message_is_refused_with_key_expected_and_got(text, message):
+    with pytest.raises(InputError, match=message):
         parse_message(text)
 
 

@@ -21,9 +21,9 @@ FRAMES = {"name": "attention_neuron", "memory": "none", "key_units": 4}
 
 
 def env(count: int = 6, **options) -> CartPole:
-    made = make_batched_env("cartpole", num_envs=count, **options)
-    assert isinstance(made, CartPole)
-    return made
+    cartpole = make_batched_env("cartpole", num_envs=count, **options)
+    assert isinstance(cartpole, CartPole)
+    return cartpole
 
 
 def agents() -> dict[str, Agent]:
@@ -49,8 +49,8 @@ def vectors(agent: Agent, count: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_parameter_counts_are_the_published_ones() -> None:
-    made = agents()
-    assert len(to_vector(made["sensory"])) == 913
+    policies = agents()
+    assert len(to_vector(policies["sensory"])) == 913
     group = env().groups["agent"]
     baseline = FeedForward(group.tokens, group.action_space, hidden=[16])
     assert len(to_vector(baseline)) == 5 * 16 + 16 + 16 + 1
@@ -61,7 +61,7 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
     agent = agents()[name].double()
     members = vectors(agent, 3)
     population = Population(agent, members)
-    played = Rollout(env(6, dtype=torch.float64), {"agent": population}).episodes()
+    episodes = Rollout(env(6, dtype=torch.float64), {"agent": population}).episodes()
     for number, vector in enumerate(members):
         load_vector(agent, vector)
         alone = Rollout(
@@ -69,24 +69,24 @@ def test_a_population_acts_as_its_members_one_by_one(name: str) -> None:
         ).episodes()
         rows = slice(2 * number, 2 * number + 2)
         torch.testing.assert_close(
-            alone.returns["agent"], played.returns["agent"][rows]
+            alone.returns["agent"], episodes.returns["agent"][rows]
         )
-        assert alone.lengths.equal(played.lengths[rows])
+        assert alone.lengths.equal(episodes.lengths[rows])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_population_acts_the_same_where_values_may_not_be_read(name: str) -> None:
     agent = agents()[name].double()
-    played = []
+    records = []
     for sync_free in (False, True):
         population = Population(agent, vectors(agent, 3))
         rollout = Rollout(
             env(6, dtype=torch.float64), {"agent": population}, sync_free=sync_free
         )
-        played.append(
+        records.append(
             [rollout.advance(7)["agent"], rollout.episodes().returns["agent"]]
         )
-    torch.testing.assert_close(played[0], played[1])
+    torch.testing.assert_close(records[0], records[1])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,13 +109,15 @@ def test_the_fast_way_for_members_is_the_generic_one(name: str) -> None:
 def test_ended_envs_may_idle_and_nothing_changes() -> None:
     agent = agents()["sensory"].double()
     population = Population(agent, vectors(agent, 4))
-    at_once, *others = (
+    reference, *idling = (
         Rollout(env(16, dtype=torch.float64), {"agent": population}).episodes(idle=i)
         for i in (0.0, 0.1, 0.5, 1.0)
     )
-    for later in others:
-        torch.testing.assert_close(at_once.returns["agent"], later.returns["agent"])
-        assert at_once.lengths.equal(later.lengths)
+    for episodes in idling:
+        torch.testing.assert_close(
+            reference.returns["agent"], episodes.returns["agent"]
+        )
+        assert reference.lengths.equal(episodes.lengths)
 
 
 def test_only_envs_that_run_on_may_idle() -> None:
@@ -165,11 +167,13 @@ def test_unrolling_is_acting_step_by_step(name: str) -> None:
         decision = agent.act(tokens, state)
         actions.append(decision.action[:, 0])
         state = decision.state
-    taken = torch.stack(actions, dim=1)
-    prev_action = torch.cat([torch.zeros_like(taken[:, :1]), taken[:, :-1]], dim=1)
+    step_actions = torch.stack(actions, dim=1)
+    prev_action = torch.cat(
+        [torch.zeros_like(step_actions[:, :1]), step_actions[:, :-1]], dim=1
+    )
     memory = agent.initial_memory(2, 5)
     outputs, _ = agent.unroll(steps, padding, prev_action, memory)
-    torch.testing.assert_close(outputs, taken)
+    torch.testing.assert_close(outputs, step_actions)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +192,7 @@ def test_an_agent_is_saved_and_loaded(name: str, tmp_path) -> None:
 
 
 def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:
-    made = agents()
+    policies = agents()
     tokens = Tokens(
         torch.randn(3, 1, 5, 1),
         torch.zeros(3, 1, 5, dtype=torch.int64),
@@ -197,10 +201,10 @@ def test_order_and_number_of_channels_matter_to_the_baseline_alone() -> None:
     turned = tokens.map(lambda part: part.flip(2))
     double = tokens.map(lambda part: torch.cat([part, part], dim=2))
     for name in ("sensory", "sensory_deep"):
-        ours = made[name].double()
+        ours = policies[name].double()
         torch.testing.assert_close(ours.act(turned).action, ours.act(tokens).action)
         assert ours.act(double).action.shape == (3, 1, 1)
-    baseline = made["feed_forward"]
+    baseline = policies["feed_forward"]
     assert not torch.allclose(baseline.act(turned).action, baseline.act(tokens).action)
     with pytest.raises(UnfitTokensError, match="at most 5 tokens, got 10"):
         baseline.act(double)
@@ -241,13 +245,13 @@ def test_tanh_is_that_of_torch(x: float) -> None:
 
 @given(st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
 def test_a_product_for_one_or_many(
-    rows: int, members: int, many: bool, with_bias: bool
+    rows: int, members: int, batched: bool, with_bias: bool
 ) -> None:
-    lead = (members,) if many else ()
+    lead = (members,) if batched else ()
     x = torch.randn(*lead, 2, rows, 4)
     weight, bias = torch.randn(*lead, 4, 3), torch.randn(*lead, 3)
     result = batched_linear(x, weight, bias if with_bias else None)
-    for number in range(members) if many else [...]:
+    for number in range(members) if batched else [...]:
         expected = x[number] @ weight[number]
         expected = expected + bias[number] if with_bias else expected
         torch.testing.assert_close(result[number], expected)

@@ -85,13 +85,13 @@ def test_what_is_attended_to_most_is_chosen_and_its_place_read() -> None:
     x = torch.zeros(1, 1, N, F, dtype=torch.float64)
     for place, size in ((7, 3.0), (2, 2.0), (3, 1.0), (5, 0.5)):
         x[0, 0, place, 0] = size
-    looked = agent._choose(x, None, torch.zeros(1, 1, 2), agent.initial_memory(1, N))
-    assert looked.indices.tolist() == [[7, 2, 3]]
+    selection = agent._choose(x, None, torch.zeros(1, 1, 2), agent.initial_memory(1, N))
+    assert selection.indices.tolist() == [[7, 2, 3]]
     expected = np.array([[2, 1, 0, 2, 1, 0]]) / 3  # rows and columns of a 3 × 3 grid
-    np.testing.assert_allclose(agent._places(looked), expected)
+    np.testing.assert_allclose(agent._places(selection), expected)
     agent.first_place, agent.place_step = 3 / 96, 4 / 96
     centers = (3 + 4 * 3 * expected) / 96
-    np.testing.assert_allclose(agent._places(looked), centers)
+    np.testing.assert_allclose(agent._places(selection), centers)
     weights = agent.attention_weights(tokens(x[:, 0]))
     assert weights is not None
     assert weights.shape == (1, 1, 1, N)
@@ -104,10 +104,10 @@ def test_nothing_but_the_places_is_read() -> None:
     agent, x = make("alone"), sets(1)
     larger = x.clone()
     outputs = act(agent, x)
-    chosen = agent._choose(
+    places = agent._choose(
         x[:, :1], None, torch.zeros(1, 1, 2), agent.initial_memory(1, N)
     ).indices
-    larger[0, 0, chosen[0, 0]] *= 1 + 1e-9
+    larger[0, 0, places[0, 0]] *= 1 + 1e-9
     torch.testing.assert_close(act(agent, larger), outputs, rtol=0, atol=0)
 
 
@@ -139,8 +139,8 @@ def test_alike_codes_are_chosen_in_their_order_in_any_batch(batch: int) -> None:
     x = torch.rand(batch, 1, 64, 9).repeat(1, 1, 1, 2)
     for part in (x, x[:1], x.flip(2)):
         memory = agent.initial_memory(len(part), 64)
-        looked = agent._choose(part, None, torch.zeros(len(part), 1, 2), memory)
-        assert torch.equal(looked.indices, torch.arange(10).expand(len(part), 10))
+        selection = agent._choose(part, None, torch.zeros(len(part), 1, 2), memory)
+        assert torch.equal(selection.indices, torch.arange(10).expand(len(part), 10))
 
 
 def test_the_gate_holds_codes_fast() -> None:
@@ -184,18 +184,18 @@ def test_a_population_acts_like_its_members(kind: str) -> None:
     agent, x = make(kind), sets(6)
     factors = torch.tensor([[1.0], [-0.5], [2.0]])
     vectors = to_vector(agent) * factors.double()
-    crowd = Population(agent, vectors)
-    state, got = crowd.initial_state(6, 1, N), []
+    population = Population(agent, vectors)
+    state, logits = population.initial_state(6, 1, N), []
     for t in range(STEPS):
-        decision = crowd.act(tokens(x[:, t]), state)
+        decision = population.act(tokens(x[:, t]), state)
         state = decision.state
-        got.append(decision.logits[:, 0])
-    own = to_vector(agent)
+        logits.append(decision.logits[:, 0])
+    vector = to_vector(agent)
     for member, factor in enumerate(factors):
-        torch.nn.utils.vector_to_parameters(own * factor, agent.parameters())
+        torch.nn.utils.vector_to_parameters(vector * factor, agent.parameters())
         rows = slice(2 * member, 2 * member + 2)
         expected = act(agent, x[rows])
-        torch.testing.assert_close(torch.stack(got, 1)[rows], expected)
+        torch.testing.assert_close(torch.stack(logits, 1)[rows], expected)
 
 
 @each_kind
@@ -212,10 +212,10 @@ def test_few_or_no_tokens_leave_zeros_for_places() -> None:
     hidden = torch.ones(2, 1, N, dtype=torch.bool)
     hidden[0, 0, 4] = False
     prev_action = torch.zeros(2, 1, 2)
-    looked = agent._choose(x, hidden, prev_action, agent.initial_memory(2, N))
+    selection = agent._choose(x, hidden, prev_action, agent.initial_memory(2, N))
     expected = torch.zeros(2, 6, dtype=torch.float64)
     expected[0, :2] = 1 / 3
-    torch.testing.assert_close(agent._places(looked), expected)
+    torch.testing.assert_close(agent._places(selection), expected)
     weights = agent.attention_weights(tokens(x[:, 0], hidden[:, 0]))
     assert weights is not None
     assert weights[0, 0, 0, 4] == 1
@@ -258,10 +258,10 @@ def test_it_is_saved_and_acts_the_same(kind: str, tmp_path: Any) -> None:
 
 
 def test_more_tokens_than_places_are_refused() -> None:
-    many = sets()[:, :1].repeat(1, 1, 2, 1)
+    doubled = sets()[:, :1].repeat(1, 1, 2, 1)
     with pytest.raises(UnfitTokensError, match="expected at most 9 tokens, got 18"):
-        act(make("alone"), many)
-    assert act(make("vision"), many).isfinite().all()
+        act(make("alone"), doubled)
+    assert act(make("vision"), doubled).isfinite().all()
 
 
 @pytest.mark.parametrize(

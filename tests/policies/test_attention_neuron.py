@@ -82,11 +82,13 @@ def test_one_code_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "acted", "codes"),
+    ("observed_key", "action_key", "code_key"),
     [("obs", "f64_action", "f64_latent"), ("obs7", "n7_action", "n7_latent")],
     ids=["five channels", "two of noise besides"],
 )
-def test_the_codes_are_the_published_layers(seen: str, acted: str, codes: str) -> None:
+def test_the_codes_are_the_published_layers(
+    observed_key: str, action_key: str, code_key: str
+) -> None:
     """With the published weights of CartPole, over 20 steps."""
     golden = {key: torch.from_numpy(array) for key, array in np.load(PUBLISHED).items()}
     head = AttentionNeuronPooling(1, scale=False, bias=False, action_dim=1).double()
@@ -98,11 +100,13 @@ def test_the_codes_are_the_published_layers(seen: str, acted: str, codes: str) -
             weights, golden["params"].split([*sizes, 17]), strict=False
         ):
             weight.copy_(part.view_as(weight))
-    x = golden[seen][None, ..., None]
-    before = torch.nn.functional.pad(golden[acted].double()[None, :-1], (0, 0, 1, 0))
-    got, _ = head.unroll(x, None, before, head.initial_memory(1, x.shape[2]))
-    atol = 1e-12 if golden[codes].dtype == torch.float64 else 1e-4
-    torch.testing.assert_close(got[0], golden[codes].double(), rtol=0, atol=atol)
+    x = golden[observed_key][None, ..., None]
+    before = torch.nn.functional.pad(
+        golden[action_key].double()[None, :-1], (0, 0, 1, 0)
+    )
+    output, _ = head.unroll(x, None, before, head.initial_memory(1, x.shape[2]))
+    atol = 1e-12 if golden[code_key].dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(output[0], golden[code_key].double(), rtol=0, atol=atol)
 
 
 def test_the_lstm_is_torchs_own() -> None:
@@ -131,21 +135,23 @@ def test_memory_carries_over_a_cut(options: Any, seed: int, cut: int) -> None:
     start = head.initial_memory(B, N)
     whole, end = head.unroll(x, padding, actions, start)
     first, memory = head.unroll(x[:, :cut], padding[:, :cut], actions[:, :cut], start)
-    rest, other = head.unroll(x[:, cut:], padding[:, cut:], actions[:, cut:], memory)
-    torch.testing.assert_close(torch.cat([first, rest], 1), whole)
-    torch.testing.assert_close(other, end)
+    second, second_end = head.unroll(
+        x[:, cut:], padding[:, cut:], actions[:, cut:], memory
+    )
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    torch.testing.assert_close(second_end, end)
 
 
 def test_a_dropped_sensor_keeps_its_memory() -> None:
     head, (x, _, actions) = make(), inputs()
     start = head.initial_memory(B, N)
-    _, seen = head.unroll(x[:, :2], None, actions[:, :2], start)
+    _, memory = head.unroll(x[:, :2], None, actions[:, :2], start)
     dropped = torch.zeros(B, T - 2, N, dtype=torch.bool)
     dropped[:, :, 1] = True
-    _, (hidden, cell) = head.unroll(x[:, 2:], dropped, actions[:, 2:], seen)
-    torch.testing.assert_close(hidden[:, 1], seen[0][:, 1])
-    torch.testing.assert_close(cell[:, 1], seen[1][:, 1])
-    assert not torch.isclose(hidden[:, 0], seen[0][:, 0]).any()
+    _, (hidden, cell) = head.unroll(x[:, 2:], dropped, actions[:, 2:], memory)
+    torch.testing.assert_close(hidden[:, 1], memory[0][:, 1])
+    torch.testing.assert_close(cell[:, 1], memory[1][:, 1])
+    assert not torch.isclose(hidden[:, 0], memory[0][:, 0]).any()
 
 
 @given(order=st.permutations(range(N)), seed=st.integers(0, 99))
@@ -155,9 +161,11 @@ def test_a_shuffle_of_a_whole_episode_changes_nothing(
     head, (x, padding, actions) = make(), inputs(seed)
     start = head.initial_memory(B, N)
     codes, memory = head.unroll(x, padding, actions, start)
-    shuffled, other = head.unroll(x[:, :, order], padding[:, :, order], actions, start)
+    shuffled, shuffled_memory = head.unroll(
+        x[:, :, order], padding[:, :, order], actions, start
+    )
     torch.testing.assert_close(shuffled, codes)
-    torch.testing.assert_close(other[0], memory[0][:, order])
+    torch.testing.assert_close(shuffled_memory[0], memory[0][:, order])
 
 
 def test_a_shuffle_in_mid_episode_leaves_memories_where_they_are() -> None:
@@ -166,18 +174,18 @@ def test_a_shuffle_in_mid_episode_leaves_memories_where_they_are() -> None:
     turned = x.clone()
     turned[:, 3:] = x[:, 3:].roll(1, dims=2)
     codes, _ = head.unroll(x, None, actions, start)
-    other, _ = head.unroll(turned, None, actions, start)
-    torch.testing.assert_close(other[:, :3], codes[:, :3])
-    assert not torch.isclose(other[:, 3:], codes[:, 3:]).all()
+    turned_codes, _ = head.unroll(turned, None, actions, start)
+    torch.testing.assert_close(turned_codes[:, :3], codes[:, :3])
+    assert not torch.isclose(turned_codes[:, 3:], codes[:, 3:]).all()
 
 
 @pytest.mark.parametrize("options", [{}, {"memory": "none"}])
 def test_the_previous_action_matters(options: Any) -> None:
     head, (x, padding, actions) = make(**options), inputs()
     start = head.initial_memory(B, N)
-    one, _ = head.unroll(x, padding, actions, start)
-    other, _ = head.unroll(x, padding, -actions, start)
-    assert not torch.isclose(one, other).all(-1).any()
+    codes, _ = head.unroll(x, padding, actions, start)
+    negated, _ = head.unroll(x, padding, -actions, start)
+    assert not torch.isclose(codes, negated).all(-1).any()
 
 
 def test_differences_of_frames_are_the_key() -> None:
@@ -188,14 +196,14 @@ def test_differences_of_frames_are_the_key() -> None:
         head.fold(), x, None, torch.zeros(B, 1, 0, dtype=torch.float64), ()
     )
     # A constant added to all frames of a token is in no difference.
-    more, _ = head._keys(
+    shifted_keys, _ = head._keys(
         head.fold(),
         x + torch.randn(B, 1, N, 1, dtype=torch.float64).expand_as(x),
         None,
         torch.zeros(B, 1, 0, dtype=torch.float64),
         (),
     )
-    torch.testing.assert_close(keys, more)
+    torch.testing.assert_close(keys, shifted_keys)
 
 
 def test_every_parameter_gets_a_gradient_from_two_steps() -> None:
@@ -328,20 +336,20 @@ def test_the_state_begins_anew_with_the_episode_and_only_there() -> None:
 
 def test_a_recurrent_state_is_saved_and_goes_on_exactly() -> None:
     kinds = policies(HEADS[0], "separate")
-    one = Rollout(FoxAndHens(3, seed=5), kinds, explore=True)
-    one.steps(5)
-    state = one.state_dict()
-    expected = one.steps(9)["fox"]
-    other = Rollout(FoxAndHens(3, seed=5), kinds, explore=True)
-    other.load_state_dict(state)
-    assert torch.equal(other.steps(9)["fox"].logits, expected.logits)
+    original = Rollout(FoxAndHens(3, seed=5), kinds, explore=True)
+    original.steps(5)
+    state = original.state_dict()
+    expected = original.steps(9)["fox"]
+    resumed = Rollout(FoxAndHens(3, seed=5), kinds, explore=True)
+    resumed.load_state_dict(state)
+    assert torch.equal(resumed.steps(9)["fox"].logits, expected.logits)
 
 
 @each_head
 def test_actions_are_remembered_as_vectors(head: dict[str, Any]) -> None:
-    both = policies(head, "shared")
+    kinds = policies(head, "shared")
     env = FoxAndHens(2)
-    rollout = Rollout(env, both, explore=True)
+    rollout = Rollout(env, kinds, explore=True)
     parts = rollout.steps(2)
     choices = parts["hen"].states["action"][1]
     assert torch.equal(choices.argmax(-1), parts["hen"].actions[0])
@@ -371,7 +379,7 @@ def test_sequences_hold_every_step_once(lengths: list[int], limit: int) -> None:
     assert torch.equal(cut[f"{STATE}/0"], 10 * cut[Columns.ACTIONS][:, 0])
     assert mask.shape[1] <= limit
     chunk = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    for row, there in zip(cut[Columns.ACTIONS], mask, strict=True):
-        inside = row[there]
+    for row, present in zip(cut[Columns.ACTIONS], mask, strict=True):
+        inside = row[present]
         assert torch.equal(inside, torch.arange(len(inside)) + inside[0])
         assert len(chunk[inside].unique()) == 1

@@ -55,9 +55,9 @@ def test_the_number_of_tokens_is_free_where_the_head_allows_it(
             with pytest.raises((AssertionError, RuntimeError)):
                 module(features, types, padding.bool())
             continue
-        got = module(features, types, padding.bool())
+        output = module(features, types, padding.bool())
         expected = ActionNetwork(exported)(features, types, padding.bool())
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_axes_of_onnx_have_names(tmp_path, pooling, masked, axes):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     file = tmp_path / "new.onnx"
-    chosen = policy(pooling, CHOICES if masked else BOX, num_layers=1)
-    export_policy(chosen, file, "onnx", masked=masked)
+    exported = policy(pooling, CHOICES if masked else BOX, num_layers=1)
+    export_policy(exported, file, "onnx", masked=masked)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     shapes = {part.name: part.shape for part in session.get_inputs()}
     assert shapes["features"] == [*axes, SPEC.num_features]

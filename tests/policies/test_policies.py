@@ -25,7 +25,7 @@ from marl_pool.utils.randomness import Purpose, Stream
 CHOICE = spaces.Discrete(4)
 LOW, HIGH = np.array([[-2, 0, 1], [2, 1, 5]], dtype=np.float32)
 BOX = spaces.Box(LOW, HIGH)
-both = pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
+both_spaces = pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])
 seeds = st.integers(0, 2**31)
 SMALL = {"name": "transformer", "num_layers": 1}
 
@@ -94,7 +94,7 @@ def test_other_action_spaces_are_refused(space: spaces.Space) -> None:
             build(space)
 
 
-@both
+@both_spaces
 @given(seed=seeds)
 def test_log_prob_is_that_of_torchs_distributions(
     space: spaces.Space, seed: int
@@ -152,8 +152,8 @@ def test_sampled_frequencies_and_moments() -> None:
     noise = Stream(3, torch.arange(num), Purpose.POLICY, 3).next()
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     choice = ActionSpec.of(CHOICE)
-    drawn = sample(choice, chances.log().expand(num, 4), noise[:, :1])
-    observed = np.bincount(drawn.numpy(), minlength=4)
+    choices = sample(choice, chances.log().expand(num, 4), noise[:, :1])
+    observed = np.bincount(choices.numpy(), minlength=4)
     assert stats.chisquare(observed, num * chances.numpy()).pvalue > 1e-3
     box = ActionSpec.of(BOX)
     logits = torch.tensor([-1.0, 0.0, 3.0, -1.0, 0.0, 0.5])
@@ -172,7 +172,7 @@ def test_the_mode_is_the_likeliest_action() -> None:
 # TokenPolicy
 
 
-@both
+@both_spaces
 @pytest.mark.parametrize("batch", [(1,), (4,), (3, 2), (2, 3, 2)])
 def test_shapes(space: spaces.Space, batch: tuple[int, ...]) -> None:
     policy = make(space)
@@ -188,7 +188,7 @@ def test_shapes(space: spaces.Space, batch: tuple[int, ...]) -> None:
     assert (decision.action.dtype == torch.int64) == (space is CHOICE)
 
 
-@both
+@both_spaces
 def test_every_row_is_decided_by_itself(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (3, 2))
@@ -200,7 +200,7 @@ def test_every_row_is_decided_by_itself(space: spaces.Space) -> None:
                 torch.testing.assert_close(a[0], b[env, agent])
 
 
-@both
+@both_spaces
 def test_without_exploring_the_mode_is_taken(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (3, 2))
@@ -209,7 +209,7 @@ def test_without_exploring_the_mode_is_taken(space: spaces.Space) -> None:
     assert torch.equal(decision.action, policy.act(tokens).action)
 
 
-@both
+@both_spaces
 def test_decisions_are_of_the_distribution_they_tell(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (3, 2))
@@ -226,7 +226,7 @@ def test_decisions_are_of_the_distribution_they_tell(space: spaces.Space) -> Non
     assert torch.equal(decision.action, sample(policy.actions, logits, noise))
 
 
-@both
+@both_spaces
 def test_a_stream_reproduces_and_other_streams_differ(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (40, 2))
@@ -243,16 +243,16 @@ def test_a_stream_reproduces_and_other_streams_differ(space: spaces.Space) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@both
+@both_spaces
 def test_without_a_stream_the_global_generator_explores(space: spaces.Space) -> None:
     policy = make(space)
     tokens = random_tokens(0, (40,))
-    drawn = []
+    sampled = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(policy.act(tokens, explore=True).action)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+        sampled.append(policy.act(tokens, explore=True).action)
+    assert torch.equal(sampled[0], sampled[1])
+    assert not torch.equal(sampled[0], sampled[2])
 
 
 def test_the_log_std_is_clamped_and_the_mean_is_not() -> None:
@@ -310,7 +310,7 @@ def test_heads_have_two_hidden_layers(options: Any, kind: type[nn.Module]) -> No
     assert [type(layer) for layer in linear] == [nn.Linear]
 
 
-@both
+@both_spaces
 def test_separate_trunks_share_nothing(space: spaces.Space) -> None:
     shared, separate = make(space), make(space, trunk="separate")
     assert shared.value_network is None
@@ -319,19 +319,19 @@ def test_separate_trunks_share_nothing(space: spaces.Space) -> None:
     total = sum(p.numel() for p in shared.parameters())
     assert sum(p.numel() for p in separate.parameters()) == total + trunk
 
-    def touched(policy: TokenPolicy, what: int) -> set[str]:
+    def trained_parts(policy: TokenPolicy, index: int) -> set[str]:
         policy.zero_grad()
-        policy(random_tokens())[what].square().sum().backward()
+        policy(random_tokens())[index].square().sum().backward()
         return {
             name.split(".")[0]
             for name, parameter in policy.named_parameters()
             if parameter.grad is not None and parameter.grad.any()
         }
 
-    assert touched(separate, 0) == {"network", "action_head"}
-    assert touched(separate, 1) == {"value_network", "value_head"}
-    assert touched(shared, 0) == {"network", "action_head"}
-    assert touched(shared, 1) == {"network", "value_head"}
+    assert trained_parts(separate, 0) == {"network", "action_head"}
+    assert trained_parts(separate, 1) == {"value_network", "value_head"}
+    assert trained_parts(shared, 0) == {"network", "action_head"}
+    assert trained_parts(shared, 1) == {"network", "value_head"}
 
 
 def test_weights_have_the_batch_dimensions_of_the_tokens() -> None:
@@ -415,15 +415,15 @@ def test_the_random_policy_is_uniform_over_the_choices() -> None:
     )
 
 
-@both
+@both_spaces
 def test_the_random_policy_explores_always_and_reproduces(space: spaces.Space) -> None:
     policy = RandomPolicy(space)
     tokens = random_tokens(0, (50, 2))
     noise = stream(policy, 50, 2)
     first = policy.act(tokens, (), noise, False)
     second = policy.act(tokens, (), noise, True)
-    again = policy.act(tokens, (), stream(policy, 50, 2), True)
-    assert torch.equal(first.action, again.action)
+    repeated = policy.act(tokens, (), stream(policy, 50, 2), True)
+    assert torch.equal(first.action, repeated.action)
     assert not torch.equal(first.action, second.action)
     assert not first.value.any()
     assert first.value.shape == first.log_prob.shape == (50, 2)

@@ -49,12 +49,12 @@ def make(space: spaces.Space = BOX, **options: Any) -> TokenPolicy:
     return make_policy(SPEC, space, **{"encoder": SMALL, "seed": 3, **options}).eval()
 
 
-def same_decisions(one: Any, other: Any) -> bool:
+def same_decisions(first: Any, second: Any) -> bool:
     """Compare the decisions of two policies bit for bit."""
     tokens = random_tokens(0, (6, 2))
     for explore in (False, True):
         decisions = []
-        for policy in (one, other):
+        for policy in (first, second):
             size = 2 * policy.noise_size
             noise = Stream(5, torch.arange(6), Purpose.POLICY, size)
             decision = policy.act(tokens, (), noise, explore)
@@ -64,7 +64,7 @@ def same_decisions(one: Any, other: Any) -> bool:
     return True
 
 
-def refused(folder: Path, **options: Any) -> str:
+def refusal_of(folder: Path, **options: Any) -> str:
     """The one-line refusal of what is in ``folder``."""
     with pytest.raises(InputError) as refusal:
         load_policy(folder, **options)
@@ -75,17 +75,17 @@ def refused(folder: Path, **options: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
     save_policy(make(), folder)
     return folder
 
 
 @pytest.fixture
-def folder(saved: Path, tmp_path: Path) -> Path:
+def folder(saved_policy: Path, tmp_path: Path) -> Path:
     """A copy of a saved policy, to be damaged."""
     for name in (CONFIG, WEIGHTS):
-        (tmp_path / name).write_bytes((saved / name).read_bytes())
+        (tmp_path / name).write_bytes((saved_policy / name).read_bytes())
     return tmp_path
 
 
@@ -174,7 +174,7 @@ def test_any_flipped_bit_is_found(
         st.integers(0, 7)
     )
     (folder / name).write_bytes(content)
-    assert str(folder) in refused(folder)
+    assert str(folder) in refusal_of(folder)
 
 
 def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_changed_policy_is_read_once_its_manifest_is_gone(tmp_path: Path) -> N
     save_policy(make(), folder)
     text = (folder / CONFIG).read_text()
     (folder / CONFIG).write_text(text + " ")
-    message = refused(folder)
+    message = refusal_of(folder)
     assert CONFIG in message
     assert f"remove its {MANIFEST}" in message
     (folder / MANIFEST).unlink()
@@ -211,7 +211,7 @@ def test_several_modules_and_their_groups(tmp_path: Path) -> None:
     for group, module in groups.items():
         assert same_decisions(loaded[group], modules[module])
     assert loaded["prey"] is loaded["decoy"]
-    message = refused(tmp_path)
+    message = refusal_of(tmp_path)
     assert "expected one policy, found hunter, team; use load_policies" in message
 
 
@@ -234,22 +234,22 @@ def test_module_names_may_begin_alike(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
-    assert f"{CONFIG} is missing" in refused(tmp_path / "nowhere")
+    assert f"{CONFIG} is missing" in refusal_of(tmp_path / "nowhere")
     (folder / WEIGHTS).rename(folder / "kept")
-    assert f"{WEIGHTS} is missing" in refused(folder)
+    assert f"{WEIGHTS} is missing" in refusal_of(folder)
     # A run's folder has its policy inside.
     run = tmp_path / "run"
     shutil.copytree(folder, run / "policy")
-    assert str(run / "policy") in refused(run)
+    assert str(run / "policy") in refusal_of(run)
     (folder / "kept").rename(folder / WEIGHTS)
     (folder / CONFIG).unlink()
-    assert f"no policy in {folder}: {CONFIG} is missing" in refused(folder)
+    assert f"no policy in {folder}: {CONFIG} is missing" in refusal_of(folder)
     (folder / CONFIG).mkdir()
-    refused(folder)
+    refusal_of(folder)
 
 
 def test_a_file_where_a_folder_should_be(folder: Path) -> None:
-    refused(folder / CONFIG)
+    refusal_of(folder / CONFIG)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
@@ -260,7 +260,7 @@ def test_a_truncated_file_is_refused_wherever_it_breaks(
     cuts = {0, 1, 7, 8, 9, 200, len(whole) // 2, len(whole) - 3, len(whole) - 2}
     for cut in cuts:
         (folder / name).write_bytes(whole[:cut])
-        assert f"{name} is damaged" in refused(folder)
+        assert f"{name} is damaged" in refusal_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,9 @@ def test_a_truncated_file_is_refused_wherever_it_breaks(
 )
 def test_files_of_another_kind_are_refused(content: bytes, folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(content)
-    assert f"{WEIGHTS} is damaged" in refused(folder)
+    assert f"{WEIGHTS} is damaged" in refusal_of(folder)
     (folder / CONFIG).write_bytes(content)
-    assert f"{CONFIG} is damaged" in refused(folder)
+    assert f"{CONFIG} is damaged" in refusal_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -292,12 +292,12 @@ def test_files_of_another_kind_are_refused(content: bytes, folder: Path) -> None
 )
 def test_foreign_json_is_refused(content: str, message: str, folder: Path) -> None:
     (folder / CONFIG).write_text(content)
-    assert message in refused(folder)
+    assert message in refusal_of(folder)
 
 
 def test_a_group_needs_its_module(folder: Path) -> None:
     edit(folder, lambda config: config["groups"].update(fox="nobody"))
-    assert "group 'fox' has no module 'nobody'" in refused(folder)
+    assert "group 'fox' has no module 'nobody'" in refusal_of(folder)
 
 
 def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
@@ -305,13 +305,13 @@ def test_a_policy_of_another_class_is_refused(folder: Path) -> None:
         config["modules"]["policy"]["class"] = "recurrent"
 
     edit(folder, change)
-    assert "unknown policy 'recurrent': choose from" in refused(folder)
+    assert "unknown policy 'recurrent': choose from" in refusal_of(folder)
 
 
 @pytest.mark.parametrize("option", ["activation", "input_activation", "init_std"])
 def test_an_option_that_is_not_stored_is_not_guessed(option: str, folder: Path) -> None:
     edit(folder, lambda config: config["modules"]["policy"].pop(option))
-    message = refused(folder)
+    message = refusal_of(folder)
     assert f"{CONFIG}: expected the policy options {option}, got none" in message
 
 
@@ -320,16 +320,16 @@ def test_weights_must_fit_the_configuration(folder: Path, tmp_path: Path) -> Non
         edit(folder, lambda config: config["modules"]["policy"].update(options))
 
     set_to(head_hidden=[16])
-    assert "damaged or foreign" in refused(folder)
+    assert "damaged or foreign" in refusal_of(folder)
     set_to(head_hidden=[32, 32], pooling={"name": "max"})
-    message = refused(folder)
+    message = refusal_of(folder)
     assert "damaged or foreign" in message
     assert "network.pooling.attention" in message
     set_to(pooling={"name": "ada"})
     assert same_decisions(load_policy(folder), make())
     save_policy(make(CHOICE), tmp_path / "other")
     (folder / WEIGHTS).write_bytes((tmp_path / "other" / WEIGHTS).read_bytes())
-    assert "damaged or foreign" in refused(folder)
+    assert "damaged or foreign" in refusal_of(folder)
 
 
 def paths(tree: Any, path: tuple = ()) -> Iterator[tuple]:
@@ -349,12 +349,12 @@ WRONG = [None, -1, 0, 2.5, "x", "", [], {}, [None], {"name": "x"}, {"a": []}, Tr
 
 @given(data=st.data())
 def test_no_edit_of_the_configuration_is_more_than_a_refusal(
-    saved: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    saved_policy: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "edited"
     folder.mkdir(exist_ok=True)
-    (folder / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes())
-    config = json.loads((saved / CONFIG).read_text())
+    (folder / WEIGHTS).write_bytes((saved_policy / WEIGHTS).read_bytes())
+    config = json.loads((saved_policy / CONFIG).read_text())
     *way, last = data.draw(st.sampled_from(list(paths(config))))
     place = config
     for key in way:
@@ -407,7 +407,7 @@ def test_a_class_that_the_caller_does_not_allow_is_not_imported(
 ) -> None:
     edit(folder, lambda config: config["modules"]["policy"][part].update(name=name))
     for options in ({}, {"plugins": ["another_package.module:Class"]}):
-        message = refused(folder, **options)
+        message = refusal_of(folder, **options)
         assert f"uses the {part} {name!r}" in message
         assert f"plugins=[{name!r}]" in message
     assert not plug_in.exists()
@@ -419,7 +419,7 @@ def test_what_is_no_name_is_refused(name: Any, folder: Path) -> None:
     for part in ("pooling", "encoder"):
         changed = {"name": name}
         edit(folder, lambda c, p=part, v=changed: c["modules"]["policy"].update({p: v}))
-        refused(folder)
+        refusal_of(folder)
 
 
 def test_a_plug_in_that_the_caller_allows_is_loaded(
@@ -430,7 +430,7 @@ def test_a_plug_in_that_the_caller_allows_is_loaded(
     save_policy(policy, tmp_path)
     plug_in.unlink()
     del sys.modules["spying_plug_in"]
-    refused(tmp_path)
+    refusal_of(tmp_path)
     assert not plug_in.exists()
     assert same_decisions(load_policy(tmp_path, plugins=[name]), policy)
     assert plug_in.exists()

@@ -62,17 +62,17 @@ def published_weights(env: str, head: str) -> dict[str, Tensor]:
     rng = np.random.RandomState(GOLDEN["seed"])
     weights: dict[str, Tensor] = {}
     for name, shape in GOLDEN["worlds"][env]["heads"][head]["parameters"]:
-        drawn = torch.from_numpy(GOLDEN["scale"] * rng.standard_normal(shape))
+        parameter = torch.from_numpy(GOLDEN["scale"] * rng.standard_normal(shape))
         if name.endswith("norm.weight"):
-            drawn += 1
+            parameter += 1
         if name == "pooling.token":
-            drawn = drawn[0]
+            parameter = parameter[0]
         if name.endswith(".key_value"):
             stem = name.removesuffix("key_value")
-            key, value = drawn.chunk(2)
+            key, value = parameter.chunk(2)
             weights |= {our_name(stem + "key"): key, our_name(stem + "value"): value}
         else:
-            weights[our_name(name)] = drawn
+            weights[our_name(name)] = parameter
     return weights
 
 

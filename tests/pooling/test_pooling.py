@@ -35,7 +35,7 @@ cases = st.tuples(seeds, orders)
 """Of a property that every head is tried for."""
 
 
-def close(a: Tensor, b: Tensor) -> bool:
+def is_close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -112,7 +112,7 @@ def test_masked_equals_physically_shorter(
     x, padding, types = padded_last(seed, kept)
     masked = Prepended(head)(x, padding, types)
     shorter = Prepended(head)(x[:, :kept], None, types[:, :kept])
-    assert close(masked, shorter)
+    assert is_close(masked, shorter)
 
 
 @heads
@@ -124,8 +124,8 @@ def test_rows_do_not_see_each_other(
     x, padding, types = random_set(seed)
     whole = head(x, padding, types)
     for row in range(len(x)):
-        here = slice(row, row + 1)
-        assert close(head(x[here], padding[here], types[here]), whole[here])
+        rows = slice(row, row + 1)
+        assert is_close(head(x[rows], padding[rows], types[rows]), whole[rows])
 
 
 @heads
@@ -147,9 +147,9 @@ def test_an_empty_set_gives_finite_output_and_gradient(
         assert tensor.grad.isfinite().all()
     assert x.grad is not None
     assert not x.grad[1].any()
-    others = [0, 2, 3]
+    rows = [0, 2, 3]
     expected = Prepended(head)(x.detach().nan_to_num(), full, types)
-    assert close(result[others], expected[others])
+    assert is_close(result[rows], expected[rows])
     weights = head.weights(*head.prepend(x.detach(), padding, types))
     if weights is not None:
         assert not weights[1, :, head.extra_tokens :].any()
@@ -186,7 +186,7 @@ def ignores_order(head: nn.Module, case: tuple[int, list[int]]) -> bool:
     seed, order = case
     x, padding, types = random_set(seed)
     permuted = Prepended(head)(x[:, order], padding[:, order], types[:, order])
-    return close(permuted, Prepended(head)(x, padding, types))
+    return is_close(permuted, Prepended(head)(x, padding, types))
 
 
 def counterexample(head: nn.Module) -> tuple[int, list[int]] | None:
@@ -267,23 +267,23 @@ def test_gradcheck(name: str, options: dict[str, Any], fast_mode: bool) -> None:
         changed = dict(zip(parameters, values, strict=True))
         return functional_call(Prepended(head), changed, (x, padding, types))
 
-    given = (x.requires_grad_(), *parameters.values())
-    assert torch.autograd.gradcheck(pool, given, fast_mode=fast_mode)
+    inputs = (x.requires_grad_(), *parameters.values())
+    assert torch.autograd.gradcheck(pool, inputs, fast_mode=fast_mode)
 
 
 @heads
 def test_state_dict_round_trip(name: str, options: dict[str, Any]) -> None:
     head = make_head(name, **options)
-    other = make_head(name, **options)
+    clone = make_head(name, **options)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in clone.parameters():
             parameter.add_(1)
     given_set = random_set()
     expected = Prepended(head)(*given_set)
     if list(head.parameters()):
-        assert not torch.equal(Prepended(other)(*given_set), expected)
-    other.load_state_dict(copy.deepcopy(head.state_dict()))
-    assert torch.equal(Prepended(other)(*given_set), expected)
+        assert not torch.equal(Prepended(clone)(*given_set), expected)
+    clone.load_state_dict(copy.deepcopy(head.state_dict()))
+    assert torch.equal(Prepended(clone)(*given_set), expected)
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_compiled_is_the_same(name: str, options: dict[str, Any]) -> None:
     compiled = torch.compile(Prepended(head), backend="aot_eager", fullgraph=True)
     x, padding, types = random_set()
     x[padding] = torch.nan
-    assert close(compiled(x, padding, types), Prepended(head)(x, padding, types))
+    assert is_close(compiled(x, padding, types), Prepended(head)(x, padding, types))
     torch.compiler.reset()
 
 
@@ -393,7 +393,7 @@ def test_a_head_of_your_own_is_as_good() -> None:
     x, padding, types = random_set()
     expected = 2 * x.masked_fill(padding[..., None], 0).sum(1)
     x[padding] = torch.nan
-    assert close(head(x, padding, types), expected)
+    assert is_close(head(x, padding, types), expected)
     assert head.weights(x) is None
     assert counterexample(head) is None
 
@@ -433,9 +433,9 @@ def test_max_and_avg_are_those_of_the_tokens_present(seed: int) -> None:
     x, padding, _ = random_set(seed)
     for row in range(len(x)):
         present = x[row][~padding[row]]
-        here = (x[row : row + 1], padding[row : row + 1])
-        assert torch.equal(make_head("max")(*here)[0], present.max(0).values)
-        assert close(make_head("avg")(*here)[0], present.mean(0))
+        row_set = (x[row : row + 1], padding[row : row + 1])
+        assert torch.equal(make_head("max")(*row_set)[0], present.max(0).values)
+        assert is_close(make_head("avg")(*row_set)[0], present.mean(0))
 
 
 def test_max_of_negative_numbers_is_not_the_padding() -> None:
@@ -462,11 +462,11 @@ def test_avg_weights_are_one_over_n(seed: int) -> None:
     weights = head.weights(x, padding)
     assert weights is not None
     clean = x.masked_fill(padding[..., None], 0)
-    assert close((weights @ clean)[:, 0], head(x, padding))
-    assert close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert is_close((weights @ clean)[:, 0], head(x, padding))
+    assert is_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
     whole = head.weights(x)
     assert whole is not None
-    assert close(whole, torch.full_like(whole, 1 / NUM_TOKENS))
+    assert is_close(whole, torch.full_like(whole, 1 / NUM_TOKENS))
 
 
 def test_max_and_cls_have_no_weights() -> None:
@@ -486,7 +486,7 @@ def test_cls_reads_its_own_token() -> None:
 def test_flatten_is_a_projection_of_the_concatenation() -> None:
     head: Any = make_head("flatten")
     x, _, _ = random_set()
-    assert close(head(x), head.project(x.flatten(1)))
+    assert is_close(head(x), head.project(x.flatten(1)))
     with pytest.raises(InputError, match="expected at most 5 tokens, got 6"):
         head(torch.cat([x, x[:, :1]], 1))
 
@@ -508,10 +508,10 @@ def by_hand(head: Any, query: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     keys, values = x @ attention.to_key.weight.T, x @ attention.to_value.weight.T
     parts, shares = [], []
     for h in range(heads):
-        own = slice(h * width, (h + 1) * width)
-        scores = keys[:, own] @ q[own] * attention.scale
+        columns = slice(h * width, (h + 1) * width)
+        scores = keys[:, columns] @ q[columns] * attention.scale
         share = scores.exp() / scores.exp().sum()
-        parts.append(share @ values[:, own])
+        parts.append(share @ values[:, columns])
         shares.append(share)
     return attention.to_out.weight @ torch.cat(parts), torch.stack(shares)
 
@@ -522,23 +522,23 @@ def by_hand(head: Any, query: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def test_ada_is_the_definition(query: Any, num_heads: int, residual: Any) -> None:
     head: Any = make_head("ada", query=query, num_heads=num_heads, residual=residual)
     x, padding, types = random_set(7)
-    own = types == SELF_TYPE
+    self_mask = types == SELF_TYPE
     for row in range(len(x)):
-        here = ~padding[row]
+        present = ~padding[row]
         if isinstance(query, list):
-            chosen = [i for i in query if here[i]]
-        elif query == "self" and (own[row] & here).any():
-            chosen = (own[row] & here).nonzero()[:, 0].tolist()
+            places = [i for i in query if present[i]]
+        elif query == "self" and (self_mask[row] & present).any():
+            places = (self_mask[row] & present).nonzero()[:, 0].tolist()
         else:
-            chosen = here.nonzero()[:, 0].tolist()
-        q = x[row, chosen].mean(0) if chosen else torch.zeros_like(x[row, 0])
+            places = present.nonzero()[:, 0].tolist()
+        q = x[row, places].mean(0) if places else torch.zeros_like(x[row, 0])
         q = head.learned_query if query == "learned" else q
-        expected, shares = by_hand(head, q, x[row][here])
+        expected, shares = by_hand(head, q, x[row][present])
         if residual or (residual is None and query in ("self", [0])):
             expected = expected + q
         given_set = [part[row : row + 1] for part in (x, padding, types)]
-        assert close(head(*given_set)[0], expected)
-        assert close(weights_of(head, *given_set)[0][:, here], shares)
+        assert is_close(head(*given_set)[0], expected)
+        assert is_close(weights_of(head, *given_set)[0][:, present], shares)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_ada_scales_by_the_width_of_the_model_or_the_head(
         for part in (head.attention.to_query, head.attention.to_key):
             part.weight.copy_(torch.eye(DIM))
     scores = torch.einsum("bhd,bnhd->bhn", x.mean(1).view(4, 4, 2), x.view(4, 5, 4, 2))
-    assert close(weights_of(head, x, None, types), (scores / divisor).softmax(-1))
+    assert is_close(weights_of(head, x, None, types), (scores / divisor).softmax(-1))
 
 
 @heads
@@ -567,7 +567,7 @@ def test_weights_are_shares_of_the_tokens_present(
     weights = head.weights(x, padding, types)
     if weights is not None:
         assert (weights >= 0).all()
-        assert close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        assert is_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
 @given(seed=seeds, place=st.integers(0, NUM_TOKENS - 1))
@@ -575,8 +575,8 @@ def test_self_is_found_by_its_type_wherever_it_stands(seed: int, place: int) -> 
     x, padding, types = random_set(seed)
     types[:], padding[:, place] = 1, False
     types[:, place] = SELF_TYPE
-    found = make_head("ada", query="self")(x, padding, types)
-    assert close(found, make_head("ada", query=[place])(x, padding, types))
+    output = make_head("ada", query="self")(x, padding, types)
+    assert is_close(output, make_head("ada", query=[place])(x, padding, types))
 
 
 @given(seed=seeds)
@@ -585,7 +585,7 @@ def test_of_several_self_tokens_the_mean_asks(seed: int) -> None:
     types[:], padding[:, [1, 3]] = 1, False
     types[:, [1, 3]] = SELF_TYPE
     expected = make_head("ada", query=[1, 3], residual=True)(x, padding, types)
-    assert close(make_head("ada", query="self")(x, padding, types), expected)
+    assert is_close(make_head("ada", query="self")(x, padding, types), expected)
 
 
 @given(seed=seeds)
@@ -595,9 +595,9 @@ def test_without_its_self_token_the_mean_of_those_present_asks(seed: int) -> Non
     types[:, 2] = SELF_TYPE  # lost under padding
     expected = make_head("ada", query="mean", residual=True)(x, padding, types)
     head = make_head("ada", query="self")
-    assert close(head(x, padding, types), expected)
+    assert is_close(head(x, padding, types), expected)
     types[:] = 1  # never there
-    assert close(head(x, padding, types), expected)
+    assert is_close(head(x, padding, types), expected)
 
 
 def test_a_query_by_position_takes_the_mean_of_those_present() -> None:
@@ -606,7 +606,7 @@ def test_a_query_by_position_takes_the_mean_of_those_present() -> None:
     padding[:, 1] = True
     expected = make_head("ada", query=[0])(x, padding, types)
     head = make_head("ada", query=[0, 1], residual=True)
-    assert close(head(x, padding, types), expected)
+    assert is_close(head(x, padding, types), expected)
 
 
 @pytest.mark.parametrize("query", ["self", "corner", "mean", "focal"])
@@ -633,7 +633,7 @@ def test_the_residual_is_the_query() -> None:
     padding[:, 2] = False
     added = make_head("ada", query=[2])(x, padding, types)
     bare = make_head("ada", query=[2], residual=False)(x, padding, types)
-    assert close(added - bare, x[:, 2])
+    assert is_close(added - bare, x[:, 2])
 
 
 def test_the_default_query_is_self_where_there_is_one() -> None:
@@ -690,12 +690,12 @@ def test_the_plainest_call_of_a_head_needs_vectors_alone(name: str) -> None:
 def test_without_types_ada_asks_with_the_mean() -> None:
     x, padding, _ = random_set()
     plain, mean = make_head("ada"), make_head("ada", query="mean")
-    assert close(plain(x, padding), mean(x, padding))
-    assert close(plain.weights(x, padding), mean.weights(x, padding))
+    assert is_close(plain(x, padding), mean(x, padding))
+    assert is_close(plain.weights(x, padding), mean.weights(x, padding))
 
 
 @pytest.mark.parametrize("query", ["nope", [], [-1], ["0"]])
 def test_a_wrong_query_is_rejected_in_the_constructor(query):
-    with pytest.raises(InputError, match=r"pooling.query.*a list.*got") as found:
+    with pytest.raises(InputError, match=r"pooling.query.*a list.*got") as caught:
         AdaPooling(8, query=query)
-    assert repr(query) in str(found.value)
+    assert repr(query) in str(caught.value)

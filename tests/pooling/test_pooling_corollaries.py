@@ -91,11 +91,11 @@ def test_so_does_any_other_query_by_its_own_sign(query: Any) -> None:
     x[:, :, 0] = 0  # a feature of which any query is 0
     padding[:, 0], types[:, 0] = False, 0
     head = plain_ada(1e9, query=query, num_heads=DIM)
-    asked = head._query(x, padding, types)
-    assert (asked[:, 0] == 0).all()
-    assert (asked[:, 1:] > 0.01).any()
-    assert (asked[:, 1:] < -0.01).any()
-    expected = extremes(x, padding, asked)
+    queries = head._query(x, padding, types)
+    assert (queries[:, 0] == 0).all()
+    assert (queries[:, 1:] > 0.01).any()
+    assert (queries[:, 1:] < -0.01).any()
+    expected = extremes(x, padding, queries)
     torch.testing.assert_close(head(x, padding, types), expected, rtol=0, atol=1e-6)
 
 

@@ -86,12 +86,12 @@ def test_a_power_mean_is_its_formula_and_finite(
     with torch.no_grad():  # p itself in float32, whatever the features' dtype
         head.float()
         head.log_above_one.copy_(torch.tensor(p - 1.0).log())
-    found = head(slots, padding)
-    assert found.dtype == dtype
+    output = head(slots, padding)
+    assert output.dtype == dtype
     size = float(exact.abs().max()) + 1e-4
     close = 10 * torch.finfo(dtype).eps * size + 2e-5 * size + 1e-7
-    assert abs(found.item() - expected.item()) <= close
-    found.sum().backward()
+    assert abs(output.item() - expected.item()) <= close
+    output.sum().backward()
     for tensor in (slots, *head.parameters()):
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
@@ -100,22 +100,22 @@ def test_a_power_mean_is_its_formula_and_finite(
 @given(size=st.floats(-30, 37), p=st.floats(1.001, 100.0))
 def test_no_size_of_features_is_too_large_or_too_small(size: float, p: float) -> None:
     x = (10**size * X.float()).requires_grad_()
-    found = make_pooling("power", dim=2, p=p)(x)
-    assert found.isfinite().all()
-    assert (found >= x.amin(1)).all()
-    found.sum().backward()
+    output = make_pooling("power", dim=2, p=p)(x)
+    assert output.isfinite().all()
+    assert (output >= x.amin(1)).all()
+    output.sum().backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
     unit = make_pooling("power", dim=2, p=p)(X.float())
-    torch.testing.assert_close(found / 10**size, unit, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output / 10**size, unit, rtol=1e-4, atol=1e-4)
 
 
 def test_a_power_mean_of_features_that_are_all_the_same() -> None:
     x = torch.full((1, 3, 1), -5.0, requires_grad=True)
     head = make_pooling("power", dim=1, p=8.0)
-    found = head(x)
-    assert found.item() == -5
-    found.sum().backward()
+    output = head(x)
+    assert output.item() == -5
+    output.sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, torch.full_like(x, 1 / 3))
     assert all(part.grad.isfinite().all() for part in head.parameters())
@@ -174,14 +174,14 @@ def test_pma_of_torch() -> None:
     """torch's attention with the same weights, scaled by the head width as it does."""
     head = make_head("pma", num_seeds=2, num_heads=4, attention_scale="head")
     assert isinstance(head, PMAPooling)
-    own = head.block.attention
+    attention = head.block.attention
     torch_attention = nn.MultiheadAttention(DIM, 4, bias=False, batch_first=True)
     torch_attention = torch_attention.double()
     with torch.no_grad():
-        parts = (own.to_query, own.to_key, own.to_value)
+        parts = (attention.to_query, attention.to_key, attention.to_value)
         stacked = torch.cat([part.weight for part in parts])
         torch_attention.in_proj_weight.copy_(stacked)
-        torch_attention.out_proj.weight.copy_(own.to_out.weight)
+        torch_attention.out_proj.weight.copy_(attention.to_out.weight)
     x, padding, _ = random_set()
     seeds = head.learned_query.expand(len(x), -1, -1)
     stored = head.feedforward(x.masked_fill(padding[..., None], 0))
@@ -231,11 +231,11 @@ def test_learned_aggregation_as_the_post_writes_it() -> None:
     head = make_head("learned_aggregation", query_dim=3, dim_out=2)
     assert isinstance(head, LearnedAggregationPooling)
     x = random_set()[0]
-    for row, found in zip(x, head(x), strict=True):
+    for row, output in zip(x, head(x), strict=True):
         query = head.learned_query[None] @ head.to_query.weight.T
         scores = query @ (row.T @ head.to_key.weight.T) / DIM**0.5
         expected = scores.softmax(-1) @ (row.T @ head.to_value.weight.T)
-        torch.testing.assert_close(found, expected[0])
+        torch.testing.assert_close(output, expected[0])
     assert head(x[:1]).shape == (1, 2)
 
 
@@ -269,9 +269,9 @@ def test_an_lstm_of_torch() -> None:
 
 
 def test_what_is_alike_merges_first_and_counts_once() -> None:
-    crowd = torch.tensor([1.0, 0.0]).double()
-    other = torch.tensor([0.0, 3.0]).double()
-    x = torch.stack([crowd, other, crowd, crowd, crowd])[None]
+    common = torch.tensor([1.0, 0.0]).double()
+    rare = torch.tensor([0.0, 3.0]).double()
+    x = torch.stack([common, rare, common, common, common])[None]
     assert pool("merge", x).tolist() == [[0.5, 1.5]]
     assert pool("avg", x).tolist() == [pytest.approx([0.8, 0.6])]
 
@@ -297,8 +297,8 @@ def test_of_pairs_as_much_alike_the_content_decides() -> None:
     """Three directions at right angles: the two that sort first merge first."""
     head = make_pooling("merge", dim=3)
     for order in itertools.permutations(range(3)):
-        found = head(torch.eye(3)[None, list(order)])
-        assert found.tolist() == [[0.5, 0.25, 0.25]]
+        output = head(torch.eye(3)[None, list(order)])
+        assert output.tolist() == [[0.5, 0.25, 0.25]]
 
 
 @given(

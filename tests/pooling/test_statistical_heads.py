@@ -88,9 +88,9 @@ def test_outliers_leave_the_result_in_the_range_of_the_others(
     inliers = x[outliers:]
     for extreme in (-1e9, 1e9):
         x[:outliers] = extreme
-        found = pool(name, x)
-        assert (found >= inliers.amin(0)).all()
-        assert (found <= inliers.amax(0)).all()
+        output = pool(name, x)
+        assert (output >= inliers.amin(0)).all()
+        assert (output <= inliers.amax(0)).all()
 
 
 def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
@@ -119,7 +119,7 @@ def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "key", "got"),
+    ("name", "options", "key", "value"),
     [
         ("quantile", {"levels": []}, "pooling.levels", "none"),
         ("quantile", {"levels": [1.5]}, "levels", "1.5"),
@@ -132,7 +132,7 @@ def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
     ],
 )
 def test_options_out_of_range(
-    name: str, options: dict[str, Any], key: str, got: str
+    name: str, options: dict[str, Any], key: str, value: str
 ) -> None:
-    with pytest.raises(InputError, match=f"{key}.*expected.*got.*{got}"):
+    with pytest.raises(InputError, match=f"{key}.*expected.*got.*{value}"):
         make_pooling(name, dim=DIM, **options)

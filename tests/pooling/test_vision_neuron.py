@@ -119,14 +119,14 @@ def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(1, 1, 3, D, generator=generator, dtype=torch.float64)
     action = torch.tensor([[[0.3, -0.8]]], dtype=torch.float64)
-    got, memory = head.unroll(x, None, action, ())
+    output, memory = head.unroll(x, None, action, ())
     assert memory == ()
     weights = {k: v.detach().numpy() for k, v in head.named_parameters()}
     keys, values = [], []
     for patch in x[0, 0].numpy():
         older, newer = patch[:3], patch[3:]
-        seen = np.concatenate([newer - older, action[0, 0].numpy()])
-        keys.append(weights["key.weight"] @ seen + weights["key.bias"])
+        difference = np.concatenate([newer - older, action[0, 0].numpy()])
+        keys.append(weights["key.weight"] @ difference + weights["key.bias"])
         frames = [normalized(frame, head.frame_norm) for frame in (older, newer)]
         pixels = np.concatenate(frames)
         values.append(weights["value.weight"] @ pixels + weights["value.bias"])
@@ -141,13 +141,13 @@ def test_the_codes_one_by_one(affine: bool, scale: bool) -> None:
         query = weights["query.weight"] @ place + weights["query.bias"]
         scores = np.array([query @ key for key in keys]) / (5**0.5 if scale else 1)
         shares = np.exp(scores) / np.exp(scores).sum()
-        seen = sum(s * value for s, value in zip(shares, values, strict=True))
-        expected.append(normalized(np.maximum(seen, 0), head.code_norm))
+        mixture = sum(s * value for s, value in zip(shares, values, strict=True))
+        expected.append(normalized(np.maximum(mixture, 0), head.code_norm))
         given_shares = head.attention_weights(x, None, action, ())[0, code].detach()
         np.testing.assert_allclose(given_shares, shares, atol=1e-6)
-    got = got[0, 0].detach()
+    output = output[0, 0].detach()
     # The table of sinusoids is float32.
-    np.testing.assert_allclose(got, np.concatenate(expected), atol=1e-5)
+    np.testing.assert_allclose(output, np.concatenate(expected), atol=1e-5)
 
 
 def test_keys_are_of_what_moved_and_values_are_not() -> None:
@@ -163,8 +163,8 @@ def test_keys_are_of_what_moved_and_values_are_not() -> None:
     codes, _ = head.unroll(x, None, before.double(), ())
     same, _ = head.unroll(brighter, None, before.double(), ())
     torch.testing.assert_close(same, codes, rtol=1e-3, atol=1e-3)
-    other, _ = head.unroll(x.flip(-1), None, before.double(), ())
-    assert not torch.isclose(other, codes, atol=1e-2).all()
+    reversed_codes, _ = head.unroll(x.flip(-1), None, before.double(), ())
+    assert not torch.isclose(reversed_codes, codes, atol=1e-2).all()
 
 
 def test_the_previous_action_cancels() -> None:
@@ -172,8 +172,8 @@ def test_the_previous_action_cancels() -> None:
     features, padding, before = pictures()
     x = (features.double() / 255).masked_fill(padding[..., None], 0)
     codes, _ = head.unroll(x, padding, before.double(), ())
-    other, _ = head.unroll(x, padding, 5 - before.double(), ())
-    torch.testing.assert_close(other, codes)
+    negated, _ = head.unroll(x, padding, 5 - before.double(), ())
+    torch.testing.assert_close(negated, codes)
 
 
 def test_gains_multiply_torchs_own_weights() -> None:
@@ -193,9 +193,11 @@ def test_gradcheck_with_counts(affine: bool) -> None:
     counts = torch.tensor([[[1, 2, 0, 5]], [[0, 0, 0, 0]]])
 
     def run(x: Tensor, *weights: Tensor) -> Tensor:
-        own = dict(zip(shapes(head), weights, strict=True))
+        parameters = dict(zip(shapes(head), weights, strict=True))
         arguments = (x, None, before[:, :1].double(), (), counts)
-        return torch.func.functional_call(Unrolled(head), prefixed(own), arguments)
+        return torch.func.functional_call(
+            Unrolled(head), with_head_prefix(parameters), arguments
+        )
 
     x = (features[:, :1, :4].double() / 255).requires_grad_()
     assert torch.autograd.gradcheck(run, (x, *head.parameters()))
@@ -212,7 +214,7 @@ class Unrolled(torch.nn.Module):
         return self.head.unroll(*arguments)[0]
 
 
-def prefixed(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_head_prefix(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"head.{name}": part for name, part in parameters.items()}
 
 
@@ -225,7 +227,7 @@ def test_frames_must_divide_the_width(frames: int) -> None:
 # Distinct patches
 
 
-def expand(patches: Tensor, counts: Tensor) -> list[list[int]]:
+def sorted_patches(patches: Tensor, counts: Tensor) -> list[list[int]]:
     """All patches of one picture, sorted."""
     return sorted(patches.repeat_interleave(counts, dim=0).tolist())
 
@@ -244,12 +246,16 @@ def test_distinct_patches_are_those_that_unique_finds(
         assert patches.dtype == torch.uint8
         most = 1
         for row in range(B):
-            left = features[row] if hidden is None else features[row][~hidden[row]]
-            found = left.unique(dim=0, return_counts=True)
-            there = counts[row] > 0
-            assert there.sum() == len(found[0])
-            assert expand(patches[row], counts[row]) == expand(*found)
-            most = max(most, len(found[0]))
+            row_patches = (
+                features[row] if hidden is None else features[row][~hidden[row]]
+            )
+            expected = row_patches.unique(dim=0, return_counts=True)
+            used = counts[row] > 0
+            assert used.sum() == len(expected[0])
+            assert sorted_patches(patches[row], counts[row]) == sorted_patches(
+                *expected
+            )
+            most = max(most, len(expected[0]))
         assert patches.shape == (B, most, width)
 
 
@@ -261,7 +267,7 @@ def test_distinct_keeps_batch_dimensions_and_the_original() -> None:
     assert torch.equal(counts.sum(-1), (~padding).sum(-1))
     assert torch.equal(features, original)
     alone = unique_patches(features[1, 2], padding[1, 2])
-    assert expand(*alone) == expand(patches[1, 2], counts[1, 2])
+    assert sorted_patches(*alone) == sorted_patches(patches[1, 2], counts[1, 2])
     view = torch.cat([features.flatten(), features.new_zeros(5)])[5:]
     assert unique_patches(view.view(features.shape))[1].shape[:2] == (B, T)
 
@@ -273,15 +279,15 @@ def test_collisions_change_nothing_but_the_speed(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vision_neuron, "_hash", lambda words: words[..., 0] * 0)
         listed = unique_patches(features, padding)
-        lowest = torch.iinfo(torch.int64).max  # like that of padding
+        lowest = torch.iinfo(torch.int64).max  # as padding has
         patch.setattr(vision_neuron, "_hash", lambda words: words[..., 0] * 0 + lowest)
         mixed = unique_patches(features, padding)
     for patches, counts in (listed, mixed):
-        for one in range(B):
-            for other in range(T):
-                assert expand(patches[one, other], counts[one, other]) == expand(
-                    expected[0][one, other], expected[1][one, other]
-                )
+        for row in range(B):
+            for step in range(T):
+                assert sorted_patches(
+                    patches[row, step], counts[row, step]
+                ) == sorted_patches(expected[0][row, step], expected[1][row, step])
 
 
 @given(seed=seeds, full=st.booleans())
@@ -293,15 +299,15 @@ def test_distinct_patches_with_counts_give_what_all_give(seed: int, full: bool) 
     all_of_them, _ = head.unroll(x, padding, before.double(), ())
     patches, counts = unique_patches(features, padding)
     given_patches = patches.double() / 255
-    few, _ = head.unroll(given_patches, None, before.double(), (), counts)
-    torch.testing.assert_close(few, all_of_them, rtol=0, atol=1e-12)
+    from_distinct, _ = head.unroll(given_patches, None, before.double(), (), counts)
+    torch.testing.assert_close(from_distinct, all_of_them, rtol=0, atol=1e-12)
     # Both say that a slot is empty, or one does.
     absent = counts == 0
     same, _ = head.unroll(given_patches, absent, before.double(), (), counts)
-    assert torch.equal(same, few)
+    assert torch.equal(same, from_distinct)
     if full:
         bias = head.code_norm.bias.expand(3, 4).flatten()
-        assert torch.equal(few[0, 1], bias)
+        assert torch.equal(from_distinct[0, 1], bias)
 
 
 # The agent
@@ -354,7 +360,7 @@ def test_a_shuffle_changes_nothing(
     features, padding, _ = pictures(seed)
     first = player.act(tokens_of(features, padding))
     second = player.act(tokens_of(features[:, :, order], padding[:, :, order]))
-    # Distinct patches come in an order of their own: the same bit for bit.
+    # Distinct patches are sorted by content: the same bit for bit.
     assert torch.equal(second.logits, first.logits)
     assert torch.equal(second.action, first.action)
     exact = agent(space).double()
@@ -438,13 +444,13 @@ def test_members_of_a_population_are_answered_as_by_themselves(
     population = Population(agents[0], torch.stack([to_vector(p) for p in agents]))
     features, padding, _ = (torch.cat([part] * 3) for part in pictures())
     tokens = tokens_of(features, padding if padded else None)
-    for seen in (tokens, tokens._replace(features=features / 255)):
+    for observed in (tokens, tokens._replace(features=features / 255)):
         state = population.initial_state(3 * B, T, N)
-        got = population.act(seen, state)
-        for number, own in enumerate(agents):
+        decision = population.act(observed, state)
+        for number, member in enumerate(agents):
             rows = slice(number * B, number * B + B)
-            expected = own.act(seen.at(rows))
-            torch.testing.assert_close(got.logits[rows], expected.logits)
+            expected = member.act(observed.at(rows))
+            torch.testing.assert_close(decision.logits[rows], expected.logits)
 
 
 def test_a_saved_agent_acts_the_same(tmp_path: Path) -> None:
@@ -486,7 +492,7 @@ LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_di
 LARGE_SPEC = TokenSpec(N, 72, ("patch",), has_self=False, dtype="uint8")
 
 
-def large(**options: Any) -> VisionNeuronPooling:
+def large_head(**options: Any) -> VisionNeuronPooling:
     torch.manual_seed(0)
     given_options = {"frames": 2, "num_codes": 3, "value_dim": 4, "action_dim": A}
     head = make_pooling(
@@ -503,7 +509,7 @@ def large_pictures() -> Tensor:
 
 
 def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
-    head, features = large(), large_pictures()
+    head, features = large_head(), large_pictures()
     before = torch.zeros(B, T, A, dtype=torch.float64)
     codes, _ = head.unroll(features.double() / 255, None, before, ())
     assert codes.shape == (B, T, 12)
@@ -511,13 +517,13 @@ def test_a_cnn_on_patches_in_any_order_and_with_counts() -> None:
     shuffled = features[:, :, torch.randperm(N)].double() / 255
     torch.testing.assert_close(head.unroll(shuffled, None, before, ())[0], codes)
     patches, counts = unique_patches(features)
-    few, _ = head.unroll(patches.double() / 255, None, before, (), counts)
-    torch.testing.assert_close(few, codes)
+    from_distinct, _ = head.unroll(patches.double() / 255, None, before, (), counts)
+    torch.testing.assert_close(from_distinct, codes)
     assert head.attention_weights(shuffled, None, before, ()).shape == (B, 3, N)
 
 
 def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
-    head = large(patch_convolutions=[(1, 6, 1)])
+    head = large_head(patch_convolutions=[(1, 6, 1)])
     assert head.embedding is not None
     for parameter in head.embedding.parameters():
         torch.nn.init.normal_(parameter)
@@ -526,13 +532,13 @@ def test_the_cnn_reads_frames_as_channels_and_pixels_in_rows() -> None:
     x = torch.rand(1, 1, N, 72, dtype=torch.float64)
     before = torch.zeros(1, 1, A, dtype=torch.float64)
     codes, _ = head.unroll(x, None, before, ())
-    other = torch.rand_like(x)
-    other[..., 36 + 4 * 6 + 3] = x[..., 36 + 4 * 6 + 3]
-    torch.testing.assert_close(head.unroll(other, None, before, ())[0], codes)
+    changed = torch.rand_like(x)
+    changed[..., 36 + 4 * 6 + 3] = x[..., 36 + 4 * 6 + 3]
+    torch.testing.assert_close(head.unroll(changed, None, before, ())[0], codes)
 
 
 def test_at_first_the_background_says_nothing() -> None:
-    head = large()
+    head = large_head()
     assert head.embedding is not None
     grey = torch.full((1, 2, 6, 6), 0.34, dtype=torch.float64)
     response = head.embedding[0](grey)
@@ -547,9 +553,9 @@ def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
     plain = torch.nn.Conv2d(channels, 2, size, size).double()
     plain.load_state_dict(tiles.state_dict())
     x = torch.rand(2, channels, side, side, dtype=torch.float64)
-    found = [layer(x) for layer in (tiles, plain)]
-    torch.testing.assert_close(*found)
-    for result in found:
+    results = [layer(x) for layer in (tiles, plain)]
+    torch.testing.assert_close(*results)
+    for result in results:
         result.square().sum().backward()
     torch.testing.assert_close(tiles.weight.grad, plain.weight.grad)
     torch.testing.assert_close(tiles.bias.grad, plain.bias.grad)
@@ -557,24 +563,24 @@ def test_tiles_are_a_convolution(channels: int, size: int, side: int) -> None:
 
 def test_what_a_cnn_cannot_read() -> None:
     with pytest.raises(InputError, match="no wider than its input, 2"):
-        large(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
+        large_head(patch_convolutions=[(3, 3, 2), (2, 3, 1)])
     with pytest.raises(InputError, match="expected square patches, got 3 pixels"):
         make(patch_convolutions=[(2, 1, 1)])
 
 
-def remembering(**options: Any) -> Vision:
+def agent_with_memory(**options: Any) -> Vision:
     return agent(memory=5, **options)
 
 
 def test_the_memory_is_a_gru_on_the_hidden_layer() -> None:
-    player = remembering().double()
+    player = agent_with_memory().double()
     features, _, before = pictures()
-    seen: list[Tensor] = []
-    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    captured: list[Tensor] = []
+    player.body.register_forward_hook(lambda *_: captured.append(_[2]))
     with torch.no_grad():
         state = torch.rand(B, 5, dtype=torch.float64)
         outputs, memory = player.unroll(features, None, before.double(), state)
-        hidden = seen[0].view(B, T, 7)
+        hidden = captured[0].view(B, T, 7)
         cell = torch.nn.GRUCell(7 + A, 5).double()
         for name, layer in (("ih", player.on_input), ("hh", player.on_state)):
             for kind in ("weight", "bias"):
@@ -589,7 +595,7 @@ def test_the_memory_is_a_gru_on_the_hidden_layer() -> None:
 
 
 def test_step_by_step_is_all_at_once() -> None:
-    player = remembering()
+    player = agent_with_memory()
     features, padding, before = pictures()
     first = player.initial_memory(B, N)
     assert torch.equal(first, torch.zeros(B, 5))
@@ -597,17 +603,17 @@ def test_step_by_step_is_all_at_once() -> None:
         expected, last = player(features, padding, before, first)
         memory = first
         for t in range(T):
-            own = slice(t, t + 1)
-            got, memory = player(
-                features[:, own], padding[:, own], before[:, own], memory
+            step = slice(t, t + 1)
+            output, memory = player(
+                features[:, step], padding[:, step], before[:, step], memory
             )
-            torch.testing.assert_close(got[:, 0], expected[:, t])
+            torch.testing.assert_close(output[:, 0], expected[:, t])
     torch.testing.assert_close(memory, last)
     assert not torch.allclose(expected[0], player(features, padding, before, last)[0])
 
 
 def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
-    player = remembering()
+    player = agent_with_memory()
     features, _, before = pictures()
     memory = player.initial_memory(B, N)
     save_policy(player, tmp_path / "saved")
@@ -620,19 +626,21 @@ def test_a_memory_in_a_population_and_on_disk(tmp_path: Path) -> None:
             for name, part in player.named_parameters()
         }
         arguments = (part.expand(2, *part.shape) for part in (features, before, memory))
-        many, before_many, memories = arguments
-        got, _ = player.members(parameters)(many, None, before_many, memories)
-    torch.testing.assert_close(got[1], expected)
+        features_twice, before_many, memories = arguments
+        outputs, _ = player.members(parameters)(
+            features_twice, None, before_many, memories
+        )
+    torch.testing.assert_close(outputs[1], expected)
 
 
 def test_it_acts_with_its_memory() -> None:
-    player = remembering()
+    player = agent_with_memory()
     features, _, _ = pictures()
     tokens = [tokens_of(features[:, t][:, None]) for t in range(T)]
     state = player.initial_state(B, 1, N)
     assert state["memory"].shape == (B, 1, 5)
-    for seen in tokens:
-        decision = player.act(seen, state)
+    for step_tokens in tokens:
+        decision = player.act(step_tokens, state)
         state = decision.state
     assert state["memory"].abs().sum() > 0
     assert player.latent(tokens[0], state).shape == (B, 1, 36)
@@ -643,30 +651,30 @@ def test_it_acts_with_its_memory() -> None:
 
 def test_a_memory_takes_a_hidden_layer() -> None:
     with pytest.raises(InputError, match=r"policy.memory: expected 0 .*, got 5"):
-        remembering(hidden=[])
+        agent_with_memory(hidden=[])
 
 
 def test_a_readout_stands_between_memory_and_answer(tmp_path: Path) -> None:
-    player = remembering(readout=[6, 4])
+    player = agent_with_memory(readout=[6, 4])
     features, _, before = pictures()
     memory = torch.rand(B, 5)
-    seen: list[tuple[Tensor, ...]] = []
-    player.body.register_forward_hook(lambda *_: seen.append(_[2]))
+    captured: list[tuple[Tensor, ...]] = []
+    player.body.register_forward_hook(lambda *_: captured.append(_[2]))
     with torch.no_grad():
         outputs, last = player(features[:, :1], None, before[:, :1], memory)
-        x = torch.cat([seen[0], last], -1)
+        x = torch.cat([captured[0], last], -1)
         for layer in (player.readout[0], player.readout[2]):
             x = layer(x).relu()
         torch.testing.assert_close(outputs[:, 0], player.output(x))
         save_policy(player, tmp_path / "saved")
         loaded = load_policy(tmp_path / "saved")
-        got, _ = loaded(features[:, :1], None, before[:, :1], memory)
-    torch.testing.assert_close(got, outputs)
+        reloaded, _ = loaded(features[:, :1], None, before[:, :1], memory)
+    torch.testing.assert_close(reloaded, outputs)
 
 
 def test_without_a_readout_nothing_says_so() -> None:
-    assert "readout" not in remembering().config
-    assert not any("readout" in name for name in remembering().state_dict())
+    assert "readout" not in agent_with_memory().config
+    assert not any("readout" in name for name in agent_with_memory().state_dict())
 
 
 @pytest.mark.parametrize("space", [CHOICE, BOX], ids=["choice", "box"])

@@ -65,7 +65,7 @@ NAMES = {
     "denormals/softmax",
 }
 NAMES |= {
-    f"kernel/{network}/{what}"
+    f"kernel/{network}/{passes}"
     for network in (
         *("simple_centroid", "simple_tag", "boxworld", "boxworld_50"),
         *("width_16", "width_32", "width_64"),
@@ -73,7 +73,7 @@ NAMES |= {
         *(f"{name}/avx2" for name in ("simple_centroid", "width_16", "width_64")),
         *("simple_centroid/trained", "simple_tag/trained", "boxworld_50/trained"),
     )
-    for what in ("forward", "both")
+    for passes in ("forward", "both")
 }
 EVERY_ROW = """
 import json, ray
@@ -163,12 +163,12 @@ def test_a_skill_that_random_actions_have_is_learned_in_two_checks():
 def test_it_writes_the_table_with_the_peak_memory_of_each_process(tmp_path):
     file = tmp_path / "rows.json"
     command = [str(SCRIPTS / "benchmark.py"), "--tiny", "--json", str(file)]
-    chosen = ["env/simple_centroid", "sample/simple_tag"]
-    printed = python(*command, "--only", *chosen, cwd=tmp_path)
+    benchmarks = ["env/simple_centroid", "sample/simple_tag"]
+    printed = python(*command, "--only", *benchmarks, cwd=tmp_path)
     content = json.loads(file.read_text())
     assert content["machine"]["torch"]
     names = [row["name"] for row in content["rows"]]
-    assert names == [*chosen, "sample/simple_tag/floor"]
+    assert names == [*benchmarks, "sample/simple_tag/floor"]
     assert all(f"`{name}`" in printed for name in names)
     # torch alone takes more than 100 MB.
     assert all(100 < row["peak_memory_mb"] < 20_000 for row in content["rows"])
@@ -203,11 +203,11 @@ def test_a_failing_benchmark_loses_no_rows(benchmark, monkeypatch, tmp_path, cap
 
 
 def test_patterns_choose_benchmarks_in_their_order(benchmark):
-    chosen = benchmark.matching(["layer/swarm", "env/simple_*", "env/*"])
+    matches = benchmark.matching(["layer/swarm", "env/simple_*", "env/*"])
     names = "simple_centroid", "simple_tag", "boxworld_pixels", "pong"
     processes = "simple_spread", "multiwalker", "knights_archers_zombies"
     names = *names, *(f"pettingzoo_workers/{name}" for name in processes)
-    assert chosen == ["layer/swarm", *(f"env/{name}" for name in names)]
+    assert matches == ["layer/swarm", *(f"env/{name}" for name in names)]
     with pytest.raises(ValueError, match=r"no benchmark env/wing; .* env/pong"):
         benchmark.matching(["env/*", "env/wing"])
 
@@ -245,11 +245,11 @@ def test_a_process_that_fails_is_an_error(benchmark):
 
 
 def test_a_missing_extra_is_said_before_anything_runs(benchmark, monkeypatch, capsys):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name: None if name == "ale_py" else found(name),
+        lambda name: None if name == "ale_py" else find_spec(name),
     )
     monkeypatch.setattr(benchmark, "apart", None)  # calling it would fail
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "sample/pong"])

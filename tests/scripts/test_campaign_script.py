@@ -35,7 +35,7 @@ def test_a_killed_fit_equals_an_undisturbed_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("best", "other", "allowed"),
+    ("best", "file", "allowed"),
     [
         # A signal added the checkpoint of iteration 6; the others are of every run.
         (6, "policy/model.safetensors", True),
@@ -45,7 +45,7 @@ def test_a_killed_fit_equals_an_undisturbed_one(tmp_path):
     ],
 )
 def test_only_the_policy_of_an_added_checkpoint_may_differ(
-    tmp_path, monkeypatch, best, other, allowed
+    tmp_path, monkeypatch, best, file, allowed
 ):
     monkeypatch.setattr(sys, "path", list(sys.path))
     campaign = runpy.run_path(str(SCRIPT), run_name="campaign")
@@ -53,11 +53,11 @@ def test_only_the_policy_of_an_added_checkpoint_may_differ(
     run = Run.create(tmp_path / "run", {"env": {"name": "cartpole"}})
     with run.save_policy_dir(Best(best, 0.5)):
         pass
-    found = [{"rows": [{}] * 9, "weights": {"policy/model.safetensors": 1, other: 1}}]
-    expected = copy.deepcopy(found)
-    assert campaign["equal_but_added"](run.path, found, expected)
-    expected[0]["weights"][other] = 2
-    assert campaign["equal_but_added"](run.path, found, expected) == allowed
+    results = [{"rows": [{}] * 9, "weights": {"policy/model.safetensors": 1, file: 1}}]
+    expected = copy.deepcopy(results)
+    assert campaign["equal_but_added"](run.path, results, expected)
+    expected[0]["weights"][file] = 2
+    assert campaign["equal_but_added"](run.path, results, expected) == allowed
 
 
 START = """Traceback (most recent call last):

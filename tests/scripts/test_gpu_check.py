@@ -41,16 +41,16 @@ def test_all_checks_pass_and_all_is_measured(script, tmp_path, capsys):
 
 
 def test_a_failed_check_is_reported(script, monkeypatch, capsys):
-    def wrong() -> None:
+    def wrong_numbers() -> None:
         raise AssertionError("numbers differ")
 
-    def unfit() -> None:
+    def unfit_tokens() -> None:
         raise UnfitTokensError("too few")
 
-    def only(device: str, folder: object, *, tiny: bool) -> dict[str, object]:
-        return {"wrong": wrong, "right": lambda: None, "unfit": unfit}
+    def fake_checks(device: str, folder: object, *, tiny: bool) -> dict[str, object]:
+        return {"wrong": wrong_numbers, "right": lambda: None, "unfit": unfit_tokens}
 
-    monkeypatch.setattr(script, "checks", only)
+    monkeypatch.setattr(script, "checks", fake_checks)
     assert script.main(["--device", "cpu", "--only", "correct"]) == 1
     printed = capsys.readouterr().out
     assert "wrong: AssertionError: numbers differ" in printed

@@ -16,9 +16,9 @@ def words(monkeypatch):
 def test_findings_name_place_and_fault(words, tmp_path):
     (tmp_path / "one.py").write_text('"""What it is."""\n\nclass Box:\n    pass\n')
     (tmp_path / "two.py").write_text('"""A module."""\n\nclass _Box:\n    pass\n')
-    opener, twice = words.findings(tmp_path)
+    opener, duplicate = words.findings(tmp_path)
     assert opener.startswith(f"{tmp_path / 'one.py'}:1: docstring opens with")
-    assert twice.startswith(f"{tmp_path / 'one.py'}:3: class Box is also at")
+    assert duplicate.startswith(f"{tmp_path / 'one.py'}:3: class Box is also at")
 
 
 def test_the_number_of_modules_is_that_of_a_folder_of_the_package(words, tmp_path):
@@ -26,8 +26,8 @@ def test_the_number_of_modules_is_that_of_a_folder_of_the_package(words, tmp_pat
         root.mkdir()
         for number in range(21):
             (root / f"m{number}.py").touch()
-    (found,) = words.findings(tmp_path / "marl_pool")
-    assert "21 modules, more than 20" in found
+    (finding,) = words.findings(tmp_path / "marl_pool")
+    assert "21 modules, more than 20" in finding
     assert not list(words.findings(tmp_path / "helpers"))
 
 

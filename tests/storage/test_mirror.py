@@ -68,15 +68,15 @@ def test_a_crafted_mirror_replaces_no_local_results(run, tmp_path, name):
     crafted.mkdir(parents=True)
     (crafted / "results.csv").write_text("theirs")
     write_manifest(crafted)
-    mine = tmp_path / "other"
-    (mine / "evaluation").mkdir(parents=True)
-    (mine / "evaluation" / "mine.csv").write_text("mine")
-    Mirror(mine, f"file://{tmp_path}/store/run").fetch()
-    assert (mine / "evaluation" / "mine.csv").read_text() == "mine"
-    assert {*tree(mine)} == {*tree(run), "evaluation/mine.csv"}
+    local = tmp_path / "other"
+    (local / "evaluation").mkdir(parents=True)
+    (local / "evaluation" / "mine.csv").write_text("mine")
+    Mirror(local, f"file://{tmp_path}/store/run").fetch()
+    assert (local / "evaluation" / "mine.csv").read_text() == "mine"
+    assert {*tree(local)} == {*tree(run), "evaluation/mine.csv"}
 
 
-def go_on(run: Path) -> None:
+def train_further(run: Path) -> None:
     """Save another checkpoint and a better policy, and remove the oldest."""
     (run / "metrics.csv").write_text("iteration\n1\n2\n3\n")
     write(run / "checkpoints" / "iter_000003", state="3")
@@ -84,7 +84,7 @@ def go_on(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "iter_000001")
 
 
-def fetched(url: str, folder: Path) -> dict[str, str]:
+def fetched_tree(url: str, folder: Path) -> dict[str, str]:
     Mirror(folder, url).fetch()
     return tree(folder)
 
@@ -94,11 +94,11 @@ def test_a_mirror_has_what_the_folder_has(run, url, tmp_path):
     assert mirror.list() == set()
     assert mirror.update()
     assert mirror.list() == {*tree(run)}
-    assert fetched(url, tmp_path / "copy") == tree(run)
-    go_on(run)
+    assert fetched_tree(url, tmp_path / "copy") == tree(run)
+    train_further(run)
     assert mirror.update()
     assert mirror.list() == {*tree(run)}
-    assert fetched(url, tmp_path / "other") == tree(run)
+    assert fetched_tree(url, tmp_path / "other") == tree(run)
 
 
 def test_hidden_files_and_links_stay_here(run, url, tmp_path):
@@ -121,7 +121,7 @@ def test_only_what_changed_is_sent(run, url, monkeypatch):
     monkeypatch.setattr(mirror, "_put", lambda name: sent.append(name) or put(name))
     assert mirror.update()
     assert sent == []
-    go_on(run)
+    train_further(run)
     assert mirror.update()
     names = ("metrics.csv", *(f"checkpoints/iter_000003/{n}" for n in PARTS))
     assert sent == [*names, *(f"policy/{n}" for n in ("weights", "manifest.json"))]
@@ -144,11 +144,11 @@ class PowerCut(BaseException):
 
 def cut_after(mirror: Mirror, calls: int, monkeypatch) -> None:
     """Let the process of a mirror end before its call number ``calls``."""
-    left = iter(range(calls))
+    remaining = iter(range(calls))
 
     def counted(call):
         def wrapper(*args, **kwargs):
-            if next(left, None) is None:
+            if next(remaining, None) is None:
                 raise PowerCut
             return call(*args, **kwargs)
 
@@ -162,7 +162,7 @@ def test_whenever_an_upload_ends_what_is_there_is_whole(run, url, tmp_path):
     mirror = Mirror(run, url)
     assert mirror.update()
     before = tree(run)
-    go_on(run)
+    train_further(run)
     after, calls, done = tree(run), 0, False
     while not done:
         # Upload in another process, which ends after some calls.
@@ -175,12 +175,12 @@ def test_whenever_an_upload_ends_what_is_there_is_whole(run, url, tmp_path):
                 calls += 1
         # Each folder is whole, and of the policies there is the old or the new.
         copy = tmp_path / f"copy_{calls}"
-        found = fetched(url, copy)
-        assert found["policy/weights"] in ("first", "second")
-        assert "checkpoints/iter_000002/manifest.json" in found
+        content = fetched_tree(url, copy)
+        assert content["policy/weights"] in ("first", "second")
+        assert "checkpoints/iter_000002/manifest.json" in content
         for manifest in copy.rglob("manifest.json"):
             assert problem_of(manifest.parent) == ""
-        for name, text in found.items():
+        for name, text in content.items():
             assert text in (before.get(name), after.get(name)), name
         # Begin the next attempt with the old state.
         if not done:
@@ -192,7 +192,7 @@ def test_whenever_an_upload_ends_what_is_there_is_whole(run, url, tmp_path):
             (tmp_path / "old" / "metrics.csv").write_text(before["metrics.csv"])
             assert Mirror(tmp_path / "old", url).update()
     assert calls > 10
-    assert fetched(url, tmp_path / "last") == after
+    assert fetched_tree(url, tmp_path / "last") == after
     assert victim.list() == {*after}
 
 
@@ -239,21 +239,21 @@ def test_a_failing_upload_is_tried_again_and_then_described(run, url, monkeypatc
 
 def test_results_are_never_replaced(run, url, tmp_path):
     assert Mirror(run, url).update()
-    one, other = Mirror(tmp_path / "one", url), Mirror(tmp_path / "other", url)
-    for name, mirror in (("one", one), ("other", other)):
+    first, second = Mirror(tmp_path / "one", url), Mirror(tmp_path / "other", url)
+    for name, mirror in (("one", first), ("other", second)):
         mirror.fetch()
         (mirror.folder / "evaluation").mkdir()
         (mirror.folder / "evaluation" / "results.csv").write_text(name)
-    assert one.update(("evaluation",))
-    assert not other.update(("evaluation",))
-    assert "evaluation/results.csv" in other.problem
-    other.fetch()
-    assert (other.folder / "evaluation" / "results.csv").read_text() == "other"
+    assert first.update(("evaluation",))
+    assert not second.update(("evaluation",))
+    assert "evaluation/results.csv" in second.problem
+    second.fetch()
+    assert (second.folder / "evaluation" / "results.csv").read_text() == "other"
     # The training goes on, and sends all else.
     (run / "evaluation").mkdir()
     (run / "evaluation" / "results.csv").write_text("run")
     assert Mirror(run, url).update()
-    assert fetched(url, tmp_path / "copy")["evaluation/results.csv"] == "one"
+    assert fetched_tree(url, tmp_path / "copy")["evaluation/results.csv"] == "one"
 
 
 def test_an_exact_copy_loses_checkpoints_that_the_mirror_has_no_more(
@@ -262,7 +262,7 @@ def test_an_exact_copy_loses_checkpoints_that_the_mirror_has_no_more(
     mirror, copy = Mirror(run, url), Mirror(tmp_path / "copy", url)
     assert mirror.update()
     copy.fetch()
-    go_on(run)
+    train_further(run)
     assert mirror.update()
     copy.fetch(exact=True)
     assert tree(copy.folder) == tree(run)
@@ -298,13 +298,13 @@ def test_nothing_is_fetched_through_a_link(run, url, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "got"),
+    ("url", "message"),
     [
         ("nothing://x/y", "nothing"),
         ("dropbox://x", "no package"),
     ],
 )
-def test_a_wrong_url_is_one_line(tmp_path, url, got, monkeypatch):
+def test_a_wrong_url_is_one_line(tmp_path, url, message, monkeypatch):
     # A package that is not installed.
     monkeypatch.setitem(
         known_implementations,
@@ -313,7 +313,7 @@ def test_a_wrong_url_is_one_line(tmp_path, url, got, monkeypatch):
     )
     with pytest.raises(InputError) as raised:
         Mirror(tmp_path, url)
-    for text in ("storage: ", url, got):
+    for text in ("storage: ", url, message):
         assert text in str(raised.value)
 
 
@@ -343,9 +343,9 @@ def test_a_mirror_on_s3(run, tmp_path, monkeypatch):
     assert Mirror(run, "s3://bucket/runs/run2").update()
     assert mirror.list() == set()
     assert mirror.update()
-    assert fetched(mirror.url, tmp_path / "copy") == tree(run)
-    go_on(run)
+    assert fetched_tree(mirror.url, tmp_path / "copy") == tree(run)
+    train_further(run)
     assert mirror.update()
     assert mirror.list() == {*tree(run)}
-    assert fetched(mirror.url, tmp_path / "other") == tree(run)
+    assert fetched_tree(mirror.url, tmp_path / "other") == tree(run)
     server.stop()

@@ -37,7 +37,7 @@ PLUG_IN = ("--plugin", "helpers.wind_env:WindEnv")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch) -> Iterator[None]:
+def workspace(tmp_path, monkeypatch) -> Iterator[None]:
     """A working folder, cache and storage in memory of the test's own."""
     monkeypatch.setattr(module, "PAUSE", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,8 +47,8 @@ def here(tmp_path, monkeypatch) -> Iterator[None]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
 
 
 def save(run: Run, iteration: int) -> None:
@@ -60,7 +60,7 @@ def save(run: Run, iteration: int) -> None:
 
 
 @pytest.fixture
-def run(here) -> Iterator[Run]:
+def run(workspace) -> Iterator[Run]:
     run = Run.create("runs/a", CONFIG)
     yield run
     run.close()
@@ -138,8 +138,8 @@ def test_a_sweep_without_its_folder_is_fetched(tmp_path):
     with sweep.lock():
         sweep.write()
     mirror_of(sweep.path, STORE).update()
-    for other in (tmp_path / "new" / "heads", tmp_path / "new" / "others"):
-        restore_sweep(other, STORE)
+    for folder in (tmp_path / "new" / "heads", tmp_path / "new" / "others"):
+        restore_sweep(folder, STORE)
     assert Sweep.open(tmp_path / "new" / "heads").grid == sweep.grid
     assert not (tmp_path / "new" / "others").exists()
     # A folder that is there stays as it is.
@@ -150,7 +150,7 @@ def test_a_sweep_without_its_folder_is_fetched(tmp_path):
 
 
 @pytest.fixture
-def search(here) -> Sweep:
+def search(workspace) -> Sweep:
     """A search with a mirror and one proposal."""
     sweep = Sweep("sweeps/a", {}, [], space={"ppo.lr": ["uniform", 0, 1]})
     sweep.mirror = mirror_of(sweep.path, STORE)
@@ -167,20 +167,20 @@ def test_a_proposal_is_mirrored_at_once(search, tmp_path):
 
 def test_what_another_machine_has_proposed_is_fetched(search, tmp_path):
     restore_sweep(tmp_path / "new" / "a", STORE)
-    other = Sweep.open(tmp_path / "new" / "a")
+    restored = Sweep.open(tmp_path / "new" / "a")
     # The other machine goes on.
-    more = [*search.proposals(), Proposal({"ppo.lr": 0.25})]
-    more[0].stopped_early = True
-    search.write_proposals(more)
-    mirror = mirror_of(other.path, STORE)
-    with other.lock(), pytest.raises(InputError, match="another process is running"):
-        restore_proposals(other, mirror)
-    restore_proposals(other, mirror)
-    assert other.proposals() == more
+    proposals = [*search.proposals(), Proposal({"ppo.lr": 0.25})]
+    proposals[0].stopped_early = True
+    search.write_proposals(proposals)
+    mirror = mirror_of(restored.path, STORE)
+    with restored.lock(), pytest.raises(InputError, match="another process is running"):
+        restore_proposals(restored, mirror)
+    restore_proposals(restored, mirror)
+    assert restored.proposals() == proposals
     # A mirror that lags behind takes nothing away.
-    other.write_proposals([*more, Proposal({"ppo.lr": 1.0})])
-    restore_proposals(other, mirror)
-    assert len(other.proposals()) == 3
+    restored.write_proposals([*proposals, Proposal({"ppo.lr": 1.0})])
+    restore_proposals(restored, mirror)
+    assert len(restored.proposals()) == 3
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_what_another_machine_has_proposed_is_fetched(search, tmp_path):
 )
 def test_proposals_of_another_search_are_left_alone(search, tmp_path, value, parts):
     restore_sweep(tmp_path / "new" / "a", STORE)
-    other = Sweep.open(tmp_path / "new" / "a")
+    restored = Sweep.open(tmp_path / "new" / "a")
     search.write_proposals([Proposal({"ppo.lr": value}), Proposal({"ppo.lr": 0.25})])
     with pytest.raises(InputError) as caught:
-        restore_proposals(other, mirror_of(other.path, STORE))
+        restore_proposals(restored, mirror_of(restored.path, STORE))
     for part in ("storage: ", *parts):
         assert part in str(caught.value)
-    assert other.proposals() == [Proposal({"ppo.lr": 0.5})]
+    assert restored.proposals() == [Proposal({"ppo.lr": 0.5})]
 
 
 def test_a_copy_that_is_as_far_is_left_alone(run):
@@ -213,23 +213,23 @@ def test_a_copy_that_is_as_far_is_left_alone(run):
 def test_another_run_of_that_name_is_left_alone(run, tmp_path):
     with mirrored(run, STORE):
         save(run, 1)
-    other = Run.create(tmp_path / "other" / "a", {**CONFIG, "seed": 4})
-    before = files(other.path)
+    namesake = Run.create(tmp_path / "other" / "a", {**CONFIG, "seed": 4})
+    before = files(namesake.path)
     for attempt in (
-        lambda: restore(other.path, STORE),
-        mirrored(other, STORE).__enter__,
+        lambda: restore(namesake.path, STORE),
+        mirrored(namesake, STORE).__enter__,
     ):
         with pytest.raises(InputError, match="expected the run .*seed=3 in place of 4"):
             attempt()
-    assert files(other.path) == before
+    assert files(namesake.path) == before
 
 
 def test_a_run_that_is_being_trained_is_not_fetched_into(run, tmp_path):
     with mirrored(run, STORE):
         save(run, 1)
-    other = Run.create(tmp_path / "other" / "a", CONFIG)
-    with other.lock(), pytest.raises(InputError, match="another process is training"):
-        restore(other.path, STORE)
+    target = Run.create(tmp_path / "other" / "a", CONFIG)
+    with target.lock(), pytest.raises(InputError, match="another process is training"):
+        restore(target.path, STORE)
 
 
 def test_a_folder_of_something_else_is_left_alone(run, tmp_path):
@@ -252,7 +252,7 @@ def test_what_a_resume_may_change_does_not_make_another_run():
 
 
 @pytest.fixture(scope="module")
-def evolved(tmp_path_factory) -> Path:
+def evolved_storage(tmp_path_factory) -> Path:
     """A storage with a run, whose folder is gone."""
     base = tmp_path_factory.mktemp("evolved")
     flags = ["--run-dir", str(base / "a"), "--storage", f"file://{base}/store"]
@@ -262,8 +262,8 @@ def evolved(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def url(evolved, tmp_path) -> str:
-    shutil.copytree(evolved, tmp_path / "store")
+def url(evolved_storage, tmp_path) -> str:
+    shutil.copytree(evolved_storage, tmp_path / "store")
     return f"file://{tmp_path}/store/a"
 
 
@@ -285,8 +285,8 @@ def test_the_same_command_starts_a_run_or_goes_on_with_it(url, tmp_path, capsys)
     flags = ("--run-dir", "jobs/a", "--or-resume", "--storage", store)
     # On an empty disk it goes on from the storage, and then from the disk.
     for generations in (6, 8):
-        more = f"total_generations={generations}"
-        assert main(["evolve", *SMALL, more, *flags]) == 0
+        override = f"total_generations={generations}"
+        assert main(["evolve", *SMALL, override, *flags]) == 0
         assert len(Run.open("jobs/a").rows()) == generations
     assert main(["evolve", *SMALL, *flags]) == 0
     assert "8 of 4 generations are done" in capsys.readouterr().out
@@ -302,8 +302,8 @@ def test_the_same_command_starts_a_run_or_goes_on_with_it(url, tmp_path, capsys)
 
 
 def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
-    few = ("episodes=2", "threads=1", "suite=quick")
-    assert main(["evaluate", url, *PLUG_IN, *few]) == 0
+    options = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *options]) == 0
     # The results are in the storage too, where the report finds them.
     assert (tmp_path / "store" / "a" / "evaluation" / "results.csv").is_file()
     shutil.rmtree(tmp_path / "cache")
@@ -314,8 +314,8 @@ def test_a_run_is_evaluated_and_reported_from_its_url(url, tmp_path, capsys):
 
 def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module.Mirror, "_put", lambda *args: 1 / 0)
-    few = ("episodes=2", "threads=1", "suite=quick")
-    assert main(["evaluate", url, *PLUG_IN, *few]) == 2
+    options = ("episodes=2", "threads=1", "suite=quick")
+    assert main(["evaluate", url, *PLUG_IN, *options]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert "evaluation/results.csv" in line
     assert url in line
@@ -324,7 +324,7 @@ def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("storage", "got"),
+    ("storage", "message"),
     [
         ("plain", "'plain'"),
         ("s3://me:secret@bucket/runs", "without credentials"),
@@ -334,7 +334,7 @@ def test_results_that_cannot_be_uploaded_are_kept(url, tmp_path, capsys, monkeyp
     ],
 )
 def test_a_wrong_storage_is_one_line_before_the_training(
-    url, tmp_path, capsys, storage, got
+    url, tmp_path, capsys, storage, message
 ):
     (tmp_path / "file").touch()
     name = "a" if storage.endswith("store") else "b"
@@ -343,7 +343,7 @@ def test_a_wrong_storage_is_one_line_before_the_training(
     assert main(["evolve", *SMALL, *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("marl-pool: storage: ")
-    assert got.format(here=tmp_path) in line
+    assert message.format(here=tmp_path) in line
     assert not path.exists()
 
 

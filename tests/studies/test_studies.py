@@ -38,15 +38,15 @@ def test_a_tiny_study_runs_from_one_command(
     run = tmp_path / "run"
     # Sets of vectors are made where the images lie, unless they are there.
     folder = f"data_dir='{tmp_path if task == 'knn_centroid' else data}'"
-    given = [f"task={task}", "scale=tiny", "threads=1", folder]
-    assert main(["fit", *given, "--run-dir", str(run)]) == 0
+    overrides = [f"task={task}", "scale=tiny", "threads=1", folder]
+    assert main(["fit", *overrides, "--run-dir", str(run)]) == 0
     assert "parameters; test set" in capsys.readouterr().out
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
     assert results["scale"] == "tiny"
     assert all(map(math.isfinite, results["mean"].values()))
     assert results["mean"]
-    if known := results["baselines"].get("true mixture"):
-        assert results["mean"]["loss"] > known
+    if true_loss := results["baselines"].get("true mixture"):
+        assert results["mean"]["loss"] > true_loss
     assert all((run / picture).is_file() for picture in results["pictures"])
     assert main(["resume", str(run)]) == 0
     assert "epochs are done" in capsys.readouterr().out

@@ -25,16 +25,16 @@ def is_flushed() -> bool:
 
 def test_they_are_zero_in_the_block_alone() -> None:
     assert not is_flushed()
-    seen = []
+    flags = []
     with without_denormals():
-        thread = threading.Thread(target=lambda: seen.append(is_flushed()))
+        thread = threading.Thread(target=lambda: flags.append(is_flushed()))
         thread.start()
         thread.join()
         with without_denormals():
             pass
         assert is_flushed()
         assert not torch.full((9,), 1e-20).square().any()
-    assert seen == [True]
+    assert flags == [True]
     assert torch.full((9,), 1e-20).square().all()
     with computing(1):
         assert is_flushed()

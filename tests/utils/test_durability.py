@@ -47,23 +47,27 @@ class Disk:
 
     def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **options: Any) -> Any:
-            gone = self._gone(name, arguments, options)
-            found = call(*arguments, **options)
-            for inode in gone:
+            freed = self._freed_inodes(name, arguments, options)
+            result = call(*arguments, **options)
+            for inode in freed:
                 self.ids.pop(inode, None)
             if name == "fsync":
                 self.sync(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")))
             self.images.append((f"{name} {arguments}", self.image()))
-            return found
+            return result
 
         return wrapped
 
-    def _gone(self, name: str, arguments: Any, options: Any) -> list[int]:
+    def _freed_inodes(self, name: str, arguments: Any, options: Any) -> list[int]:
         """Inodes that the call frees, which others may get."""
         try:
             if name in ("unlink", "rmdir"):
-                at = options.get("dir_fd")
-                return [os.stat(arguments[0], dir_fd=at, follow_symlinks=False).st_ino]
+                folder_fd = options.get("dir_fd")
+                return [
+                    os.stat(
+                        arguments[0], dir_fd=folder_fd, follow_symlinks=False
+                    ).st_ino
+                ]
             if name in ("rename", "replace"):
                 return [os.stat(arguments[1], follow_symlinks=False).st_ino]
         except FileNotFoundError:
@@ -106,7 +110,7 @@ class Disk:
         return {"lazy": lazy, "eager": eager}
 
 
-def rebuilt(image: dict[str, bytes | None], folder: Path) -> None:
+def rebuild(image: dict[str, bytes | None], folder: Path) -> None:
     for name, content in sorted(image.items()):
         if content is None:
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -160,7 +164,7 @@ def test_a_power_cut_at_any_moment_leaves_a_run_to_go_on_from(
     best_seen = set()
     for number, (call, images) in enumerate(disk.images, 1):
         after = tmp_path / "after"
-        rebuilt(images[kind], after)
+        rebuild(images[kind], after)
         saved = max(safe[count] for count in safe if count <= number)
         where = f"{kind}, after call {number}, {call}"
         if not (after / "runs" / "run" / "config.yaml").is_file():
@@ -177,12 +181,14 @@ def test_a_power_cut_at_any_moment_leaves_a_run_to_go_on_from(
                 assert run.resume_at(run.iterations_saved) == "", where
                 last = run.rows()[-1]["iteration"]
                 assert last == run.iterations_saved, where
-            # The policy is that of best.json, and whole.
+            # The policy is whole and as good as best.json says.
             if run.policy_dir.is_dir():
                 assert problem_of(run.policy_dir) == "", where
                 assert run.best is not None
-                own = (run.policy_dir / "progress.json").read_text()
-                assert own == str(run.best.iteration) == str(int(run.best.score)), where
+                progress = (run.policy_dir / "progress.json").read_text()
+                assert (
+                    progress == str(run.best.iteration) == str(int(run.best.score))
+                ), where
                 best_seen.add(run.best.iteration)
             else:
                 assert saved <= 1, where
@@ -212,10 +218,10 @@ def test_nothing_is_pruned_before_the_new_checkpoint_is_safe(tmp_path, monkeypat
         original = getattr(os, name)
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
-            what = arguments[0]
-            if isinstance(what, int):
-                what = os.readlink(f"/proc/self/fd/{what}")
-            calls.append(f"{name} {Path(what).name}")
+            target = arguments[0]
+            if isinstance(target, int):
+                target = os.readlink(f"/proc/self/fd/{target}")
+            calls.append(f"{name} {Path(target).name}")
             return original(*arguments, **options)
 
         monkeypatch.setattr(os, name, wrapped)
@@ -247,15 +253,15 @@ def test_pruning_counts_whole_checkpoints_only(tmp_path):
     for damaged in (2, 4, 5):
         path = tmp_path / "run" / "checkpoints" / f"iter_{damaged:06d}"
         (path / "progress.json").write_text("")
-    again = Run.open(run.path)
-    assert again.iterations_saved == 3
-    again.prune(2)
+    reopened = Run.open(run.path)
+    assert reopened.iterations_saved == 3
+    reopened.prune(2)
     # The damaged one before the newest whole one is no use; later ones are replaced.
-    kept = [path.name for path in again.checkpoints()]
+    kept = [path.name for path in reopened.checkpoints()]
     assert kept == ["iter_000001", "iter_000003", "iter_000004", "iter_000005"]
-    with again.checkpoint(4) as folder:
+    with reopened.checkpoint(4) as folder:
         write_parts(folder, 4)
-    assert again.iterations_saved == 4
+    assert reopened.iterations_saved == 4
 
 
 ABOUT = {"bytes": 1, "sha256": "0"}
@@ -281,9 +287,9 @@ def test_a_manifest_that_lists_no_files_of_its_folder_is_damaged(tmp_path, files
     manifest = folder.with_name("iter_000002") / MANIFEST
     content = {**json.loads(manifest.read_text()), "files": files}
     manifest.write_text(json.dumps(sealed_json(content)))
-    again = Run.open(run.path)
-    assert again.damage_of(manifest.parent).startswith(MANIFEST)
-    assert again.iterations_saved == 1
+    reopened = Run.open(run.path)
+    assert reopened.damage_of(manifest.parent).startswith(MANIFEST)
+    assert reopened.iterations_saved == 1
 
 
 def test_a_manifest_without_its_own_checksum_is_damaged(tmp_path):
@@ -306,9 +312,9 @@ def test_stray_names_beside_the_checkpoints_are_passed_over(tmp_path, name):
     with run.checkpoint(1) as folder:
         write_parts(folder, 1)
     shutil.copytree(run.latest_checkpoint(), run.path / "checkpoints" / name)
-    again = Run.open(run.path)
-    assert again.iterations_saved == 1
-    again.prune(1)
+    reopened = Run.open(run.path)
+    assert reopened.iterations_saved == 1
+    reopened.prune(1)
     assert (run.path / "checkpoints" / name).is_dir()
 
 
@@ -325,15 +331,15 @@ def test_a_damaged_best_score_is_told_and_restored(tmp_path, capsys, text):
     with run.checkpoint(2) as folder:
         write_parts(folder, 2)
     (run.policy_dir / "best.json").write_text(text)
-    again = Run.open(run.path)
+    reopened = Run.open(run.path)
     with pytest.raises(InputError, match=r"best.json cannot be read: "):
-        _ = again.best
-    with again.lock():
-        assert again.best == best
+        _ = reopened.best
+    with reopened.lock():
+        assert reopened.best == best
     assert (run.policy_dir / "weights").read_text() == "best"
-    told = capsys.readouterr().err
-    assert "best.json cannot be read: best.json has" in told
-    assert "restored from iteration 1" in told
+    message = capsys.readouterr().err
+    assert "best.json cannot be read: best.json has" in message
+    assert "restored from iteration 1" in message
 
 
 def test_a_part_that_was_not_written_is_no_checkpoint(tmp_path):
@@ -376,11 +382,11 @@ def _write_path(file: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("there", [True, False])
-def test_no_writer_follows_a_link(tmp_path, writer, there):
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_writer_follows_a_link(tmp_path, writer, exists):
     folder, outside = tmp_path / "folder", tmp_path / "bashrc"
     folder.mkdir()
-    if there:
+    if exists:
         outside.write_text("precious")
     for name in ("file.csv", ".file.csv.new"):
         (folder / name).symlink_to(outside)
@@ -390,8 +396,8 @@ def test_no_writer_follows_a_link(tmp_path, writer, there):
     else:
         WRITERS[writer](folder / "file.csv")
         assert not (folder / "file.csv").is_symlink()
-    assert outside.exists() == there
-    assert not there or outside.read_text() == "precious"
+    assert outside.exists() == exists
+    assert not exists or outside.read_text() == "precious"
 
 
 def test_temporary_names_cannot_be_guessed(tmp_path):
@@ -461,8 +467,8 @@ def test_what_a_killed_process_left_is_removed_and_other_names_stay(tmp_path):
     (run.path / ".mine.new").touch()
     with run.lock():
         pass
-    left = {path.name for path in run.path.rglob("*")}
-    assert left == {"config.yaml", ".lock", "checkpoints", ".mine.new"}
+    names = {path.name for path in run.path.rglob("*")}
+    assert names == {"config.yaml", ".lock", "checkpoints", ".mine.new"}
 
 
 @pytest.mark.parametrize("call", ["lock", "make_evaluation_dir"])
@@ -470,10 +476,10 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch, call):
     run = Run.create(tmp_path / "run", CONFIG)
     original = os.open
 
-    def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+    def read_only(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise OSError(30, "Read-only file system", str(path))
-        return original(path, flags, *rest, **options)
+        return original(path, flags, *arguments, **options)
 
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(30, "Read-only file system")
@@ -497,7 +503,7 @@ def test_a_read_only_disk_is_one_line(tmp_path, monkeypatch, call):
 
 
 @pytest.fixture
-def logged(tmp_path, no_events):
+def logged_run(tmp_path, no_events):
     run = Run.create(tmp_path / "run", CONFIG)
     for iteration in range(1, 6):
         run.log({"iteration": iteration, "loss": iteration / 10, "=kl": 0.5})
@@ -507,27 +513,31 @@ def logged(tmp_path, no_events):
     return run
 
 
-def flip(content: bytes, place: int) -> bytes:
+def flip_bit(content: bytes, place: int) -> bytes:
     changed = bytearray(content)
     changed[place] ^= 1
     return bytes(changed)
 
 
-def test_what_was_logged_after_the_checkpoint_may_be_anything(logged):
-    with logged.metrics_path.open("ab") as out:
+def test_what_was_logged_after_the_checkpoint_may_be_anything(logged_run):
+    with logged_run.metrics_path.open("ab") as out:
         out.write(b"6,\x00\xff\xfe" + b"\x00" * 4096)
-    again = Run.open(logged.path)
-    assert again.metrics_problem() == ""
-    assert again.resume_at(4) == ""
-    assert [row["iteration"] for row in again.rows()] == [1, 2, 3, 4]
-    assert again.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
+    reopened = Run.open(logged_run.path)
+    assert reopened.metrics_problem() == ""
+    assert reopened.resume_at(4) == ""
+    assert [row["iteration"] for row in reopened.rows()] == [1, 2, 3, 4]
+    assert reopened.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str, list[int]]] = {
     "deleted": (lambda text: None, "is missing", []),
     "emptied": (lambda text: b"", "was cut", []),
     "cut": (lambda text: text[: text.index(b"3,0.3")], "was cut", [1, 2]),
-    "a digit": (lambda text: flip(text, text.index(b"0.3")), "checksum", [1, 2, 3, 4]),
+    "a digit": (
+        lambda text: flip_bit(text, text.index(b"0.3")),
+        "checksum",
+        [1, 2, 3, 4],
+    ),
     "a byte": (
         lambda text: text.replace(b"2,0.2", b"2,\xff.2"),
         "1 lines that cannot be read are kept in metrics.damaged.csv",
@@ -545,32 +555,32 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str, list[int]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_metrics_are_told_on_resume_and_kept_aside(logged, damage):
-    change, said, left = DAMAGES[damage]
-    before = logged.metrics_path.read_bytes()
+def test_damaged_metrics_are_told_on_resume_and_kept_aside(logged_run, damage):
+    change, reason, iterations = DAMAGES[damage]
+    before = logged_run.metrics_path.read_bytes()
     content = change(before)
-    logged.metrics_path.unlink()
+    logged_run.metrics_path.unlink()
     if content is not None:
-        logged.metrics_path.write_bytes(content)
-    run = Run.open(logged.path)
+        logged_run.metrics_path.write_bytes(content)
+    run = Run.open(logged_run.path)
     assert run.metrics_problem()
     assert run.saved() == {"iteration": 4, "loss": 0.4, "=kl": 0.5}
-    told = run.resume_at(4)
-    assert said in told
-    assert "metrics.csv" in told
-    assert "\n" not in told
-    assert [row["iteration"] for row in run.rows()][: len(left)] == left
+    message = run.resume_at(4)
+    assert reason in message
+    assert "metrics.csv" in message
+    assert "\n" not in message
+    assert [row["iteration"] for row in run.rows()][: len(iterations)] == iterations
     run.log({"iteration": 5, "=kl": 1.5})
     assert run.rows()[-1]["=kl"] == 1.5
     aside = run.path / "metrics.damaged.csv"
     assert not aside.exists() or aside.read_bytes() == content
 
 
-def test_metrics_that_are_damaged_cannot_be_read_as_whole(logged):
-    text = logged.metrics_path.read_text()
-    logged.metrics_path.write_text(text.replace("2,0.2", "2,0x2"))
+def test_metrics_that_are_damaged_cannot_be_read_as_whole(logged_run):
+    text = logged_run.metrics_path.read_text()
+    logged_run.metrics_path.write_text(text.replace("2,0.2", "2,0x2"))
     with pytest.raises(InputError, match="is damaged: line 3: expected 3 numbers"):
-        logged.rows()
-    logged.metrics_path.write_bytes(b"\xff\xfe\n")
+        logged_run.rows()
+    logged_run.metrics_path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(InputError, match="cannot be read"):
-        logged.rows()
+        logged_run.rows()

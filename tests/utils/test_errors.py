@@ -90,18 +90,18 @@ def test_other_errors_than_an_env_s_are_not_hidden():
 
 
 class Fatal(BaseException):
-    """What would end a process."""
+    """An exception that would end a process."""
 
 
 @pytest.mark.parametrize(
-    ("fatal", "told"),
+    ("fatal", "message"),
     [(SystemExit(3), "SystemExit: 3"), (Fatal(), "Fatal"), (Fatal("gone"), "gone")],
 )
-def test_what_would_end_the_process_is_an_error_of_the_environment(fatal, told):
+def test_what_would_end_the_process_is_an_error_of_the_environment(fatal, message):
     def fail():
         raise fatal
 
-    with pytest.raises(EnvExitError, match=told) as caught, env_call(None, "a step"):
+    with pytest.raises(EnvExitError, match=message) as caught, env_call(None, "a step"):
         fail()
     assert Path(__file__).name in traceback_files(caught.value)
     with pytest.raises(KeyboardInterrupt), env_call(None, "a step"):
@@ -117,7 +117,7 @@ def traceback_files(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (OSError(errno.ENOSPC, "full", "/disk/file"), "/disk/file: full"),
         (OSError(errno.EROFS, "read-only"), "read-only"),
@@ -127,22 +127,22 @@ def traceback_files(error):
         (RuntimeError("a bug"), ""),
     ],
 )
-def test_faults_of_the_machine_are_one_line(monkeypatch, capsys, error, told):
+def test_faults_of_the_machine_are_one_line(monkeypatch, capsys, error, message):
     line = foreign(error)
-    assert line.startswith(told)
-    assert bool(line) == bool(told)
+    assert line.startswith(message)
+    assert bool(line) == bool(message)
 
     def fail(*arguments):
         raise error
 
     monkeypatch.setitem(cli.VERBS, "ls", fail)
-    if not told:
+    if not message:
         with pytest.raises(type(error)):
             cli.main(["ls"])
         return
     assert cli.main(["ls"]) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith(f"marl-pool: {told}")
+    assert printed.startswith(f"marl-pool: {message}")
     assert printed.count("\n") == 1
 
 

@@ -77,9 +77,13 @@ def test_an_unknown_name_lists_the_choices_and_the_nearest() -> None:
 @example("", "")
 @example(".relative", ":Name")
 @example("double..dot", ":Name")
-def test_no_text_is_more_than_a_refusal(module: str, rest: str) -> None:
+def test_no_text_is_more_than_a_refusal(module: str, suffix: str) -> None:
     # No module begins so: whatever the text is, nothing is imported by accident.
-    for name in (f"zz_{module}{rest}", f"zz_{module}:{rest}", f".zz_{module}:{rest}"):
+    for name in (
+        f"zz_{module}{suffix}",
+        f"zz_{module}:{suffix}",
+        f".zz_{module}:{suffix}",
+    ):
         with pytest.raises(InputError):
             resolve(name, REGISTRY, "dict", dict)
 
@@ -136,12 +140,12 @@ def test_unknown_takes_names_that_are_no_text() -> None:
 
 
 def test_build_passes_options_and_what_the_constructor_wants_of_the_context() -> None:
-    known = {"height": 5.0, "depth": 1.0}
-    built = build("box", BOXES, "box", dict, {"width": 3.0}, known)
+    context = {"height": 5.0, "depth": 1.0}
+    built = build("box", BOXES, "box", dict, {"width": 3.0}, context)
     assert isinstance(built, Box)
     assert built == {"width": 3.0, "height": 5.0}
     options = {"width": 3.0, "height": 4.0}
-    assert build("box", BOXES, "box", dict, options, known) == options
+    assert build("box", BOXES, "box", dict, options, context) == options
 
 
 def test_build_lets_a_constructor_take_any_option() -> None:

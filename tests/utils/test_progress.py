@@ -11,10 +11,10 @@ from marl_pool.utils.tables import print_table
 
 
 class Clock:
-    now = 100.0
+    seconds = 100.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 class Terminal(io.StringIO):
@@ -42,12 +42,12 @@ def test_short_work_of_unknown_size_prints_nothing():
 def test_the_bar_measures_what_ends_the_work_first():
     clock = Clock()
     progress = Progress(1000, time_limit=20, clock=clock, stream=io.StringIO())
-    clock.now += 10
+    clock.seconds += 10
     progress.update(100)
     assert progress.fraction == pytest.approx(0.5)
     progress.update(900)
     assert progress.fraction == pytest.approx(0.9)
-    clock.now += 100
+    clock.seconds += 100
     assert progress.fraction == 1
 
 
@@ -55,7 +55,7 @@ def test_the_bar_measures_what_ends_the_work_first():
 def test_a_terminal_of_80_columns_has_one_line(numbers):
     clock, stream = Clock(), io.StringIO()
     progress = Progress(10**9, clock=clock, stream=stream)
-    clock.now += 10
+    clock.seconds += 10
     progress.update(10**8, **numbers)
     progress._console = Console(file=stream, width=80)
     stream.truncate(0)
@@ -82,11 +82,11 @@ def test_a_table_leaves_out_the_least_important_columns_first(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout", stream)
     columns, row = ["name", "a", "b", "c", "d"], ["x", *(c * 9 for c in "ABCD")]
-    for width, shown in (("60", "ABCD"), ("50", "ABD"), ("40", "BD"), ("25", "B")):
+    for width, kept in (("60", "ABCD"), ("50", "ABD"), ("40", "BD"), ("25", "B")):
         monkeypatch.setenv("COLUMNS", width)
         stream.truncate(0)
         print_table(columns, [row], title="t", spared=[3, 1])
-        assert [c for c in "ABCD" if c * 9 in stream.getvalue()] == list(shown)
+        assert [c for c in "ABCD" if c * 9 in stream.getvalue()] == list(kept)
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch):

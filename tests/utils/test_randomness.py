@@ -24,7 +24,7 @@ UNLIKELY = 1e-4
 """The share of true generators that a statistical test here would refuse."""
 
 
-def key(seed: int = 0, env: int = 0, episode: int = 0, purpose: int = 1) -> Tensor:
+def make_key(seed: int = 0, env: int = 0, episode: int = 0, purpose: int = 1) -> Tensor:
     ids = torch.tensor([env]), torch.tensor([episode])
     return stream_keys(seed, *ids, Purpose(purpose))
 
@@ -35,7 +35,7 @@ def serve(stream: Stream, steps: int) -> Tensor:
 
 
 def test_mix_is_the_finaliser_of_splitmix64() -> None:
-    """The vector is that of the public-domain splitmix64.c with seed 1234567."""
+    """The vector comes from the public-domain splitmix64.c with seed 1234567."""
     expected = (
         6457827717110365317,
         3203168211198807973,
@@ -49,7 +49,7 @@ def test_mix_is_the_finaliser_of_splitmix64() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
 def test_one_stream_is_uniform(seed: int) -> None:
-    numbers = uniform(key(seed), 50_000)[0]
+    numbers = uniform(make_key(seed), 50_000)[0]
     assert stats.kstest(numbers.numpy(), "uniform").pvalue > UNLIKELY
 
 
@@ -59,7 +59,7 @@ def test_first_numbers_of_many_streams_are_uniform() -> None:
     for keys in (
         stream_keys(3, env_ids, torch.zeros_like(env_ids), Purpose.RESET),
         stream_keys(3, torch.zeros_like(env_ids), env_ids, Purpose.RESET),
-        torch.cat([key(seed) for seed in range(2000)]),
+        torch.cat([make_key(seed) for seed in range(2000)]),
     ):
         for place in range(3):
             numbers = uniform(keys, 1, place)[:, 0].numpy()
@@ -90,14 +90,14 @@ def test_neighbours_in_world_episode_place_and_purpose_are_independent() -> None
 def test_streams_of_different_names_share_no_number() -> None:
     names = [*product(range(3), range(3), range(3), (1, 2, 3, 4))]
     names += [(0, EVALUATION_ENVS, 0, 1)]
-    numbers = torch.cat([uniform(key(*name), 50) for name in names])
+    numbers = torch.cat([uniform(make_key(*name), 50) for name in names])
     assert len(set(numbers.flatten().tolist())) == numbers.numel()
 
 
 def test_parts_of_a_purpose_are_different_streams() -> None:
     env_ids = torch.zeros(1, dtype=torch.int64)
     keys = [stream_keys(0, env_ids, env_ids, Purpose.POLICY, part) for part in range(5)]
-    assert len({int(each) for each in keys}) == 5
+    assert len({int(stream_key) for stream_key in keys}) == 5
 
 
 @given(
@@ -109,7 +109,7 @@ def test_parts_of_a_purpose_are_different_streams() -> None:
 def test_a_number_depends_on_its_name_and_place_alone(
     seed: int, env: int, episode: int, start: int
 ) -> None:
-    alone = uniform(key(seed, env, episode), 3, start)
+    alone = uniform(make_key(seed, env, episode), 3, start)
     env_ids = torch.tensor([5, env, env + 1])
     episodes = torch.tensor([episode + 1, episode, 0])
     keys = stream_keys(seed, env_ids, episodes, Purpose.RESET)
@@ -119,7 +119,7 @@ def test_a_number_depends_on_its_name_and_place_alone(
 
 
 def test_numbers_lie_in_the_open_interval() -> None:
-    numbers = uniform(key(), 1000)
+    numbers = uniform(make_key(), 1000)
     assert 0 < numbers.min() < numbers.max() < 1
 
 
@@ -155,9 +155,9 @@ def test_a_step_serves_the_next_numbers_of_each_stream() -> None:
 
 
 def test_one_world_alone_equals_the_same_among_many() -> None:
-    many = serve(make(num_envs=5), 11)
-    one = Stream(0, torch.tensor([3]), Purpose.DYNAMICS, 2, block=6)
-    assert torch.equal(serve(one, 11)[:, 0], many[:, 3])
+    batch = serve(make(num_envs=5), 11)
+    single = Stream(0, torch.tensor([3]), Purpose.DYNAMICS, 2, block=6)
+    assert torch.equal(serve(single, 11)[:, 0], batch[:, 3])
 
 
 @given(
@@ -172,20 +172,20 @@ def test_a_restart_at_any_time_begins_the_new_episode_and_touches_no_other(
 ) -> None:
     stream = make(block)
     episodes = torch.zeros(3, dtype=torch.int64)
-    played = [0, 0, 0]
+    steps_played = [0, 0, 0]
     for steps, restarts in [*plays, (7, [False] * 3)]:
-        got = serve(stream, steps) if steps else torch.zeros(0, 3, 2)
+        output = serve(stream, steps) if steps else torch.zeros(0, 3, 2)
         for env in range(3):
             fresh = make()
             fresh.restart(episodes)
-            expected = serve(fresh, played[env] + steps + 1)
-            assert torch.equal(got[:, env], expected[played[env] : -1, env])
+            expected = serve(fresh, steps_played[env] + steps + 1)
+            assert torch.equal(output[:, env], expected[steps_played[env] : -1, env])
         where = torch.tensor(restarts)
         episodes = episodes + where
         stream.restart(episodes, where)
-        played = [
-            0 if again else count + steps
-            for again, count in zip(restarts, played, strict=True)
+        steps_played = [
+            0 if restarted else count + steps
+            for restarted, count in zip(restarts, steps_played, strict=True)
         ]
 
 
@@ -204,12 +204,12 @@ def test_taken_streams_go_on_where_they_stand(steps: int) -> None:
     stream = make()
     for _ in range(steps):
         stream.next()
-    taken = stream.select(torch.tensor([2, 0]))
-    assert torch.equal(serve(stream, 9)[:, [2, 0]], serve(taken, 9))
+    selected = stream.select(torch.tensor([2, 0]))
+    assert torch.equal(serve(stream, 9)[:, [2, 0]], serve(selected, 9))
     episodes = torch.tensor([5, 5, 5])
     stream.restart(episodes)
-    taken.restart(episodes[:2])
-    assert torch.equal(serve(stream, 3)[:, [2, 0]], serve(taken, 3))
+    selected.restart(episodes[:2])
+    assert torch.equal(serve(stream, 3)[:, [2, 0]], serve(selected, 3))
 
 
 @pytest.mark.parametrize("steps", [0, 3, 4, 6])
@@ -221,10 +221,10 @@ def test_a_saved_stream_goes_on_where_it_was(steps: int) -> None:
     saved = stream.state_dict()
     expected = serve(stream, 9)
     for block in (4, 5):  # the saved state is not changed by its use
-        other = make(block)
-        serve(other, 2)
-        other.load_state_dict(saved)
-        assert torch.equal(serve(other, 9), expected)
+        restored = make(block)
+        serve(restored, 2)
+        restored.load_state_dict(saved)
+        assert torch.equal(serve(restored, 9), expected)
 
 
 def test_seeds_differ_from_one_another() -> None:

@@ -78,7 +78,7 @@ def nested(depth: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("- x\n" * (YAML_NODES + 1), f"{YAML_NODES:,} values"),
         ("&a [*a]", "alias inside"),
@@ -94,10 +94,10 @@ def nested(depth: int) -> str:
     ],
     ids=lambda value: value[:12],
 )
-def test_other_yaml_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_other_yaml_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "sent.yaml"
     file.write_text(text)
-    with pytest.raises(InputError, match=told) as refusal:
+    with pytest.raises(InputError, match=message) as refusal:
         read_yaml(file)
     assert str(file) in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -180,14 +180,14 @@ def test_arrays_are_read_as_numpy_reads_them(
     with tempfile.NamedTemporaryFile() as kept:
         np.savez(kept, x=array, y=np.array(3.5))
         kept.flush()
-        found = read_npz(Path(kept.name))
-    assert list(found) == ["x", "y"]
-    assert found["x"].dtype == array.dtype
-    assert np.array_equal(found["x"], array)
-    assert found["x"].shape == array.shape
-    assert found["x"].strides == array.strides
-    assert found["x"].flags.writeable
-    assert found["y"] == 3.5
+        content = read_npz(Path(kept.name))
+    assert list(content) == ["x", "y"]
+    assert content["x"].dtype == array.dtype
+    assert np.array_equal(content["x"], array)
+    assert content["x"].shape == array.shape
+    assert content["x"].strides == array.strides
+    assert content["x"].flags.writeable
+    assert content["y"] == 3.5
 
 
 def test_arrays_beyond_the_bound_are_refused(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ COUNTS = sorted(
         (option, f"{kind} {name}")
         for kind in (*KINDS, "strategies")
         for name, target in registry(kind).items()
-        for option, known in options_of(resolve(target, {}, kind, object)).items()
-        if "int" in str(known.annotation) or "Counts" in str(known.annotation)
+        for option, parameter in options_of(resolve(target, {}, kind, object)).items()
+        if "int" in str(parameter.annotation) or "Counts" in str(parameter.annotation)
     }
 )
 

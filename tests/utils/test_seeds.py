@@ -30,19 +30,19 @@ def numbers(seed: int) -> tuple[float, ...]:
 
 @pytest.mark.parametrize("seed", [0, -1, 2**80])
 def test_a_seed_fixes_every_generator(seed: int) -> None:
-    first, other, another = (
+    first, second, third = (
         numbers(process_seed(*key)) for key in ((seed, 0), (seed, 1), (seed + 1, 0))
     )
     assert first == numbers(process_seed(seed))
-    assert not {*first} & {*other}
-    assert not {*first} & {*another}
+    assert not {*first} & {*second}
+    assert not {*first} & {*third}
 
 
 def test_a_seed_is_that_of_torch_and_numpy_and_the_mode_theirs() -> None:
     seed_process(7)
     assert torch.initial_seed() == 7
-    drawn = float(torch.rand(()))
+    number = float(torch.rand(()))
     torch.manual_seed(7)
-    assert drawn == float(torch.rand(()))
+    assert number == float(torch.rand(()))
     if torch.version.cuda is None:
         assert torch.are_deterministic_algorithms_enabled()

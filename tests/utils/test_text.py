@@ -54,9 +54,9 @@ def test_numbers_and_plain_text_stay(value):
 
 @given(st.text())
 def test_what_is_printed_is_one_line_without_control_characters(text):
-    shown = printable(text)
-    assert len(shown.splitlines()) <= 1
-    assert not any(unicodedata.category(each) in HIDDEN for each in shown)
+    line = printable(text)
+    assert len(line.splitlines()) <= 1
+    assert not any(unicodedata.category(character) in HIDDEN for character in line)
 
 
 def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
@@ -78,9 +78,9 @@ def test_a_command_that_is_shown_runs_as_it_says(tmp_path):
 def test_an_error_is_one_line_whatever_a_path_holds(tmp_path, capsys):
     path = tmp_path / "a\nb\x1b[2J\u202ec"
     assert cli.main(["resume", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert r"a\nb\x1b[2J\u202ec" in told
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert r"a\nb\x1b[2J\u202ec" in error
 
 
 def test_tables_of_results_hold_no_formula(tmp_path):
@@ -134,9 +134,9 @@ def test_a_flipped_bit_in_a_sealed_text_is_found(data):
     assert not is_intact_text(changed.decode())
 
 
-@pytest.mark.parametrize("more", ["# a note\n", "b: 2\n", "# sha256"])
-def test_nothing_may_follow_a_seal(more):
-    assert not is_intact_text(sealed_text("a: 1\n") + more)
+@pytest.mark.parametrize("suffix", ["# a note\n", "b: 2\n", "# sha256"])
+def test_nothing_may_follow_a_seal(suffix):
+    assert not is_intact_text(sealed_text("a: 1\n") + suffix)
 
 
 def test_text_and_json_without_a_seal_are_taken_as_they_are():
@@ -154,6 +154,6 @@ def test_text_and_json_without_a_seal_are_taken_as_they_are():
 )
 def test_sealed_json_is_intact_after_a_file_and_not_after_a_change(content):
     content.pop("sha256", None)
-    again = json.loads(json.dumps(sealed_json(content)))
-    assert is_intact_json(again)
-    assert not is_intact_json({**again, "more": 1, "content": 2})
+    reread = json.loads(json.dumps(sealed_json(content)))
+    assert is_intact_json(reread)
+    assert not is_intact_json({**reread, "more": 1, "content": 2})

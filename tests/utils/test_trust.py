@@ -111,12 +111,12 @@ OPTIONS = [
 
 def try_all_forms(kind: str, name: str, option: str) -> None:
     """Build a registered class with the payload's name in one option, in each form."""
-    known = registry(kind)
+    classes = registry(kind)
     for form in FORMS:
         options = {**REQUIRED.get(name, {}), option: form}
         # Any refusal of a wrong type is right.
         with contextlib.suppress(Exception):
-            build(name, known, kind, object, options, CONTEXTS[kind])
+            build(name, classes, kind, object, options, CONTEXTS[kind])
 
 
 def test_no_option_of_any_registered_class_imports_what_a_file_names(
@@ -257,11 +257,11 @@ VERBS = {
 
 def one_line(capsys: pytest.CaptureFixture[str], status: int) -> str:
     """The refusal, which is one line; exit status 2."""
-    told = capsys.readouterr().err
-    assert status == 2, told
-    assert told.count("\n") == 1
-    assert told.startswith("marl-pool: ")
-    return told
+    line = capsys.readouterr().err
+    assert status == 2, line
+    assert line.count("\n") == 1
+    assert line.startswith("marl-pool: ")
+    return line
 
 
 @pytest.mark.parametrize("place", list(PLACES))
@@ -316,11 +316,11 @@ def test_resume_takes_no_default_of_today_for_a_network_of_yesterday(
     key: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section, _, option = key.partition(".")
-    old = {name: own for name, own in run.config[section].items() if name != option}
+    old = {name: value for name, value in run.config[section].items() if name != option}
     assert old != run.config[section]
     in_config(run, **{section: old})
-    told = one_line(capsys, main(["resume", str(run.path), "total_steps=999999"]))
-    assert f"{key}: expected the value that the run was begun with, got none" in told
+    message = one_line(capsys, main(["resume", str(run.path), "total_steps=999999"]))
+    assert f"{key}: expected the value that the run was begun with, got none" in message
 
 
 @pytest.mark.parametrize(
@@ -345,12 +345,12 @@ def test_resume_imports_only_what_it_is_allowed(
 ) -> None:
     in_config(run, **changes)
     command = ["resume", str(run.path), "total_steps=999999"]
-    told = one_line(capsys, main(command))
+    message = one_line(capsys, main(command))
     assert not has_run(payload)
     name = "sent_payload" if kind == "env.module" else PAYLOAD
-    if name in told:  # the heads of `multi` and modules are met when training begins
-        assert f"{kind} {name!r}" in told
-        assert f"marl-pool resume {run.path} --plugin {name}" in told
+    if name in message:  # the heads of `multi` and modules are met when training begins
+        assert f"{kind} {name!r}" in message
+        assert f"marl-pool resume {run.path} --plugin {name}" in message
     main([*command, "--plugin", name])
     assert has_run(payload) or kind == "policy"
 
@@ -366,8 +366,10 @@ def test_resume_keeps_the_plug_ins_that_were_given(
     run: Run, payload: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_config(run, env={"name": PAYLOAD})
-    told = one_line(capsys, main(["resume", str(run.path), "--plugin", "my.own:One"]))
-    assert f"resume {run.path} --plugin my.own:One --plugin {PAYLOAD}" in told
+    message = one_line(
+        capsys, main(["resume", str(run.path), "--plugin", "my.own:One"])
+    )
+    assert f"resume {run.path} --plugin my.own:One --plugin {PAYLOAD}" in message
     assert not has_run(payload)
 
 
@@ -413,9 +415,9 @@ def test_resuming_a_sweep_imports_and_resolves_nothing(
             "marl_pool.cli.train._run_sweep",
             lambda sweep, plan: build_heads(plan.trials[0].config["pooling"]),
         )
-    told = one_line(capsys, main(["resume", str(sweep)]))
+    message = one_line(capsys, main(["resume", str(sweep)]))
     assert not has_run(payload)
-    assert "hunter2" not in told
+    assert "hunter2" not in message
 
 
 def build_heads(pooling: Mapping[str, Any]) -> None:
@@ -446,9 +448,9 @@ def test_a_suite_imports_and_resolves_nothing(
     monkeypatch.setenv("HOME", "/home/hunter2")
     words = ["evaluate", str(run.path), "suite=sent", *QUICK]
     status = main([*words, "--config-dir", str(tmp_path / "yaml")])
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert not has_run(payload)
-    assert "hunter2" not in told.err + told.out
+    assert "hunter2" not in captured.err + captured.out
     assert status == (
         0 if place == "module" else 2
     )  # the env has no such option: a gap
@@ -549,15 +551,15 @@ def test_a_configuration_that_is_none_is_refused_in_one_line(
 def test_a_page_stays_in_its_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = tmp_path / "a" / "b" / "c"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
-    run = trained(here / "run")
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    run = trained(folder / "run")
     in_config(run, env={**run.config["env"], "name": name})
     assert main(["report", str(run.path), "threads=1"]) == 0
-    made = set(tmp_path.rglob("*.html"))
-    assert len(made) == 1
-    assert made == set((here / "reports").glob("*.html"))
+    pages = set(tmp_path.rglob("*.html"))
+    assert len(pages) == 1
+    assert pages == set((folder / "reports").glob("*.html"))
 
 
 @pytest.mark.parametrize("key", ["fixed", "teacher", "data_dir", "init", "policy_from"])
@@ -577,8 +579,8 @@ def test_a_page_shows_no_folder_of_the_machine(
     for hidden in ("/home", "alice", "bob", "secret"):
         assert hidden not in page
     # Still three methods, told apart.
-    for told in ("=elsewhere", "=elsewhere (2)", "=plain"):
-        assert told in page
+    for label in ("=elsewhere", "=elsewhere (2)", "=plain"):
+        assert label in page
 
 
 def test_perturbations_of_a_page_are_not_imported(

@@ -54,13 +54,15 @@ ENCODER = {"name": "transformer", "dim": 8, "num_layers": 1, "num_heads": 2}
 def network(pooling: Any, **encoder: Any) -> SetNetwork:
     """Untrained, with weights that make a difference, in float64."""
     part = {"name": pooling} if isinstance(pooling, str) else pooling
-    made = SetNetwork(
+    untrained = SetNetwork(
         SPEC, encoder={**ENCODER, **encoder}, pooling=part, init_std=0.8, seed=3
     )
-    return made.double().eval()
+    return untrained.double().eval()
 
 
-def seen(rows: int = 40, *, padded: bool = True, agents: int = 2) -> GroupObservations:
+def random_observations(
+    rows: int = 40, *, padded: bool = True, agents: int = 2
+) -> GroupObservations:
     """Random sets: self and friends are signal, most others noise."""
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(rows, 6, 4, generator=generator)
@@ -91,7 +93,7 @@ class Changing(FoxAndHens):
     def signal(self) -> dict[str, Tensor]:
         place = (self.steps + self.env_ids) % 4
         mask = torch.arange(4) == place[:, None, None]
-        # As a view without memory of its own, which nobody may write into.
+        # Expanded rows share their memory, so nobody may write into the mask.
         return {
             name: mask.expand(-1, group.num_agents, -1)
             for name, group in self.groups.items()
@@ -108,7 +110,7 @@ class Slow(Changing):
     simulated = True
 
 
-def subject(kind: type[FoxAndHens], **options: Any) -> Any:
+def toy_target(kind: type[FoxAndHens], **options: Any) -> Any:
     """A target of random policies in toy environments."""
 
     def make_env(count: int, first: int = 0) -> FoxAndHens:
@@ -122,22 +124,22 @@ def subject(kind: type[FoxAndHens], **options: Any) -> Any:
 
 def test_signal_and_tokens_are_of_the_same_moment() -> None:
     """Also where environments end at other times: the mask tells the step."""
-    observed = record_observations(subject(Changing, end_chance=0.2), 7, 1000)["fox"]
+    observed = record_observations(toy_target(Changing, end_chance=0.2), 7, 1000)["fox"]
     env = Changing(7, seed=1, end_chance=0.2)
     env.reset()
     start = env.observe()["fox"].features[:, 0]
     lengths = observed.episodes.bincount()
     assert len(lengths.unique()) > 1
     for number, length in enumerate(lengths.tolist()):
-        own = observed.episodes == number
-        torch.testing.assert_close(observed.tokens.features[own][0], start[number])
-        steps = (observed.signal[own].int().argmax(1) - number) % 4
+        rows = observed.episodes == number
+        torch.testing.assert_close(observed.tokens.features[rows][0], start[number])
+        steps = (observed.signal[rows].int().argmax(1) - number) % 4
         assert steps.tolist() == [step % 4 for step in range(length)]
     assert observed.signal.sum(1).eq(1).all()
 
 
 def test_only_agents_that_live_are_observed() -> None:
-    observed = record_observations(subject(Changing, end_chance=0.0), 5, 1000)
+    observed = record_observations(toy_target(Changing, end_chance=0.0), 5, 1000)
     assert len(observed["fox"].episodes) == 5 * 12
     assert len(observed["hen"].episodes) == 5 * (12 * 2 + 4)
     assert observed["hen"].episodes.unique().tolist() == list(range(5))
@@ -145,7 +147,7 @@ def test_only_agents_that_live_are_observed() -> None:
 
 @pytest.mark.parametrize(("most", "steps"), [(60, 4), (45, 3), (15, 1), (10**9, 12)])
 def test_of_too_much_every_nth_step_is_kept(most: int, steps: int) -> None:
-    observed = record_observations(subject(Changing, end_chance=0.0), 5, most)["fox"]
+    observed = record_observations(toy_target(Changing, end_chance=0.0), 5, most)["fox"]
     assert observed.episodes.bincount().tolist() == [steps] * 5
 
 
@@ -153,21 +155,21 @@ def test_fewer_than_one_step_of_all_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"max_observations: expected at least 15, .*14"
     ):
-        record_observations(subject(Changing), 5, 14)
+        record_observations(toy_target(Changing), 5, 14)
 
 
 def test_simulators_play_a_few_at_a_time() -> None:
-    together = record_observations(subject(Changing), 40, 10**6)["hen"]
-    apart = record_observations(subject(Slow), 40, 10**6)["hen"]
-    order = apart.episodes.argsort(stable=True)
-    back = together.episodes.argsort(stable=True)
-    torch.testing.assert_close(apart.episodes[order], together.episodes[back])
-    torch.testing.assert_close(apart.signal[order], together.signal[back])
+    whole = record_observations(toy_target(Changing), 40, 10**6)["hen"]
+    chunked = record_observations(toy_target(Slow), 40, 10**6)["hen"]
+    order = chunked.episodes.argsort(stable=True)
+    back = whole.episodes.argsort(stable=True)
+    torch.testing.assert_close(chunked.episodes[order], whole.episodes[back])
+    torch.testing.assert_close(chunked.signal[order], whole.signal[back])
 
 
 def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
     with pytest.raises(UnfitTokensError, match="does not define .* of 'fox'"):
-        record_observations(subject(FoxAndHens), 2, 100)
+        record_observations(toy_target(FoxAndHens), 2, 100)
 
 
 # What is measured
@@ -175,28 +177,31 @@ def test_an_env_that_does_not_know_its_signal_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
-    made, observed = network({"name": "ada", "num_heads": 4}), seen(padded=padded)
-    numbers = measure_head(made, observed).numbers
-    x, _, _ = made.encode(observed.tokens)
-    weights, query = made.weights(observed.tokens), x[:, 0]
+    net, observed = (
+        network({"name": "ada", "num_heads": 4}),
+        random_observations(padded=padded),
+    )
+    numbers = measure_head(net, observed).numbers
+    x, _, _ = net.encode(observed.tokens)
+    weights, query = net.weights(observed.tokens), x[:, 0]
     assert weights is not None
-    attention = made.pooling.attention
+    attention = net.pooling.attention
     for row, present in enumerate(~observed.tokens.padding):
-        own, signal = x[row, present], observed.signal[row, present]
+        vectors, signal = x[row, present], observed.signal[row, present]
         for head in range(4):
             part = slice(2 * head, 2 * head + 2)
             share = weights[row, head, present]
-            away = own[:, part] - share @ own[:, part]
-            best = own[signal, part].mean(0)
+            residuals = vectors[:, part] - share @ vectors[:, part]
+            best = vectors[signal, part].mean(0)
             scores = (
-                (own @ attention.to_key.weight[part].T)
+                (vectors @ attention.to_key.weight[part].T)
                 @ (attention.to_query.weight[part] @ query[row])
                 / 8**0.5
             )
             expected = {
-                "signal_loss": away[signal].square().mean(),
-                "excess": (share @ own[:, part] - best).square().mean(),
-                "mean_excess": (own[:, part].mean(0) - best).square().mean(),
+                "signal_loss": residuals[signal].square().mean(),
+                "excess": (share @ vectors[:, part] - best).square().mean(),
+                "mean_excess": (vectors[:, part].mean(0) - best).square().mean(),
                 "signal_weight": share[signal].sum(),
                 "self_weight": share[0],
                 "signal_width": scores[signal].max() - scores[signal].min(),
@@ -213,28 +218,28 @@ def test_numbers_are_those_of_the_formulas_one_by_one(padded: bool) -> None:
 
 
 def test_nothing_under_padding_matters() -> None:
-    made, observed = network("ada"), seen()
+    net, observed = network("ada"), random_observations()
     features = observed.tokens.features.nan_to_num(7.0)
-    other = replace(observed, tokens=observed.tokens._replace(features=features))
-    found, same = (measure_head(made, case) for case in (observed, other))
-    for name, values in found.numbers.items():
+    filled = replace(observed, tokens=observed.tokens._replace(features=features))
+    reference, same = (measure_head(net, case) for case in (observed, filled))
+    for name, values in reference.numbers.items():
         torch.testing.assert_close(values, same.numbers[name], equal_nan=True)
-    assert found.numbers["excess"].isfinite().all()
+    assert reference.numbers["excess"].isfinite().all()
 
 
 def test_parts_of_many_observations_are_put_together() -> None:
-    made, observed = network("ada"), seen(2 * CHUNK + 3)
-    whole, last = measure_head(made, observed), list(observed.split(CHUNK))[2]
+    net, observed = network("ada"), random_observations(2 * CHUNK + 3)
+    whole, last = measure_head(net, observed), list(observed.split(CHUNK))[2]
     assert whole.numbers["excess"].shape == (2 * CHUNK + 3, 1)
     torch.testing.assert_close(
         whole.numbers["margin"][2 * CHUNK :],
-        measure_head(made, last).numbers["margin"],
+        measure_head(net, last).numbers["margin"],
         equal_nan=True,
     )
 
 
 def test_all_signal_leaves_no_margin_and_no_violation() -> None:
-    observed = seen()
+    observed = random_observations()
     observed = replace(observed, signal=~observed.tokens.padding)
     numbers = measure_head(network("ada"), observed).numbers
     for name in ("margin", "distance", "noise_width", "noise_error", "noise_low"):
@@ -245,15 +250,15 @@ def test_all_signal_leaves_no_margin_and_no_violation() -> None:
 
 
 def test_the_mean_of_all_has_the_excess_of_average_pooling() -> None:
-    numbers = measure_head(network("avg"), seen()).numbers
+    numbers = measure_head(network("avg"), random_observations()).numbers
     torch.testing.assert_close(numbers["excess"], numbers["mean_excess"])
 
 
 def test_max_pooling_is_measured_by_its_own_vector() -> None:
-    made, observed = network("max"), seen()
-    numbers = measure_head(made, observed).numbers
-    x, padding, types = made.encode(observed.tokens)
-    pooled = made.pooling(x, padding, types)
+    net, observed = network("max"), random_observations()
+    numbers = measure_head(net, observed).numbers
+    x, padding, types = net.encode(observed.tokens)
+    pooled = net.pooling(x, padding, types)
     x = x.masked_fill(observed.tokens.padding[..., None], 0.0)
     expected = theory.excess_loss(x, pooled, observed.signal, heads=8)
     torch.testing.assert_close(numbers["excess"], expected)
@@ -261,9 +266,9 @@ def test_max_pooling_is_measured_by_its_own_vector() -> None:
 
 
 def test_a_class_token_is_no_token_of_the_set() -> None:
-    made, observed = network("cls"), seen()
-    cases = measure_head(made, observed)
-    x, _, _ = made.encode(observed.tokens)
+    net, observed = network("cls"), random_observations()
+    cases = measure_head(net, observed)
+    x, _, _ = net.encode(observed.tokens)
     assert x.shape[1] == 7
     best = torch.stack(
         [
@@ -281,8 +286,8 @@ def test_a_class_token_is_no_token_of_the_set() -> None:
     torch.testing.assert_close(theory.variance(cases.moments)[0], variance)
 
 
-class OwnPlace(Pooling):
-    """A head with a token of its own that takes half of the weight."""
+class ExtraToken(Pooling):
+    """A head whose extra token takes half of the weight."""
 
     extra_tokens = 1
 
@@ -299,7 +304,7 @@ class OwnPlace(Pooling):
         return theory.pool(x, self.weights(x))
 
 
-class ThreeHeads(OwnPlace):
+class ThreeHeads(ExtraToken):
     def weights(
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
@@ -307,11 +312,11 @@ class ThreeHeads(OwnPlace):
 
 
 def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:
-    made = network(f"{__name__}:OwnPlace", num_layers=1)
-    observed = seen(padded=False)
-    numbers = measure_head(made, observed).numbers
-    x, _, _ = made.encode(observed.tokens)
-    expected = theory.excess_loss(x[:, 1:], made(observed.tokens), observed.signal)
+    net = network(f"{__name__}:ExtraToken", num_layers=1)
+    observed = random_observations(padded=False)
+    numbers = measure_head(net, observed).numbers
+    x, _, _ = net.encode(observed.tokens)
+    expected = theory.excess_loss(x[:, 1:], net(observed.tokens), observed.signal)
     torch.testing.assert_close(numbers["excess"], expected)
     share = observed.signal.sum(1, keepdim=True) / 12
     torch.testing.assert_close(numbers["signal_weight"], share.double())
@@ -330,14 +335,14 @@ def first_observations(count: int, repeats: int = 1) -> GroupObservations:
 
 
 def test_a_summary_holds_means_over_heads_and_observations() -> None:
-    played = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
-    made = played.network
+    player = to_float64({"agent": policy({"name": "ada", "num_heads": 4})})["agent"]
+    net = player.network
     observed = first_observations(20, repeats=4)
-    rows = diagnose("agent", played, observed)
+    rows = diagnose("agent", player, observed)
     assert [row.head for row in rows] == [ALL, "0", "1", "2", "3"]
     whole, parts = rows[0], rows[1:]
-    cases = measure_head(made, observed)
-    x = made.encode(observed.tokens)[0].detach()
+    cases = measure_head(net, observed)
+    x = net.encode(observed.tokens)[0].detach()
     variance = x.flatten(0, 1).var(0, correction=0).mean()
     assert whole.variance == pytest.approx(float(variance))
     excess = cases.numbers["excess"] / variance
@@ -357,31 +362,34 @@ def test_a_summary_holds_means_over_heads_and_observations() -> None:
 
 def test_the_interval_draws_whole_episodes() -> None:
     """Ten copies of each episode's observation say no more than one."""
-    played = to_float64({"agent": policy("avg")})["agent"]
-    once = first_observations(12)
+    player = to_float64({"agent": policy("avg")})["agent"]
+    single_copy = first_observations(12)
     rows = torch.arange(12).repeat(10)
-    often = GroupObservations(
-        once.tokens.at(rows), once.signal[rows], once.episodes[rows]
+    copies = GroupObservations(
+        single_copy.tokens.at(rows),
+        single_copy.signal[rows],
+        single_copy.episodes[rows],
     )
-    apart = replace(often, episodes=torch.arange(120))
-    (one,), (many,), (other,) = (
-        diagnose("agent", played, case) for case in (once, often, apart)
+    independent_copies = replace(copies, episodes=torch.arange(120))
+    (single,), (repeated,), (independent,) = (
+        diagnose("agent", player, case)
+        for case in (single_copy, copies, independent_copies)
     )
-    assert (many.excess_low, many.excess_high) == pytest.approx(
-        (one.excess_low, one.excess_high)
+    assert (repeated.excess_low, repeated.excess_high) == pytest.approx(
+        (single.excess_low, single.excess_high)
     )
-    width = one.excess_high - one.excess_low
-    assert other.excess_high - other.excess_low < 0.6 * width
+    width = single.excess_high - single.excess_low
+    assert independent.excess_high - independent.excess_low < 0.6 * width
 
 
-def diagnosed(pooling: Any) -> list[Diagnosis]:
+def diagnosis_of(pooling: Any) -> list[Diagnosis]:
     """An untrained policy's diagnosis."""
     observed = first_observations(2)
     return diagnose("agent", to_float64({"a": policy(pooling)})["a"], observed)
 
 
 def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
-    measured = {name for name in POOLING if not diagnosed(name)[0].missing}
+    measured = {name for name in POOLING if not diagnosis_of(name)[0].missing}
     weighted = {"ada", "avg", "gated", "hopfield", "pma", "set2set"}
     assert measured == {"cls", "max"} | weighted
 
@@ -401,7 +409,7 @@ def test_the_heads_that_are_measured_are_those_of_the_document() -> None:
 def test_a_head_without_weights_of_one_vector_is_a_gap(
     pooling: Any, reason: str
 ) -> None:
-    (row,) = diagnosed(pooling)
+    (row,) = diagnosis_of(pooling)
     with pytest.raises(UnfitTokensError, match=reason):
         raise UnfitTokensError(row.missing)
     assert np.isnan([row.excess, row.margin, row.signal_loss]).all()
@@ -410,7 +418,7 @@ def test_a_head_without_weights_of_one_vector_is_a_gap(
 
 def test_a_policy_that_pools_nothing_is_a_gap() -> None:
     group = make_batched_env(num_envs=1, **ENV).groups["agent"]
-    (row,) = diagnose("agent", RandomPolicy(group.action_space), seen())
+    (row,) = diagnose("agent", RandomPolicy(group.action_space), random_observations())
     assert (row.pooling, row.missing) == (
         "RandomPolicy",
         "expected a policy with a pooling head, got RandomPolicy",
@@ -454,9 +462,9 @@ def test_a_run_is_diagnosed(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     ]
     assert json.loads(lines[0]["env"]) == ENV
     assert paths[2].read_bytes().startswith(b"\x89PNG")
-    shown = capsys.readouterr().out
-    assert f"0 of {whole['checked']:,}" in shown
-    assert f"{whole['excess']:.3f}" in shown
+    output = capsys.readouterr().out
+    assert f"0 of {whole['checked']:,}" in output
+    assert f"{whole['excess']:.3f}" in output
 
 
 def test_an_earlier_diagnosis_stays_and_an_evaluation_does_not_number_it(
@@ -482,8 +490,8 @@ def test_the_same_seed_gives_the_same_numbers(run: Run) -> None:
 
 
 def test_another_env_has_another_ratio(run: Run) -> None:
-    other = {**ENV, "num_noise": 12}
-    (whole, *_) = content_of(diagnose_run(run, SETTINGS, env=other))["rows"]
+    env = {**ENV, "num_noise": 12}
+    (whole, *_) = content_of(diagnose_run(run, SETTINGS, env=env))["rows"]
     assert (whole["num_signal"], whole["num_tokens"]) == (4, 16)
 
 
@@ -495,14 +503,14 @@ def test_a_gap_is_written_shown_and_drawn(
     assert re.match("expected .*attention weights, got Flatten", row["missing"])
     assert row["excess"] is None
     assert all(path.is_file() for path in paths)
-    shown = capsys.readouterr().out
-    assert "not measured: flatten: expected" in shown
+    output = capsys.readouterr().out
+    assert "not measured: flatten: expected" in output
 
 
 def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
     env = {"name": "simple_tag", "prey": "learned", "max_steps": 4}
     groups = make_batched_env(num_envs=1, **env).groups
-    made = {
+    policies = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
         for name, group in groups.items()
     }
@@ -512,15 +520,15 @@ def test_groups_that_did_not_learn_are_left_out(tmp_path: Path) -> None:
     ):
         config = {"env": env, "seed": 0, "fixed": fixed}
         run = Run.create(tmp_path / f"run{len(fixed)}", config)
-        save_policies(made, {name: name for name in groups}, run.policy_dir)
+        save_policies(policies, {name: name for name in groups}, run.policy_dir)
         rows = content_of(diagnose_run(run, SETTINGS))["rows"]
         assert {row["group"] for row in rows} == expected
 
 
 def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None:
     """Scores that the type alone decides, far apart: weights 1/k and 0."""
-    made = to_float64({"a": policy({"name": "ada", "num_heads": 1})})["a"]
-    net = made.network
+    player = to_float64({"a": policy({"name": "ada", "num_heads": 1})})["a"]
+    net = player.network
     with torch.no_grad():
         for layer in net.encoder.layers:
             for part in (layer.attention.to_out, layer.feedforward[2]):
@@ -535,7 +543,7 @@ def test_a_policy_that_separates_perfectly_has_no_excess(tmp_path: Path) -> None
             nn.init.zeros_(part.weight)
             part.weight[0, 0] = 1.0
     observed = first_observations(9)
-    (row,) = diagnose("agent", made, observed)
+    (row,) = diagnose("agent", player, observed)
     assert row.margin_positive == 1.0
     assert row.margin == pytest.approx(100 / 8**0.5)
     assert row.excess < 1e-12 < row.mean_excess
@@ -562,10 +570,10 @@ def test_several_runs_are_compared(
     content = content_of(paths)
     assert [row["run"] for row in content["rows"]] == ["ada", "cls", "flatten"]
     assert {row["head"] for row in content["rows"]} == {ALL}
-    assert [about["run"] for about in content["runs"]] == ["ada", "cls", "flatten"]
-    shown = capsys.readouterr().out
-    assert "not measured: flatten" in shown
-    assert f"{content['rows'][1]['excess']:.3f}" in shown
+    assert [entry["run"] for entry in content["runs"]] == ["ada", "cls", "flatten"]
+    output = capsys.readouterr().out
+    assert "not measured: flatten" in output
+    assert f"{content['rows'][1]['excess']:.3f}" in output
     with pytest.raises(InputError, match="compared exists"):
         compare(documents, str(out))
 
@@ -583,14 +591,14 @@ def test_the_table_leaves_out_what_no_head_has(
 ) -> None:
     row = Diagnosis("a", "avg", ALL, heads=1, excess=0.25, num_signal=1, num_tokens=3)
     print_table([("one", row)], "a title")
-    shown = capsys.readouterr().out
-    assert "1 of 3" in shown
-    assert "0.250" in shown
-    assert "M > 0" not in shown
+    output = capsys.readouterr().out
+    assert "1 of 3" in output
+    assert "0.250" in output
+    assert "M > 0" not in output
     print_table([("one", row), ("two", replace(row, checked=9, margin=-2.5))], "both")
-    shown = capsys.readouterr().out
-    assert "-2.50" in shown
-    assert shown.count("0 of 9") == 1
+    output = capsys.readouterr().out
+    assert "-2.50" in output
+    assert output.count("0 of 9") == 1
 
 
 def test_a_bound_beyond_the_mean_by_rounding_is_drawn(tmp_path: Path) -> None:
@@ -626,8 +634,8 @@ def test_numbers_outlive_a_picture_that_fails(
     assert sorted(folder.iterdir()) == paths
     assert content_of(paths)["rows"]
     assert "no plot: ValueError: no fonts" in capsys.readouterr().out
-    both = compare([paths[1]] * 2, str(run.path / "compared"))
-    assert [path.name for path in both] == ["diagnosis.csv", "diagnosis.json"]
+    compared = compare([paths[1]] * 2, str(run.path / "compared"))
+    assert [path.name for path in compared] == ["diagnosis.csv", "diagnosis.json"]
 
 
 def test_a_picture_of_gaps_alone_is_drawn(tmp_path: Path) -> None:
@@ -643,21 +651,23 @@ def test_the_command_diagnoses_one_run_and_several(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [make_run(tmp_path / name, name) for name in ("ada", "avg")]
-    few = ["episodes=2", "threads=1"]
-    assert cli.main(["diagnose", str(runs[0].path), "env.num_noise=2", *few]) == 0
+    options = ["episodes=2", "threads=1"]
+    assert cli.main(["diagnose", str(runs[0].path), "env.num_noise=2", *options]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-3:] == [
         str(runs[0].path / "evaluation" / f"diagnosis.{kind}")
         for kind in ("csv", "json", "png")
     ]
-    both = [str(run.path) for run in runs]
-    assert cli.main(["diagnose", *both, *few, "--out", "table"]) == 0
+    folders = [str(run.path) for run in runs]
+    assert cli.main(["diagnose", *folders, *options, "--out", "table"]) == 0
     assert "table/diagnosis.png" in capsys.readouterr().out
-    assert cli.main(["diagnose", *both, *few, "--out", "table"]) == 2
+    assert cli.main(["diagnose", *folders, *options, "--out", "table"]) == 2
     assert "table exists; choose another --out" in capsys.readouterr().err
     assert len(list((runs[1].path / "evaluation").iterdir())) == 3
     bare = str(runs[1].policy_dir)
-    assert cli.main(["diagnose", bare, "env=simple_centroid", *few, "--out", "b"]) == 0
+    assert (
+        cli.main(["diagnose", bare, "env=simple_centroid", *options, "--out", "b"]) == 0
+    )
     assert Path("b/evaluation/diagnosis.json").is_file()
 
 
@@ -676,20 +686,20 @@ def test_runs_of_different_tasks_are_refused_before_anything_is_played(
     expected: str,
 ) -> None:
     env = {**ENV, "reward_scale": 1.0}
-    one, other = (
-        Run.create(tmp_path / name, {"env": of_it, "seed": 5})
-        for name, of_it in (("one", env), ("other", {**env, **change}))
+    first, second = (
+        Run.create(tmp_path / name, {"env": config, "seed": 5})
+        for name, config in (("one", env), ("other", {**env, **change}))
     )
-    for run in (one, other):
+    for run in (first, second):
         save_policies({"one": policy("avg")}, {"agent": "one"}, run.policy_dir)
     out = tmp_path / "out"
-    paths = [str(one.path), str(other.path)]
+    paths = [str(first.path), str(second.path)]
     assert cli.main(["diagnose", *paths, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert expected in error
     assert error.count("\n") == 1
     assert not out.exists()
-    assert not any((run.path / "evaluation").exists() for run in (one, other))
+    assert not any((run.path / "evaluation").exists() for run in (first, second))
 
 
 @pytest.mark.parametrize(
@@ -715,12 +725,12 @@ def test_an_env_without_signal_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = {"name": "helpers.farm:FoxAndHens"}
-    made = {
+    policies = {
         name: make_policy(group.tokens, group.action_space, pooling="avg", seed=1)
         for name, group in FoxAndHens(1).groups.items()
     }
     run = Run.create(tmp_path / "run", {"env": env, "seed": 0})
-    save_policies(made, {name: name for name in made}, run.policy_dir)
+    save_policies(policies, {name: name for name in policies}, run.policy_dir)
     arguments = ["diagnose", str(run.path), "--plugin", "helpers.farm:FoxAndHens"]
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err == (

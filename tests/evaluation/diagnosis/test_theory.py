@@ -48,23 +48,25 @@ def scored_sets(draw: Callable[..., Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def weights_of(scores: Tensor, padding: Tensor) -> Tensor:
-    """The softmax, by scipy, over what is there."""
+    """The softmax, by scipy, over the tokens present."""
     weights = np.zeros(scores.shape)
-    for row, (own, hidden) in enumerate(
+    for row, (row_scores, hidden) in enumerate(
         zip(scores.numpy(), padding.numpy(), strict=True)
     ):
-        weights[row, ~hidden] = softmax(own[~hidden])
+        weights[row, ~hidden] = softmax(row_scores[~hidden])
     return torch.from_numpy(weights)
 
 
 def violations(
     case: tuple[Tensor, Tensor, Tensor],
-    change: Callable[[Neighborhoods], Neighborhoods] = lambda found: found,
+    change: Callable[[Neighborhoods], Neighborhoods] = lambda neighborhoods: (
+        neighborhoods
+    ),
     swap: Callable[[WeightBounds], WeightBounds] = lambda bounds: bounds,
 ) -> int:
     scores, signal, padding = case
-    found = theory.neighborhoods(scores, signal, padding)
-    bounds = swap(theory.weight_bounds(change(found)))
+    neighborhoods = theory.neighborhoods(scores, signal, padding)
+    bounds = swap(theory.weight_bounds(change(neighborhoods)))
     weights = weights_of(scores, padding)
     return int(theory.outside(weights, signal, bounds, padding).sum())
 
@@ -73,28 +75,28 @@ def violations(
 
 
 @pytest.fixture(scope="module")
-def tried() -> list[tuple[Tensor, Tensor, Tensor]]:
+def scored_cases() -> list[tuple[Tensor, Tensor, Tensor]]:
     """600 sets, made once; for each of them the bounds hold as they are printed."""
     cases = []
 
     @settings(max_examples=600, database=None)
     @given(scored_sets())
-    def hold(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    def check_bounds(case: tuple[Tensor, Tensor, Tensor]) -> None:
         cases.append(case)
         assert violations(case) == 0
 
-    hold()
+    check_bounds()
     return cases
 
 
 def test_the_printed_bounds_hold_for_all_scores(
-    tried: list[tuple[Tensor, Tensor, Tensor]],
+    scored_cases: list[tuple[Tensor, Tensor, Tensor]],
 ) -> None:
-    assert len(tried) >= 600
+    assert len(scored_cases) >= 600
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "condition",
     [
         lambda f: f.margin < -1,
         lambda f: f.margin > 1,
@@ -106,10 +108,12 @@ def test_the_printed_bounds_hold_for_all_scores(
     ids=["M < 0", "M > 0", "a tie", "k = 0", "k = N", "N = 1"],
 )
 def test_such_sets_are_among_those_tried(
-    wanted: Callable[[Neighborhoods], Tensor],
-    tried: list[tuple[Tensor, Tensor, Tensor]],
+    condition: Callable[[Neighborhoods], Tensor],
+    scored_cases: list[tuple[Tensor, Tensor, Tensor]],
 ) -> None:
-    assert any(bool(wanted(theory.neighborhoods(*case)).all()) for case in tried)
+    assert any(
+        bool(condition(theory.neighborhoods(*case)).all()) for case in scored_cases
+    )
 
 
 WRONG: dict[str, Callable[[WeightBounds], WeightBounds]] = {
@@ -133,17 +137,17 @@ MIXED: dict[str, Callable[[Neighborhoods], Neighborhoods]] = {
 @pytest.mark.parametrize("swap", WRONG.values(), ids=WRONG)
 def test_swapped_bounds_are_caught(
     swap: Callable[[WeightBounds], WeightBounds],
-    tried: list[tuple[Tensor, Tensor, Tensor]],
+    scored_cases: list[tuple[Tensor, Tensor, Tensor]],
 ) -> None:
-    assert any(violations(case, swap=swap) > 0 for case in tried)
+    assert any(violations(case, swap=swap) > 0 for case in scored_cases)
 
 
 @pytest.mark.parametrize("change", MIXED.values(), ids=MIXED)
 def test_bounds_of_mixed_up_neighborhoods_are_caught(
     change: Callable[[Neighborhoods], Neighborhoods],
-    tried: list[tuple[Tensor, Tensor, Tensor]],
+    scored_cases: list[tuple[Tensor, Tensor, Tensor]],
 ) -> None:
-    assert any(violations(case, change) > 0 for case in tried)
+    assert any(violations(case, change) > 0 for case in scored_cases)
 
 
 def test_a_weight_that_is_nan_is_outside() -> None:
@@ -159,9 +163,9 @@ PADDING = torch.tensor([[False, False, False, False, True]])
 
 
 def test_neighborhoods_by_hand() -> None:
-    found = theory.neighborhoods(SCORES, SIGNAL, PADDING)
-    assert [float(part) for part in found] == [2, 4, 2, 3, -1, 4]
-    assert found.margin.dtype == torch.float64
+    neighborhood = theory.neighborhoods(SCORES, SIGNAL, PADDING)
+    assert [float(part) for part in neighborhood] == [2, 4, 2, 3, -1, 4]
+    assert neighborhood.margin.dtype == torch.float64
 
 
 def test_bounds_by_hand() -> None:
@@ -180,17 +184,23 @@ def test_bounds_by_hand() -> None:
 
 
 def test_without_noise_or_signal_the_terms_of_it_are_dropped() -> None:
-    every, none = torch.ones_like(SIGNAL), torch.zeros_like(SIGNAL)
-    found = theory.neighborhoods(SCORES, every, PADDING)
-    assert found.signal_width == 4
-    assert torch.stack([found.noise_width, found.margin, found.distance]).isnan().all()
-    bounds = theory.weight_bounds(found)
+    all_signal, no_signal = torch.ones_like(SIGNAL), torch.zeros_like(SIGNAL)
+    neighborhood = theory.neighborhoods(SCORES, all_signal, PADDING)
+    assert neighborhood.signal_width == 4
+    assert (
+        torch.stack(
+            [neighborhood.noise_width, neighborhood.margin, neighborhood.distance]
+        )
+        .isnan()
+        .all()
+    )
+    bounds = theory.weight_bounds(neighborhood)
     assert float(bounds.signal_low) == pytest.approx(1 / 4 - 1 / (1 + 3 * np.exp(-4)))
     assert float(bounds.signal_high) == pytest.approx(1 / 4 - 1 / (1 + 3 * np.exp(4)))
     assert torch.stack(bounds[2:]).isnan().all()
-    found = theory.neighborhoods(SCORES, none, PADDING)
-    assert found.noise_width == 4
-    bounds = theory.weight_bounds(found)
+    neighborhood = theory.neighborhoods(SCORES, no_signal, PADDING)
+    assert neighborhood.noise_width == 4
+    bounds = theory.weight_bounds(neighborhood)
     assert float(bounds.noise_low) == pytest.approx(-1 / (1 + 3 * np.exp(-4)))
     assert float(bounds.noise_high) == pytest.approx(-1 / (1 + 3 * np.exp(4)))
     assert torch.stack(bounds[:2]).isnan().all()
@@ -200,9 +210,9 @@ def test_without_noise_or_signal_the_terms_of_it_are_dropped() -> None:
 def test_the_distance_is_margin_and_widths(
     case: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    found = theory.neighborhoods(*case)
-    together = found.margin + found.signal_width + found.noise_width
-    torch.testing.assert_close(found.distance, together, equal_nan=True)
+    neighborhood = theory.neighborhoods(*case)
+    total = neighborhood.margin + neighborhood.signal_width + neighborhood.noise_width
+    torch.testing.assert_close(neighborhood.distance, total, equal_nan=True)
 
 
 def test_far_apart_neighborhoods_squeeze_the_bounds() -> None:
@@ -244,8 +254,8 @@ def test_logits_are_scaled_products(scale: str) -> None:
     x, _, types = random_set()
     one_self = (types == 0).sum(1) == 1
     assert one_self.any()
-    own = x[torch.arange(len(x)), (types == 0).int().argmax(1)]
-    queries = head.attention.to_query(own).unflatten(-1, (2, -1))
+    self_vectors = x[torch.arange(len(x)), (types == 0).int().argmax(1)]
+    queries = head.attention.to_query(self_vectors).unflatten(-1, (2, -1))
     keys = head.attention.to_key(x).unflatten(-1, (2, -1))
     expected = torch.einsum("bhd,bnhd->bhn", queries, keys)
     expected = expected / (DIM if scale == "model" else DIM // 2) ** 0.5
@@ -281,8 +291,8 @@ def test_the_largest_share_the_weight_of_a_feature() -> None:
     padding = torch.tensor([[False, False, False, True]])
     expected = [[[0, 0.5, 0.5, 0], [0.5, 0.5, 0, 0]]]
     assert theory.max_weights(x, padding).tolist() == expected
-    nothing = theory.max_weights(x, torch.ones_like(padding))
-    assert not nothing.any()
+    empty = theory.max_weights(x, torch.ones_like(padding))
+    assert not empty.any()
 
 
 # Signal loss
@@ -313,8 +323,8 @@ def test_loss_is_the_signals_own_spread_and_the_excess(seed: int) -> None:
     pooled = x.flip(0)[:, 0]
     spread = torch.stack(
         [
-            row[chosen].var(0, correction=0).mean()
-            for row, chosen in zip(x, signal, strict=True)
+            row[mask].var(0, correction=0).mean()
+            for row, mask in zip(x, signal, strict=True)
         ]
     )
     loss = theory.signal_loss(x, pooled, signal)[:, 0]
@@ -331,9 +341,9 @@ def test_the_mean_of_the_signal_is_optimal(seed: int) -> None:
     optimal = signal.double() / signal.sum(1, keepdim=True)
     best = theory.pool(x, optimal[:, None])
     assert theory.excess_loss(x, best, signal).abs().max() < 1e-20
-    other = best + 0.1
-    less = theory.signal_loss(x, best, signal)
-    assert (less < theory.signal_loss(x, other, signal)).all()
+    shifted = best + 0.1
+    lowest = theory.signal_loss(x, best, signal)
+    assert (lowest < theory.signal_loss(x, shifted, signal)).all()
 
 
 @given(seeds)
@@ -356,8 +366,8 @@ def test_without_signal_there_is_no_loss() -> None:
     x, _, signal = sets(0)
     signal[1] = False
     for loss in (theory.signal_loss, theory.excess_loss):
-        found = loss(x, x[:, 0], signal)[:, 0]
-        assert found.isnan().tolist() == [False, True, False, False]
+        losses = loss(x, x[:, 0], signal)[:, 0]
+        assert losses.isnan().tolist() == [False, True, False, False]
 
 
 @given(seeds)
@@ -369,9 +379,9 @@ def test_variance_is_that_of_all_vectors_that_are_there(seed: int) -> None:
     present = x[~padding]
     expected = present.var(0, correction=0).mean()
     torch.testing.assert_close(variance, expected)
-    own = [row[~hidden] for row, hidden in zip(x, padding, strict=True)]
-    apart = torch.cat([part - part.mean(0) for part in own if len(part)])
-    share = apart.square().mean() / expected
+    rows = [row[~hidden] for row, hidden in zip(x, padding, strict=True)]
+    centered = torch.cat([part - part.mean(0) for part in rows if len(part)])
+    share = centered.square().mean() / expected
     torch.testing.assert_close(within, share)
     whole = theory.variance(theory.moments(x))[0]
     torch.testing.assert_close(whole, x.flatten(0, 1).var(0, correction=0).mean())
@@ -384,9 +394,9 @@ def test_the_excess_of_the_mean_has_a_limit(seed: int) -> None:
     signal = (torch.arange(9) < 1 + seed % 9).expand(5, -1)
     x = x + 3.0 * signal[..., None]
     k = float(signal[0].sum())
-    found = theory.moments(x)
-    excess = theory.excess_loss(x, found.mean, signal).mean()
-    assert excess / theory.variance(found)[0] <= (9 - k) / k + 1e-9
+    moments = theory.moments(x)
+    excess = theory.excess_loss(x, moments.mean, signal).mean()
+    assert excess / theory.variance(moments)[0] <= (9 - k) / k + 1e-9
 
 
 def test_sets_of_one_mean_differ_only_within() -> None:

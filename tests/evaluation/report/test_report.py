@@ -88,39 +88,41 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_scores_and_areas_by_hand(three_seeds: Page) -> None:
-    (own,) = scores_of(three_seeds.runs[:2]).measured
-    assert own.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
+    (scores,) = scores_of(three_seeds.runs[:2]).measured
+    assert scores.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
     # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's severities end at 0.2.
-    assert own.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
-    assert own.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
-    assert own.points(Condition("level", "occlude", 1.0)) == pytest.approx([0.2, 0.21])
+    assert scores.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
+    assert scores.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
+    assert scores.points(Condition("level", "occlude", 1.0)) == pytest.approx(
+        [0.2, 0.21]
+    )
     transfer = Condition("environment", "more noise", options='{"num_noise": 9}')
-    assert own.points(transfer) == pytest.approx([0.4, 0.41])
-    interval = own.mean(UNPERTURBED)
+    assert scores.points(transfer) == pytest.approx([0.4, 0.41])
+    interval = scores.mean(UNPERTURBED)
     # The luck of the environments cancels, so the seeds' own range is all there is.
     np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
-    assert not own.missing
+    assert not scores.missing
 
 
 def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
     whole = evaluated(trained(tmp_path / "a"))
     part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
-    (own,) = scores_of([whole, part]).measured
+    (scores,) = scores_of([whole, part]).measured
     for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
-        assert own.missing[lost] == "a reason"
-        assert lost not in own.conditions
-    assert Condition("level", "occlude", 1.0) in own.conditions
+        assert scores.missing[lost] == "a reason"
+        assert lost not in scores.conditions
+    assert Condition("level", "occlude", 1.0) in scores.conditions
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
     tmp_path: Path,
 ) -> None:
     study = scores_of([evaluated(trained(tmp_path / "a"), scripted=False)])
-    (own,) = study.measured
+    (scores,) = study.measured
     assert study.unit == "return"
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
-    assert own.points(UNPERTURBED) == pytest.approx([luck - 1.2])
-    assert "an area needs scores" in own.missing[area("occlude", 0.5, 1.0)]
+    assert scores.points(UNPERTURBED) == pytest.approx([luck - 1.2])
+    assert "an area needs scores" in scores.missing[area("occlude", 0.5, 1.0)]
 
 
 def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
@@ -143,11 +145,13 @@ def test_a_group_that_did_not_learn_in_all_methods_is_missing(tmp_path: Path) ->
             trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
         ),
     ]
-    assert [own.method.name for own in scores_of(runs, "hen").measured] == ["ada"]
+    assert [scores.method.name for scores in scores_of(runs, "hen").measured] == ["ada"]
     assert len(scores_of(runs, "fox").measured) == 2
     html = written([with_policy(run) for run in runs], tmp_path)
     reason = "the group 'hen' did not learn in its runs"
-    gaps = [why for _, why, kind in cells(html, "overview-group1") if kind == "missing"]
+    gaps = [
+        title for _, title, kind in cells(html, "overview-group1") if kind == "missing"
+    ]
     assert gaps == [reason]
     assert f"max: {reason}" in texts(html).replace("&#39;", "'")
 
@@ -170,9 +174,9 @@ def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> No
 def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
     runs = [
         evaluated(
-            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **how
+            trained(tmp_path / f"{head}{seed}", f"pooling={head}", seed=seed), **changes
         )
-        for head, seed, how in (
+        for head, seed, changes in (
             ("ada", 0, {"severities": [0.5, 1.0]}),
             ("ada", 1, {"severities": [0.25, 0.5, 1.0]}),
             ("max", 0, {"severities": [0.25, 0.5, 1.0]}),
@@ -207,9 +211,20 @@ def test_environments_of_one_label_and_other_options_are_other_conditions(
         )
         for noise in (4, 5)
     ]
-    (own,) = scores_of(runs).measured
-    assert [one for one in own.conditions if one.kind == "environment"] == []
-    assert len([one for one in own.missing if one.kind == "environment"]) == 2
+    (scores,) = scores_of(runs).measured
+    assert [
+        condition for condition in scores.conditions if condition.kind == "environment"
+    ] == []
+    assert (
+        len(
+            [
+                condition
+                for condition in scores.missing
+                if condition.kind == "environment"
+            ]
+        )
+        == 2
+    )
 
 
 def test_equal_baselines_in_some_resample_leave_no_interval(
@@ -224,9 +239,9 @@ def test_equal_baselines_in_some_resample_leave_no_interval(
         returns[7:, 0] += 1.0
         write_returns(path.with_name("changed.npz"), returns)
         path.with_name("changed.npz").replace(path)
-    own, _ = scores_of(runs).measured
-    assert own.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
-    assert np.isnan(own.mean(UNPERTURBED).low)
+    scores, _ = scores_of(runs).measured
+    assert scores.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(scores.mean(UNPERTURBED).low)
     html = written(runs, tmp_path)
     assert not re.search(r"\bnan\b", texts(html))
     reasons = [title for _, title, kind in cells(html, "ranking") if kind == "missing"]
@@ -266,8 +281,11 @@ COUNTS = ("env.num_agents=1", "env.num_signal=2")
 
 def heads_of(html: str, section: str) -> list[str]:
     """The headings, and the heads of the tables, rows too, of a section."""
-    own = html[html.index(f'id="{section}"') :].partition("</section>")[0]
-    return [texts(one) for one in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", own)]
+    fragment = html[html.index(f'id="{section}"') :].partition("</section>")[0]
+    return [
+        texts(heading)
+        for heading in re.findall(r"<(?:h3|th)\b.*?</(?:h3|th)>", fragment)
+    ]
 
 
 def test_methods_are_rows_and_test_environments_columns(tmp_path: Path) -> None:
@@ -291,13 +309,13 @@ def test_methods_are_rows_and_test_environments_columns(tmp_path: Path) -> None:
     ]
     heads = ["method", "unperturbed", "1-2-3", "1-2-9", *names]
     assert heads_of(html, "transfer0") == heads
-    shown = [text.split()[0] for text, _, _ in cells(html, "transfer0")]
-    assert shown[:6] == ["0.89", "0.69", "0.34", "0.99", "0.79", "0.44"]
-    assert shown[6:] == ["0.83", "0.63", "0.28", "0.93", "0.73", "0.38"]
+    numbers = [text.split()[0] for text, _, _ in cells(html, "transfer0")]
+    assert numbers[:6] == ["0.89", "0.69", "0.34", "0.99", "0.79", "0.44"]
+    assert numbers[6:] == ["0.83", "0.63", "0.28", "0.93", "0.73", "0.38"]
     assert "0.69 0.69 to 0.69" in cells(html, "transfer0")[1][0]
     # Blue says how much of 1 a score is, whatever the other cells hold.
-    own = html[html.index('id="transfer0"') :].partition("</section>")[0]
-    assert own.count("background:rgb(") == 12
+    fragment = html[html.index('id="transfer0"') :].partition("</section>")[0]
+    assert fragment.count("background:rgb(") == 12
     assert heads_of(html, "transfer1") == ["method", "unperturbed", "8 agents", *names]
 
 
@@ -314,8 +332,8 @@ def test_missing_tokens_in_training_are_rows_of_a_map(tmp_path: Path) -> None:
     methods = ["ada none", "ada occlude", "max none", "max occlude"]
     tested = ["occlude", "method", "unperturbed", "50%", "100%"]
     assert heads_of(html, "occlusion") == [*tested, *methods]
-    shown = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
-    assert shown == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
+    numbers = [text.split()[0] for text, _, _ in cells(html, "occlusion")[:6]]
+    assert numbers == ["0.80", "0.60", "0.20", "0.90", "0.70", "0.30"]
 
 
 # The page
@@ -392,23 +410,23 @@ def test_every_number_has_its_provenance_and_every_missing_value_its_reason(
     names = "|".join(run.path.name for run in runs)
     file = rf"({names})/(metrics\.csv|config\.yaml|evaluation/\w+(-\d+)?\.json)"
     for section, text, title, kind in parser.cells:
-        told = (section, text, title)
+        cell = (section, text, title)
         if kind == "missing":
-            assert re.search("[a-z]{2} ", title or ""), told
+            assert re.search("[a-z]{2} ", title or ""), cell
         elif re.search(r"\d", text):
-            assert re.search(file, title or ""), told
+            assert re.search(file, title or ""), cell
         if kind != "missing" and re.search("results", title or ""):
-            assert section == "provenance" or "commit 0123abc" in title, told
-            assert section == "provenance" or re.search(r"\d+ episodes", title), told
+            assert section == "provenance" or "commit 0123abc" in title, cell
+            assert section == "provenance" or re.search(r"\d+ episodes", title), cell
 
 
 def test_provenance_names_commit_configuration_seeds_episodes_and_file(
     one_seed: Page,
 ) -> None:
     run, html = one_seed.runs[0], one_seed.html
-    told = " ".join(text for text, _, _ in cells(html, "provenance"))
+    provenance = " ".join(text for text, _, _ in cells(html, "provenance"))
     for part in (run.config_digest, "results.json", "iteration 3", "16", "0123abc"):
-        assert part in told
+        assert part in provenance
     # A page that is sent says nothing of the folders above the run.
     assert str(run.path.parent) not in html
 
@@ -472,11 +490,11 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
         changed = sealed_json({**content, "commit": HOSTILE})
         document.write_text(json.dumps(changed))
     html = written(runs, tmp_path)
-    seen = Tags()
-    seen.feed(html)
-    assert not seen.names & {"script", "b"}
-    assert not [name for name in seen.attributes if name.startswith("on")]
-    for what in (
+    tags = Tags()
+    tags.feed(html)
+    assert not tags.names & {"script", "b"}
+    assert not [name for name in tags.attributes if name.startswith("on")]
+    for prefix in (
         "",
         "mark=",
         "fox ",
@@ -485,8 +503,8 @@ def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
         "occlude ",
         "Other environments: ",
     ):
-        assert f"{what}{HOSTILE}" in seen.text, what
-    assert f"{HOSTILE}0 and {HOSTILE}1: no return_mean" in seen.text
+        assert f"{prefix}{HOSTILE}" in tags.text, prefix
+    assert f"{HOSTILE}0 and {HOSTILE}1: no return_mean" in tags.text
     # In a picture, too, where a dollar would begin a formula.
     (picture,) = re.findall(r"<svg.*?</svg>", html, re.S)[1:2]
     assert escape(f"occlude {HOSTILE}"[:12], quote=False) in picture
@@ -540,8 +558,8 @@ def test_pages_without_a_name_stand_beside_each_other(
 
 
 def videos_in(html: str) -> list[bytes]:
-    found = re.findall(r'src="data:video/webm;base64,([^"]+)"', html)
-    return [base64.b64decode(data) for data in found]
+    sources = re.findall(r'src="data:video/webm;base64,([^"]+)"', html)
+    return [base64.b64decode(data) for data in sources]
 
 
 def test_videos_show_clean_and_perturbed_side_by_side(
@@ -550,9 +568,9 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     html = playing.html
     # One for each method; the perturbation is the one that costs most.
     assert html.count("<b>unperturbed</b><b>occlude 1</b>") == 2
-    found = videos_in(html)
-    assert len(found) == 2
-    (tmp_path / "film.webm").write_bytes(found[0])
+    videos = videos_in(html)
+    assert len(videos) == 2
+    (tmp_path / "film.webm").write_bytes(videos[0])
     capture = cv2.VideoCapture(str(tmp_path / "film.webm"))
     images = []
     while (frame := capture.read())[0]:
@@ -564,7 +582,7 @@ def test_videos_show_clean_and_perturbed_side_by_side(
     half = (width - 6) // 2
     clean, perturbed = images[-1][:, :half], images[-1][:, -half:]
     assert np.abs(clean - perturbed).max() > 100
-    assert len(found[0]) < 300_000
+    assert len(videos[0]) < 300_000
 
 
 def test_a_policy_that_cannot_be_read_is_a_missing_value(one_seed: Page) -> None:
@@ -584,12 +602,12 @@ def test_the_command_evaluates_what_is_missing(
     keys = ["suite=quick", "episodes=4", "threads=1", "videos=false"]
     first = ["report", str(runs[0].path), "--out", str(tmp_path / "first.html")]
     assert cli.main([*first, "videos=false"]) == 0
-    told = capsys.readouterr().err
-    assert str(runs[0].path) in told
-    assert "evaluate=true" in told
+    error = capsys.readouterr().err
+    assert str(runs[0].path) in error
+    assert "evaluate=true" in error
     assert cli.main([*words, "evaluate=true", *keys]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
-    assert all(one.evaluation for one in read_runs(runs))
+    assert all(source.evaluation for source in read_runs(runs))
     assert "tested in 4 episodes a condition" in out.read_text()
     assert not list((runs[0].evaluation_dir).glob("results-2*"))
 
@@ -599,21 +617,21 @@ def test_the_command_evaluates_a_run_as_the_others_were(
 ) -> None:
     runs = [with_policy(trained(tmp_path / f"{s}", seed=s)) for s in (0, 1)]
     first, second = (str(run.path) for run in runs)
-    how = ["episodes=4", "seed=3", "env.num_noise=2", "stochastic=true"]
-    how += ["perturbations=[{name: jitter, scale: 0.2, severities: [0.5, 1]}]"]
-    how += ["transfer=[{label: more, env: {num_noise: 5}, rescale_codes: true}]"]
-    assert cli.main(["evaluate", first, *how]) == 0
+    options = ["episodes=4", "seed=3", "env.num_noise=2", "stochastic=true"]
+    options += ["perturbations=[{name: jitter, scale: 0.2, severities: [0.5, 1]}]"]
+    options += ["transfer=[{label: more, env: {num_noise: 5}, rescale_codes: true}]"]
+    assert cli.main(["evaluate", first, *options]) == 0
     words = ["report", first, second, "evaluate=true", "videos=false"]
     # Another protocol could not be compared: it is refused before hours are spent.
     assert cli.main([*words, "episodes=8"]) == 2
-    told = capsys.readouterr().err
-    assert "episodes: expected 4, " in told
-    assert "got 8" in told
+    error = capsys.readouterr().err
+    assert "episodes: expected 4, " in error
+    assert "got 8" in error
     assert cli.main([*words, "--out", str(tmp_path / "page.html")]) == 0
-    one, two = (each.evaluation for each in read_runs(runs))
-    assert one
-    assert two
-    assert sorted(one.rows["key"]) == sorted(two.rows["key"])
+    reference, evaluation = (source.evaluation for source in read_runs(runs))
+    assert reference
+    assert evaluation
+    assert sorted(reference.rows["key"]) == sorted(evaluation.rows["key"])
     assert "without an evaluation" not in (tmp_path / "page.html").read_text()
 
 
@@ -625,13 +643,13 @@ def test_the_command_says_why_an_evaluation_cannot_be_used(
     (run.evaluation_dir / "results.json").write_text(damage)
     words = ["report", str(run.path), "videos=false", "--out", str(tmp_path / "p.html")]
     assert cli.main(words) == 0
-    told = capsys.readouterr().err
-    assert f"{run.path}: no evaluation with each episode's return" in told
-    assert "results.json" in told
+    error = capsys.readouterr().err
+    assert f"{run.path}: no evaluation with each episode's return" in error
+    assert "results.json" in error
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         (
             ["suite=quick"],
@@ -652,7 +670,7 @@ def test_the_command_says_why_an_evaluation_cannot_be_used(
     ],
 )
 def test_a_wrong_command_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str], message: str
 ) -> None:
     run = trained(tmp_path / "a")
     (tmp_path / "here.html").touch()
@@ -660,7 +678,7 @@ def test_a_wrong_command_is_refused_in_one_line(
     assert cli.main(["report", str(run.path), *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -734,8 +752,8 @@ def test_a_browser_shows_it_without_network_or_complaint(
 ) -> None:
     html, file, picture = playing.html, tmp_path / "page.html", tmp_path / "page.png"
     file.write_text(html, encoding="utf-8")
-    shown = browse(tmp_path, file, f"--screenshot={picture}")
-    assert "CONSOLE" not in shown.stderr, shown.stderr
+    process = browse(tmp_path, file, f"--screenshot={picture}")
+    assert "CONSOLE" not in process.stderr, process.stderr
     image = cv2.imread(str(picture))
     assert image is not None
     assert image.shape == (3000, 1100, 3)
@@ -748,12 +766,12 @@ def test_a_browser_shows_it_without_network_or_complaint(
     assert policy in html
     opened = html.replace(policy, policy + "script-src 'unsafe-inline'; ")
     probed.write_text(opened.replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    looked = browse(tmp_path, probed, "--dump-dom")
-    found = re.search(r'<pre id="probe">(.*?)</pre>', looked.stdout, re.S)
-    assert found, looked.stderr
-    told = json.loads(found[1].replace("&amp;", "&"))
-    assert [name for name in told["fetched"] if not name.startswith("data:")] == []
-    assert [error for _, error in told["films"]] == [None, None]
-    assert all(width > 400 for width, _ in told["films"])
-    assert told["wide"] <= 0
-    assert min(told["figures"]) > 50
+    probing = browse(tmp_path, probed, "--dump-dom")
+    match = re.search(r'<pre id="probe">(.*?)</pre>', probing.stdout, re.S)
+    assert match, probing.stderr
+    probe = json.loads(match[1].replace("&amp;", "&"))
+    assert [name for name in probe["fetched"] if not name.startswith("data:")] == []
+    assert [error for _, error in probe["films"]] == [None, None]
+    assert all(width > 400 for width, _ in probe["films"])
+    assert probe["wide"] <= 0
+    assert min(probe["figures"]) > 50

@@ -46,22 +46,22 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), severities=[0.5])
     evaluated(run, severities=[1.0])
     (source,) = read_runs([run])
-    own = source.evaluation
-    assert own is not None
+    evaluation = source.evaluation
+    assert evaluation is not None
     severities = [
         row["severity"]
-        for row in own.rows.to_dict("records")
+        for row in evaluation.rows.to_dict("records")
         if row["perturbation"] == "occlude"
     ]
     assert severities == [1.0, 0.5]
-    assert own.path.name == "results-2.json"
-    names = [path.name for path in own.rows["path"].unique()]
+    assert evaluation.path.name == "results-2.json"
+    names = [path.name for path in evaluation.rows["path"].unique()]
     assert names == ["results-2.json", "results.json"]
-    assert len(own.rows) == 9
+    assert len(evaluation.rows) == 9
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
         {"checkpoint": "last"},
         {"iteration": 4},
@@ -70,10 +70,10 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
     ],
 )
 def test_evaluations_of_another_kind_are_not_read_as_one(
-    tmp_path: Path, other: dict[str, Any]
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     run = evaluated(
-        evaluated(trained(tmp_path / "a"), severities=[0.5]), severities=[1], **other
+        evaluated(trained(tmp_path / "a"), severities=[0.5]), severities=[1], **changes
     )
     (source,) = read_runs([run])
     assert source.evaluation is not None
@@ -83,17 +83,17 @@ def test_evaluations_of_another_kind_are_not_read_as_one(
 
 def test_a_run_without_an_evaluation_has_a_reason(tmp_path: Path) -> None:
     first = evaluated(trained(tmp_path / "a"))
-    one, two = read_runs([first, trained(tmp_path / "b", seed=1)])
-    assert one.evaluation
-    assert not two.evaluation
-    assert two.evaluation_missing == "not evaluated yet"
+    first_source, second_source = read_runs([first, trained(tmp_path / "b", seed=1)])
+    assert first_source.evaluation
+    assert not second_source.evaluation
+    assert second_source.evaluation_missing == "not evaluated yet"
 
 
 def test_the_settings_of_the_evaluated_runs_are_known(tmp_path: Path) -> None:
-    told = {"checkpoint": "last", "changed": {"num_noise": 9}}
-    first = evaluated(trained(tmp_path / "a"), severities=[0.5, 1], **told)
-    found = read_runs([first, trained(tmp_path / "b", seed=1)])
-    settings = usual_settings(found)
+    options = {"checkpoint": "last", "changed": {"num_noise": 9}}
+    first = evaluated(trained(tmp_path / "a"), severities=[0.5, 1], **options)
+    sources = read_runs([first, trained(tmp_path / "b", seed=1)])
+    settings = usual_settings(sources)
     assert settings == {
         **{"episodes": EPISODES, "seed": 0, "checkpoint": "last"},
         **{"env": {"num_noise": 9}, "stochastic": False, "worst_of": 1},
@@ -103,7 +103,7 @@ def test_the_settings_of_the_evaluated_runs_are_known(tmp_path: Path) -> None:
         ],
         "transfer": [{"label": "more noise", "env": {"num_noise": 9}}],
     }
-    assert usual_settings(found[1:]) == {}
+    assert usual_settings(sources[1:]) == {}
 
 
 def test_runs_of_the_same_name_are_told_apart_by_the_folders_above(
@@ -122,7 +122,7 @@ def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("changes", "message"),
     [
         ({"seed": 5}, "seed 5 where the others have 0"),
         ({"episodes": 8}, "episodes 8 where the others have 16"),
@@ -134,18 +134,18 @@ def test_an_evaluation_without_returns_is_not_enough(tmp_path: Path) -> None:
     ],
 )
 def test_an_evaluation_of_another_protocol_is_left_out(
-    tmp_path: Path, other: dict[str, Any], told: str
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    odd = evaluated(trained(tmp_path / "odd"), **other)
+    odd = evaluated(trained(tmp_path / "odd"), **changes)
     usual = [evaluated(trained(tmp_path / f"{s}", seed=s)) for s in (1, 2)]
-    source, *rest = read_runs([odd, *usual])
-    assert told in source.evaluation_missing
+    source, *peers = read_runs([odd, *usual])
+    assert message in source.evaluation_missing
     assert source.evaluation is None
-    assert all(one.evaluation for one in rest)
+    assert all(peer.evaluation for peer in peers)
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("key", "message"),
     [
         ("env.max_steps=7", "env.max_steps is 6 in "),
         ("env.reward_scale=1.0", "env.reward_scale is 0.01 in "),
@@ -153,7 +153,7 @@ def test_an_evaluation_of_another_protocol_is_left_out(
     ],
 )
 def test_runs_of_different_tasks_are_refused(
-    tmp_path: Path, key: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, key: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = [] if "env=" in key else SMALL
     trained(tmp_path / "a")
@@ -161,26 +161,26 @@ def test_runs_of_different_tasks_are_refused(
     assert cli.main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("marl-pool: runs that cannot be compared: " + told)
+    assert err.startswith("marl-pool: runs that cannot be compared: " + message)
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("changes", "message"),
     [
         ({"module": "mpe2.simple_adversary_v3"}, "env.module is mpe2.simple_spread_v3"),
         ({"options": {"N": 5}}, r"env.options is {'N': 3}"),
     ],
 )
 def test_different_environments_of_pettingzoo_are_not_pooled(
-    tmp_path: Path, other: dict[str, Any], told: str
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     env = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3", "options": {"N": 3}}
     runs = [
         Run.create(tmp_path / name, {"env": config, "seed": 0})
-        for name, config in {"a": env, "b": env | other}.items()
+        for name, config in {"a": env, "b": env | changes}.items()
     ]
-    with pytest.raises(InputError, match=f"cannot be compared: {told} in"):
+    with pytest.raises(InputError, match=f"cannot be compared: {message} in"):
         read_runs(runs)
 
 
@@ -190,10 +190,10 @@ def test_an_evaluation_before_more_training_is_marked(
     run = evaluated(with_policy(trained(tmp_path / "a")), iteration=3)
     (run.policy_dir / "best.json").write_text('{"iteration": 5, "score": -1.0}')
     out = tmp_path / "page.html"
-    told = "of iteration 3, but the best is now 5"
+    message = "of iteration 3, but the best is now 5"
     assert cli.main(["report", str(run.path), "--out", str(out), "videos=false"]) == 0
-    assert f"its evaluation is {told}" in capsys.readouterr().err
-    assert told in out.read_text()
+    assert f"its evaluation is {message}" in capsys.readouterr().err
+    assert message in out.read_text()
 
 
 def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
 # Broken files
 
 
-def change(run: Run, **content: Any) -> None:
+def change_document(run: Run, **content: Any) -> None:
     path = run.evaluation_dir / DOCUMENT
     path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
 
@@ -224,7 +224,7 @@ def seal(run: Run, **content: Any) -> None:
     path.write_text(json.dumps(sealed_json(kept)))
 
 
-def drop(run: Run, key: str) -> None:
+def drop_key(run: Run, key: str) -> None:
     path = run.evaluation_dir / DOCUMENT
     content = json.loads(path.read_text())
     del content[key]
@@ -236,7 +236,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
     return list(content["results"])
 
 
-def without(row: dict[str, Any], key: str) -> dict[str, Any]:
+def row_without(row: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != key}
 
 
@@ -270,22 +270,27 @@ BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
         lambda run: (run.evaluation_dir / DOCUMENT).write_bytes(b"\xff\xfe{"),
         f"{UNREADABLE}UnicodeDecodeError",
     ),
-    "unsealed": (lambda run: drop(run, "sha256"), CHANGED),
-    "no seed": (lambda run: drop(run, "seed"), CHANGED),
-    "no results": (lambda run: drop(run, "results"), CHANGED),
-    "episodes": (lambda run: change(run, episodes="16"), CHANGED),
+    "unsealed": (lambda run: drop_key(run, "sha256"), CHANGED),
+    "no seed": (lambda run: drop_key(run, "seed"), CHANGED),
+    "no results": (lambda run: drop_key(run, "results"), CHANGED),
+    "episodes": (lambda run: change_document(run, episodes="16"), CHANGED),
     "severity": (
-        lambda run: change(run, results=[{**row, "severity": 2} for row in rows(run)]),
+        lambda run: change_document(
+            run, results=[{**row, "severity": 2} for row in rows(run)]
+        ),
         CHANGED,
     ),
-    "not clean": (lambda run: change(run, results=rows(run)[1:2] * 9), CHANGED),
-    "changed": (lambda run: change(run, changed=[1]), CHANGED),
+    "not clean": (
+        lambda run: change_document(run, results=rows(run)[1:2] * 9),
+        CHANGED,
+    ),
+    "changed": (lambda run: change_document(run, changed=[1]), CHANGED),
     # Of another version: the checksum is right.
     "other about": (lambda run: seal(run, seed=None), f"{UNREADABLE}KeyError, 'seed'"),
     "no rows": (lambda run: seal(run, results=[]), f"{UNREADABLE}KeyError"),
     "rows": (lambda run: seal(run, results=[1] * 9), f"{UNREADABLE}KeyError"),
     "no fixed": (
-        lambda run: seal(run, results=[without(row, "fixed") for row in rows(run)]),
+        lambda run: seal(run, results=[row_without(row, "fixed") for row in rows(run)]),
         f"{UNREADABLE}KeyError",
     ),
     "empty": (
@@ -324,7 +329,7 @@ BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
 def test_a_broken_evaluation_is_left_out_with_the_reason(
     tmp_path: Path, kind: str
 ) -> None:
-    spoil, told = BREAKS[kind]
+    spoil, reason = BREAKS[kind]
     whole = evaluated(trained(tmp_path / "a"))
     broken = evaluated(trained(tmp_path / "b", seed=1))
     assert read_runs([broken])[0].evaluation is not None
@@ -332,7 +337,7 @@ def test_a_broken_evaluation_is_left_out_with_the_reason(
     first, second = read_runs([whole, broken])
     assert first.evaluation is not None
     assert second.evaluation is None
-    assert f"(results.json: {told}" in second.evaluation_missing
+    assert f"(results.json: {reason}" in second.evaluation_missing
 
 
 @pytest.mark.parametrize(
@@ -344,8 +349,8 @@ def test_metrics_that_are_no_numbers_are_missing(tmp_path: Path, lines: str) -> 
         file.write(lines)
     html = written([run], tmp_path)
     assert "a: metrics.csv holds what is no number" in html
-    (shown,) = [cell for cell in cells(html, "overview") if cell[2] == "missing"]
-    assert shown[1] == "metrics.csv holds what is no number"
+    (missing,) = [cell for cell in cells(html, "overview") if cell[2] == "missing"]
+    assert missing[1] == "metrics.csv holds what is no number"
 
 
 @pytest.mark.parametrize("config", ["env: 3\n", "env: {}\n", "seed: 0\n"])
@@ -368,8 +373,8 @@ def test_a_configuration_without_an_env_is_refused_in_one_line(
 def test_runs_that_differ_in_their_seed_alone_are_one_method(tmp_path: Path) -> None:
     keys = [("pooling=ada",), ("pooling=max",), ("pooling=ada", "threads=1")]
     runs = [
-        trained(tmp_path / f"{place}", *own, seed=place)
-        for place, own in enumerate(keys)
+        trained(tmp_path / f"{place}", *overrides, seed=place)
+        for place, overrides in enumerate(keys)
     ]
     ada, most = methods_of(read_runs(runs))
     assert [ada.name, most.name] == ["ada", "max"]
@@ -384,7 +389,10 @@ def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
         ("pooling=ada", "pooling.query=mean", "ppo.lr=0.1", "env.num_noise=3"),
         ("pooling=max", "ppo.lr=0.1", "env.num_noise=3"),
     ]
-    runs = [trained(tmp_path / str(place), *own) for place, own in enumerate(keys)]
+    runs = [
+        trained(tmp_path / str(place), *overrides)
+        for place, overrides in enumerate(keys)
+    ]
     names = [method.name for method in methods_of(read_runs(runs))]
     assert names == [
         "ada query=None lr=0.1 · num_noise=3",

@@ -29,12 +29,12 @@ def runs(
     """Returns ``(runs, 1, 3, episodes)``; seeds differ by ``spread``."""
     generator = np.random.default_rng(seed)
     means = level + spread * generator.normal(size=(seeds, 1, 1))
-    played = means + noise * generator.normal(size=(seeds, 1, EPISODES))
-    ends = [np.full_like(played, value) for value in (0.0, 1.0)]
-    return np.stack([played, *ends], axis=2)
+    policy_returns = means + noise * generator.normal(size=(seeds, 1, EPISODES))
+    ends = [np.full_like(policy_returns, value) for value in (0.0, 1.0)]
+    return np.stack([policy_returns, *ends], axis=2)
 
 
-def scored(name: str, episodes: np.ndarray, resamples: int = 2000) -> Scores:
+def method_scores(name: str, episodes: np.ndarray, resamples: int = 2000) -> Scores:
     return scores_of(name, episodes, episode_resamples(EPISODES, resamples=resamples))
 
 
@@ -56,14 +56,14 @@ def test_a_score_is_between_the_random_and_the_scripted_mean() -> None:
 def test_differences_between_environments_cancel_in_a_score() -> None:
     luck = 10 * np.random.default_rng(0).normal(size=EPISODES)
     episodes = np.stack([luck + end for end in (0.5, 0.0, 1.0)])[None, None]
-    interval = this_policy_only(scored("a", episodes), mean_score)
+    interval = this_policy_only(method_scores("a", episodes), mean_score)
     assert width(interval) < 1e-9
     assert interval.value == pytest.approx(0.5)
 
 
 def test_a_scripted_policy_that_is_no_better_gives_no_number() -> None:
     episodes = np.ones((2, 1, 3, EPISODES))
-    interval = over_seeds(scored("a", episodes), mean_score)
+    interval = over_seeds(method_scores("a", episodes), mean_score)
     assert np.isnan(interval).all()
 
 
@@ -76,8 +76,8 @@ def with_similar_baselines(seeds: int) -> np.ndarray:
 
 
 def test_a_resample_without_baselines_leaves_a_number_and_no_interval() -> None:
-    odd = scored("a", with_similar_baselines(6))
-    usual = scored("b", runs(6, 0.1))
+    odd = method_scores("a", with_similar_baselines(6))
+    usual = method_scores("b", runs(6, 0.1))
     assert 0 < np.isnan(odd.resamples).mean() < 1
     for interval in (
         over_seeds(odd, mean_score),
@@ -110,15 +110,15 @@ def test_draws_are_of_as_many_episodes_with_replacement() -> None:
 
 
 def test_an_interval_over_seeds_holds_what_seeds_differ_by() -> None:
-    scores = scored("a", runs(6, spread=1.0, noise=0.01))
+    scores = method_scores("a", runs(6, spread=1.0, noise=0.01))
     outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
     assert outer.value == inner.value
     assert width(outer) > 50 * width(inner)
 
 
 def test_an_interval_over_equal_seeds_is_that_over_episodes() -> None:
-    one = runs(1, spread=0.0, noise=1.0)
-    scores = scored("a", np.repeat(one, 5, axis=0))
+    episodes = runs(1, spread=0.0, noise=1.0)
+    scores = method_scores("a", np.repeat(episodes, 5, axis=0))
     outer, inner = (f(scores, mean_score) for f in (over_seeds, this_policy_only))
     # Their episodes are of the same environments, so five runs are as uncertain as one.
     assert outer == inner
@@ -126,17 +126,17 @@ def test_an_interval_over_equal_seeds_is_that_over_episodes() -> None:
 
 def test_resampled_seeds_agree_with_scipys_bootstrap_of_the_means() -> None:
     episodes = runs(12, spread=1.0, noise=0.0)
-    ours = over_seeds(scored("a", episodes, 20_000), mean_score)
+    interval = over_seeds(method_scores("a", episodes, 20_000), mean_score)
     means = episodes[:, 0, 0].mean(-1)
-    theirs = stats.bootstrap(
+    expected = stats.bootstrap(
         (means,), np.mean, method="percentile", n_resamples=20_000, rng=1
     ).confidence_interval
-    assert ours.low == pytest.approx(theirs.low, abs=0.02)
-    assert ours.high == pytest.approx(theirs.high, abs=0.02)
+    assert interval.low == pytest.approx(expected.low, abs=0.02)
+    assert interval.high == pytest.approx(expected.high, abs=0.02)
 
 
 def test_one_seed_has_no_interval_over_seeds() -> None:
-    scores = scored("a", runs(1, spread=1.0))
+    scores = method_scores("a", runs(1, spread=1.0))
     interval = over_seeds(scores, mean_score)
     assert interval.value == scores.points[0, 0]
     assert np.isnan([interval.low, interval.high]).all()
@@ -144,10 +144,12 @@ def test_one_seed_has_no_interval_over_seeds() -> None:
 
 def test_methods_draw_their_seeds_independently() -> None:
     episodes = runs(8, spread=1.0)
-    first, same, other = (scored(name, episodes) for name in ("a", "a", "b"))
+    first, same, other_method = (
+        method_scores(name, episodes) for name in ("a", "a", "b")
+    )
     np.testing.assert_array_equal(first.resampled(), same.resampled())
     paired = np.corrcoef(
-        first.resampled().mean((1, 2)), other.resampled().mean((1, 2))
+        first.resampled().mean((1, 2)), other_method.resampled().mean((1, 2))
     )[0, 1]
     assert abs(paired) < 0.1
 
@@ -163,15 +165,21 @@ def test_some_conditions_of_many() -> None:
 
 def test_improvement_of_methods_that_are_apart_alike_and_the_same() -> None:
     low, high = runs(6, 0.1), runs(6, 0.1, level=9.0, seed=1)
-    assert improvement(scored("high", high), scored("low", low)) == (1.0, 1.0, 1.0)
-    alike = improvement(scored("a", low), scored("b", runs(6, 0.1, seed=2)))
+    assert improvement(method_scores("high", high), method_scores("low", low)) == (
+        1.0,
+        1.0,
+        1.0,
+    )
+    alike = improvement(
+        method_scores("a", low), method_scores("b", runs(6, 0.1, seed=2))
+    )
     assert alike.low < 0.5 < alike.high
-    assert improvement(scored("a", low), scored("b", low)).value == 0.5
+    assert improvement(method_scores("a", low), method_scores("b", low)).value == 0.5
 
 
 def test_improvement_over_a_single_seed_has_no_interval() -> None:
-    few, many = scored("a", runs(1, 1.0)), scored("b", runs(5, 1.0))
-    for pair in ((few, many), (many, few)):
+    single, several = method_scores("a", runs(1, 1.0)), method_scores("b", runs(5, 1.0))
+    for pair in ((single, several), (several, single)):
         interval = improvement(*pair)
         assert 0 <= interval.value <= 1
         assert np.isnan([interval.low, interval.high]).all()
@@ -180,8 +188,8 @@ def test_improvement_over_a_single_seed_has_no_interval() -> None:
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_few_seeds_are_not_ranked(seeds: int) -> None:
     methods = {
-        "low": scored("low", runs(RANKED_FROM, 0.1)),
-        "high": scored("high", runs(seeds, 0.1, level=5.0)),
+        "low": method_scores("low", runs(RANKED_FROM, 0.1)),
+        "high": method_scores("high", runs(seeds, 0.1, level=5.0)),
     }
     ranking = rank(methods)
     words = "1 seed of" if seeds == 1 else "4 seeds of"
@@ -191,7 +199,7 @@ def test_few_seeds_are_not_ranked(seeds: int) -> None:
 
 def test_enough_seeds_are_ranked_by_interquartile_mean() -> None:
     methods = {
-        name: scored(name, runs(RANKED_FROM, 0.1, level=level))
+        name: method_scores(name, runs(RANKED_FROM, 0.1, level=level))
         for name, level in (("low", 0.0), ("high", 5.0), ("middle", 2.0))
     }
     ranking = rank(methods)
@@ -208,7 +216,7 @@ def test_the_published_order_of_resampling_covers_a_new_seed() -> None:
     covered = {over_seeds: 0, this_policy_only: 0}
     for trial in range(100):
         episodes = runs(10, 1.0, seed=int(generator.integers(1 << 30)))
-        scores = scored(f"method {trial}", episodes, resamples=200)
+        scores = method_scores(f"method {trial}", episodes, resamples=200)
         for interval_of in covered:
             interval = interval_of(scores, mean_score)
             covered[interval_of] += interval.low <= 0.0 <= interval.high

@@ -42,29 +42,33 @@ def test_differences_between_environments_cancel_in_the_interval() -> None:
 
 def test_an_interval_is_that_of_a_plain_bootstrap() -> None:
     generator = np.random.default_rng(3)
-    played, random, heuristic = generator.normal([[-1.0], [-4.0], [0.0]], 1, (3, 200))
+    policy_returns, random, heuristic = generator.normal(
+        [[-1.0], [-4.0], [0.0]], 1, (3, 200)
+    )
     draws = np.random.default_rng(4).integers(200, size=(4000, 200))
-    means = [sample[draws].mean(1) for sample in (played, random, heuristic)]
+    means = [sample[draws].mean(1) for sample in (policy_returns, random, heuristic)]
     scores = (means[0] - means[1]) / (means[2] - means[1])
-    found = normalized(played, NormalizationBaselines(random, heuristic), seed=1)
-    assert found[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
+    interval = normalized(
+        policy_returns, NormalizationBaselines(random, heuristic), seed=1
+    )
+    assert interval[1:] == pytest.approx(np.percentile(scores, (2.5, 97.5)), abs=0.02)
 
 
 def test_rows_are_scored_in_their_own_world() -> None:
-    other = {"name": TRANSFER, "label": "1-1-30"}
+    transfer = {"name": TRANSFER, "label": "1-1-30"}
     rows = [
         row(),
         row(name="jitter", severity=0.5),
         row(RANDOM),
         row(HEURISTIC),
-        row(**other),
-        row(RANDOM, **other),
-        row(HEURISTIC, **other),
+        row(**transfer),
+        row(RANDOM, **transfer),
+        row(HEURISTIC, **transfer),
     ]
     means = [-5.0, -7.5, -10.0, 0.0, -5.0, -20.0, -10.0]
     returns = np.array(means)[:, None] + OFFSETS
-    found = [result.score for result in scored(rows, returns)]
-    assert found == pytest.approx([0.5, 0.25, 0.0, 1.0, 1.5, 0.0, 1.0])
+    values = [result.score for result in scored(rows, returns)]
+    assert values == pytest.approx([0.5, 0.25, 0.0, 1.0, 1.5, 0.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -159,10 +163,10 @@ def test_no_level_but_zero_has_no_auc() -> None:
     assert np.isnan(severity_aucs(rows, returns)[0].auc)
 
 
-@pytest.mark.parametrize("rest", [0.0, -1.0])
-def test_an_interval_without_bounds_is_none(rest: float) -> None:
+@pytest.mark.parametrize("score", [0.0, -1.0])
+def test_an_interval_without_bounds_is_none(score: float) -> None:
     """In three of four environments the heuristic is not the better one."""
-    heuristic = np.array([rest, rest, rest, 4.0 - 3 * rest])
+    heuristic = np.array([score, score, score, 4.0 - 3 * score])
     value, low, high = normalized(
         np.full(4, 0.5), NormalizationBaselines(np.zeros(4), heuristic)
     )
@@ -171,7 +175,9 @@ def test_an_interval_without_bounds_is_none(rest: float) -> None:
 
 
 def test_one_episode_has_no_interval() -> None:
-    one = NormalizationBaselines(random=np.array([0.0]), heuristic=np.array([2.0]))
-    value, low, high = normalized(np.array([1.0]), one)
+    baselines = NormalizationBaselines(
+        random=np.array([0.0]), heuristic=np.array([2.0])
+    )
+    value, low, high = normalized(np.array([1.0]), baselines)
     assert value == 0.5
     assert np.isnan([low, high]).all()

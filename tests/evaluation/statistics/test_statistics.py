@@ -44,14 +44,14 @@ def test_one_episode_has_no_spread(statistic: Any) -> None:
 
 def test_bootstrap_agrees_with_scipy() -> None:
     sample = np.random.default_rng(1).gamma(2.0, size=80)
-    ours = bootstrap(sample, resamples=20_000)
-    theirs = stats.bootstrap(
+    interval = bootstrap(sample, resamples=20_000)
+    expected = stats.bootstrap(
         (sample,), np.mean, method="percentile", n_resamples=20_000, rng=2
     ).confidence_interval
     # Both ends are themselves estimates, with an error of about 0.003 here.
-    assert ours.low == pytest.approx(theirs.low, abs=0.02)
-    assert ours.high == pytest.approx(theirs.high, abs=0.02)
-    assert ours.low < ours.value < ours.high
+    assert interval.low == pytest.approx(expected.low, abs=0.02)
+    assert interval.high == pytest.approx(expected.high, abs=0.02)
+    assert interval.low < interval.value < interval.high
 
 
 def test_bootstrap_of_a_statistic_of_ones_own() -> None:
@@ -61,8 +61,8 @@ def test_bootstrap_of_a_statistic_of_ones_own() -> None:
 
 
 def test_an_interval_is_between_the_percentiles_2_5_and_97_5() -> None:
-    drawn = np.random.default_rng(0).permutation(np.arange(1001.0))
-    assert around(400.0, drawn) == pytest.approx((400.0, 25.0, 975.0))
+    samples = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert around(400.0, samples) == pytest.approx((400.0, 25.0, 975.0))
 
 
 @pytest.mark.parametrize("unknown", [np.nan, np.inf])
@@ -72,14 +72,14 @@ def test_an_interval_of_resamples_without_a_value_is_unknown(unknown: float) -> 
 
 
 def test_resamples_are_of_n_observations_each_equally_likely() -> None:
-    seen = []
+    batches = []
 
     def watched(values: np.ndarray) -> np.ndarray:
-        seen.append(values)
+        batches.append(values)
         return values.mean(-1)
 
     bootstrap(np.arange(5.0), watched, resamples=10_000)
-    resamples = seen[-1]
+    resamples = batches[-1]
     assert resamples.shape == (10_000, 5)
     shares = np.bincount(resamples.ravel().astype(int), minlength=5) / 50_000
     # The standard error of a share is 0.0018.
@@ -134,8 +134,8 @@ def test_interquartile_score_is_over_runs_and_conditions_together() -> None:
     expected = stats.trim_mean(sample, 0.25, axis=None)
     assert interquartile_score(sample) == pytest.approx(expected)
     # A mean of the conditions' own interquartile means is another number.
-    apart = stats.trim_mean(sample, 0.25, axis=0).mean()
-    assert interquartile_score(sample) != pytest.approx(apart)
+    mean_of_conditions = stats.trim_mean(sample, 0.25, axis=0).mean()
+    assert interquartile_score(sample) != pytest.approx(mean_of_conditions)
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
@@ -161,10 +161,10 @@ def test_probability_of_improvement_of_many_draws_at_once() -> None:
     first = np.stack([scores(seed, 4) for seed in range(5)])
     second = np.stack([scores(seed + 9, 3) for seed in range(5)])
     together = probability_of_improvement(first, second)
-    apart = [
+    separate = [
         probability_of_improvement(*pair) for pair in zip(first, second, strict=True)
     ]
-    np.testing.assert_allclose(together, apart)
+    np.testing.assert_allclose(together, separate)
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (1, 2, 1)])
@@ -173,7 +173,7 @@ def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
 ) -> None:
     first = np.stack([scores(seed, 3) for seed in range(2)])
     second = np.stack([scores(seed + 5, 4) for seed in range(2)])
-    known = 1 - place[0]
+    intact_run = 1 - place[0]
     whole = probability_of_improvement(first, second)
     first[place] = np.nan
     for shares, expected in (
@@ -181,4 +181,4 @@ def test_a_score_that_is_unknown_leaves_what_is_made_of_it_unknown(
         (probability_of_improvement(second, first), 1 - whole),
     ):
         assert np.isnan(shares[place[0]])
-        assert shares[known] == pytest.approx(expected[known])
+        assert shares[intact_run] == pytest.approx(expected[intact_run])

@@ -64,13 +64,13 @@ def test_tiles_go_on_together_and_wait_for_the_longest() -> None:
 
 def test_moments_are_those_of_whole_episodes() -> None:
     env = centroid(3)
-    played = Rollout(env, {"agent": policy_for(env)})
-    seen: list[torch.Tensor] = []
-    whole = played.episodes(lambda m: seen.append(m.step.rewards["agent"]))
+    rollout = Rollout(env, {"agent": policy_for(env)})
+    moment_rewards: list[torch.Tensor] = []
+    whole = rollout.episodes(lambda m: moment_rewards.append(m.step.rewards["agent"]))
     transitions = Rollout(centroid(3), {"agent": policy_for(env)}).transitions()
     rewards = [transition.step.rewards["agent"] for transition in transitions]
-    for one, other in zip(rewards, seen, strict=True):
-        assert torch.equal(one, other)
+    for reward, expected in zip(rewards, moment_rewards, strict=True):
+        assert torch.equal(reward, expected)
     total = torch.stack(rewards).sum(0, dtype=torch.float64)
     assert torch.equal(total, whole.returns["agent"])
 
@@ -85,9 +85,9 @@ def test_a_video_of_clean_and_perturbed_envs(run: Run) -> None:
     images = [image[HEADER:] for image in images]
     alone, width = [image[HEADER:] for image in read(render_run(run, SETTINGS))], SIZE
     # Frames went through a lossy codec, so they are compared roughly.
-    for both, one in zip(images, alone, strict=True):
-        corner = both[:width, :width].astype(int)
-        assert np.abs(corner - one[:width]).mean() < 6
+    for pair, single in zip(images, alone, strict=True):
+        corner = pair[:width, :width].astype(int)
+        assert np.abs(corner - single[:width]).mean() < 6
     # Both start alike and only the perturbed one plays on otherwise.
     side = width + GAP
     last = images[-1].astype(int)
@@ -110,8 +110,8 @@ def test_episodes_of_rows_do_not_repeat(run: Run) -> None:
 def test_several_runs_are_columns(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = make_run(tmp_path / "other", "max")
-    paths = [str(run.path), str(other.path)]
+    second_run = make_run(tmp_path / "other", "max")
+    paths = [str(run.path), str(second_run.path)]
     out = tmp_path / "both"
     options = ["perturbation=rewire", f"size={SIZE}", "--out", str(out)]
     assert main(["render", *paths, *options]) == 0

@@ -49,16 +49,18 @@ def perceive(name: str, env: BatchedEnv, **options: Any) -> Perception:
     if name == "inject":
         options["token_type"] = 2
     perturbation = perturb({"name": name, **options}, env)
-    (group, about) = next(iter(env.groups.items()))
+    (group, agent_group) = next(iter(env.groups.items()))
     env.reset()
     keys = stream_keys(0, env.env_ids, env.episodes, Purpose.PERTURBATION)
     state = perturbation.start(env.observe()[group], keys)
-    action = about.action_space.high if about.action_space.shape else np.array(1)
-    actions = torch.as_tensor(action).expand(1, about.num_agents, *action.shape)
+    action = (
+        agent_group.action_space.high if agent_group.action_space.shape else np.array(1)
+    )
+    actions = torch.as_tensor(action).expand(1, agent_group.num_agents, *action.shape)
     for _ in range(4):
         true = env.observe()[group]
-        seen, state = perturbation(true, state)
-        perceived = perturbation.perceive(true, seen, state).at((0, 0))
+        output, state = perturbation(true, state)
+        perceived = perturbation.perceive(true, output, state).at((0, 0))
         if step_is_last(env):
             break
         env.step({group: actions})
@@ -93,11 +95,11 @@ def test_each_perturbation_leaves_its_mark(name: str, kind: str) -> None:
     assert MARKS[name] in perceived.marks()
     assert perceived.word[:2] == name[:2]
     # An order, and repetitions of the very same token, are shown by the row as well.
-    shown = env.frame(size=SIZE, perception=perceived)
+    image = env.frame(size=SIZE, perception=perceived)
     if MARKS[name] is Mark.REORDERED:
-        np.testing.assert_array_equal(shown, env.frame(size=SIZE))
+        np.testing.assert_array_equal(image, env.frame(size=SIZE))
     else:
-        assert (shown != env.frame(size=SIZE)).any()
+        assert (image != env.frame(size=SIZE)).any()
     if kind in ("centroid", "tag") and name != "confuse":
         assert slots(perceived).shape == slots(unperturbed(perceived)).shape
         assert (slots(perceived) != slots(unperturbed(perceived))).any()
@@ -123,19 +125,19 @@ def test_a_dead_sensor_is_crossed_out_and_seen_at_the_observer() -> None:
 def test_a_ghost_stands_where_its_features_say() -> None:
     env = centroid()
     perceived = perceive("freeze", env, severity=1.0)
-    true, seen = (
+    true, ghost = (
         env.glyphs(tokens, 0, group="agent", agent=0, size=SIZE)
         for tokens in (perceived.true, perceived.seen)
     )
     assert true is not None
-    assert seen is not None
-    assert seen.observer is not None
+    assert ghost is not None
+    assert ghost.observer is not None
     # Positions are relative to the observer, which has moved since they froze.
     scale = SIZE / (2 * env.extent)  # type: ignore[attr-defined]
-    away = 5 * scale * perceived.seen.features[:, :2].numpy() * (1, -1)
-    np.testing.assert_allclose(seen.places, seen.observer + away, atol=1e-3)
-    assert np.abs(seen.places[1:] - true.places[1:]).max() > 0.5
-    # The true places are those of the entities.
+    offsets = 5 * scale * perceived.seen.features[:, :2].numpy() * (1, -1)
+    np.testing.assert_allclose(ghost.places, ghost.observer + offsets, atol=1e-3)
+    assert np.abs(ghost.places[1:] - true.places[1:]).max() > 0.5
+    # The true places are where the entities stand.
     entities = env.token_entities("agent")[0]  # type: ignore[attr-defined]
     x, y = (env.state[0, entities, :2] * scale).T.numpy()  # type: ignore[attr-defined]
     middle = SIZE / 2 - 0.5
@@ -156,14 +158,14 @@ def test_lines_lead_to_injected_tokens() -> None:
 def test_patches_show_what_is_perceived_of_them() -> None:
     grid = PatchGrid(screen=12, patch=6, stride=6)
     true = torch.zeros(4, 2 * 36, dtype=torch.uint8)
-    seen = true.clone()
-    seen[1, 36:] = 200  # in the newest frame
-    seen[2, :36] = 200  # in the oldest frame, which is not drawn
+    changed = true.clone()
+    changed[1, 36:] = 200  # in the newest frame
+    changed[2, :36] = 200  # in the oldest frame, which is not drawn
     padding = torch.tensor([False, False, False, True])
     types = torch.zeros(4, dtype=torch.int64)
     perceived = Perception.compare(
         Tokens(true, types, torch.zeros(4, dtype=torch.bool)),
-        Tokens(seen, types, padding),
+        Tokens(changed, types, padding),
         torch.arange(4),
         "changed",
     )
@@ -183,16 +185,16 @@ def test_the_legend_names_each_mark(
     texts: list[str] = []
     write = frames.write
 
-    def note(image: np.ndarray, text: str, *rest: Any) -> int:
+    def note(image: np.ndarray, text: str, *arguments: Any) -> int:
         texts.append(text)
-        return write(image, text, *rest)
+        return write(image, text, *arguments)
 
     monkeypatch.setattr(frames, "write", note)
     blank = np.full((400, 400, 3), PAPER, np.uint8)
-    named = with_caption(blank, Caption((), "frozen", {mark}, 1))
+    marked = with_caption(blank, Caption((), "frozen", {mark}, 1))
     assert texts == ["frozen:", mark.value]
-    without = with_caption(blank, Caption((), "", (), 1))
-    assert (named != without).any()
+    unmarked = with_caption(blank, Caption((), "", (), 1))
+    assert (marked != unmarked).any()
 
 
 def test_marks_stay_in_the_legend_once_they_occurred(

@@ -72,10 +72,10 @@ def test_attention_under_a_shuffle_is_that_of_the_same_entities() -> None:
 def test_attention_on_crossed_wires_goes_to_where_the_features_came_from() -> None:
     weights, perceived = perceive(make_perturbation("rewire"))
     assert weights is not None
-    drawn, true = perceived.by_origin(weights), perceived.true.features
+    source_weights, true = perceived.by_origin(weights), perceived.true.features
     for place, features in enumerate(perceived.seen.features):
         source = (true == features).all(-1).nonzero().item()
-        assert drawn[source] == weights[place]
+        assert source_weights[source] == weights[place]
 
 
 def test_attention_on_injected_tokens_is_counted_apart() -> None:
@@ -84,9 +84,11 @@ def test_attention_on_injected_tokens_is_counted_apart() -> None:
     )
     weights, perceived = perceive(inject)
     assert weights is not None
-    apart = float(weights[perceived.injected].sum())
-    assert 0 < apart < 1
-    assert float(perceived.by_origin(weights).sum()) + apart == pytest.approx(1)
+    injected_share = float(weights[perceived.injected].sum())
+    assert 0 < injected_share < 1
+    assert float(perceived.by_origin(weights).sum()) + injected_share == pytest.approx(
+        1
+    )
 
 
 def test_nothing_attends_to_occluded_tokens() -> None:
@@ -127,16 +129,16 @@ def frames(
     return list(episode_frames(rollout, **{"size": 96, **options}))
 
 
-def pictures(shown: list[np.ndarray]) -> list[np.ndarray]:
-    """The frames without what is written below."""
-    return [image[:96] for image in shown]
+def pictures(images: list[np.ndarray]) -> list[np.ndarray]:
+    """The frames without the text below."""
+    return [image[:96] for image in images]
 
 
 def test_a_frame_for_each_decision_and_one_for_the_end() -> None:
-    shown = frames()
-    assert len(shown) == STEPS + 1
-    assert {(image.shape, image.dtype) for image in shown} == {
-        ((shown[0].shape[0], 96, 3), np.dtype(np.uint8))
+    images = frames()
+    assert len(images) == STEPS + 1
+    assert {(image.shape, image.dtype) for image in images} == {
+        ((images[0].shape[0], 96, 3), np.dtype(np.uint8))
     }
 
 
@@ -152,8 +154,8 @@ def test_a_frame_shows_the_env_in_which_the_policy_decided() -> None:
             expected.append(env.frame(attention=weights, group="agent", size=96))
             env.step({"agent": policy.scale(policy.act(tokens).action)})
     expected.append(env.frame(size=96))
-    for ours, theirs in zip(pictures(frames()), expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for image, reference in zip(pictures(frames()), expected, strict=True):
+        np.testing.assert_array_equal(image, reference)
 
 
 def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
@@ -167,24 +169,24 @@ def test_a_shuffled_episode_of_an_invariant_head_looks_the_same() -> None:
 
 
 def test_attention_is_drawn_only_if_asked_for_and_known() -> None:
-    drawn, bare = (pictures(frames(head=head)) for head in ("mean", None))
-    assert all((a != b).any() for a, b in zip(drawn[:-1], bare[:-1], strict=True))
-    np.testing.assert_array_equal(drawn[-1], bare[-1])
+    marked, bare = (pictures(frames(head=head)) for head in ("mean", None))
+    assert all((a != b).any() for a, b in zip(marked[:-1], bare[:-1], strict=True))
+    np.testing.assert_array_equal(marked[-1], bare[-1])
     assert len(frames(pooling="max")) == STEPS + 1
 
 
 def test_text_is_written_below() -> None:
-    plain, told = frames(), frames(text="rewire")
-    assert all((a != b).any() for a, b in zip(plain, told, strict=True))
-    for a, b in zip(pictures(plain), pictures(told), strict=True):
+    plain, captioned = frames(), frames(text="rewire")
+    assert all((a != b).any() for a, b in zip(plain, captioned, strict=True))
+    for a, b in zip(pictures(plain), pictures(captioned), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("action_noise", "action off by "), ("drop_actions", "action ")]
+    ("name", "text"), [("action_noise", "action off by "), ("drop_actions", "action ")]
 )
 def test_changed_actions_are_written_below(
-    name: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
 
@@ -194,7 +196,7 @@ def test_changed_actions_are_written_below(
 
     monkeypatch.setattr("marl_pool.evaluation.video.render.with_caption", note)
     frames(make_perturbation(name, severity=1.0, onset=2, end=4))
-    changed = [shown in line for line in lines]
+    changed = [text in line for line in lines]
     # The last frame shows the final state, which no action follows.
     assert changed == [2 <= step < 4 for step in range(STEPS)] + [False]
 

@@ -79,13 +79,13 @@ def test_damaged_idx_files_are_refused(tmp_path):
 
 def test_a_folder_or_its_subfolder_holds_the_files(tmp_path):
     write_mnist(tmp_path / "mnist")
-    one = load_images("mnist", tmp_path)
-    other = load_images("mnist", tmp_path / "mnist")
-    assert one.train.equal(other.train)
-    assert one.train.shape == (40, 28, 28, 1)
-    assert one.test_labels.shape == (10,)
-    assert one.train.dtype == torch.uint8
-    assert one.num_classes == 10
+    direct = load_images("mnist", tmp_path)
+    nested = load_images("mnist", tmp_path / "mnist")
+    assert direct.train.equal(nested.train)
+    assert direct.train.shape == (40, 28, 28, 1)
+    assert direct.test_labels.shape == (10,)
+    assert direct.train.dtype == torch.uint8
+    assert direct.num_classes == 10
 
 
 def test_the_subfolder_comes_first_for_names_are_alike(tmp_path):
@@ -202,7 +202,7 @@ def pointers(flags: bytes) -> bytes:
 
 
 def test_a_cifar_archive_cannot_make_pointers(tmp_path):
-    """In a process of its own: where it can, the process crashes."""
+    """Tried in another process, which crashes where it can."""
     whole = cifar_contents("cifar100")
     for flags in (b"K\x00", b"K\x3f"):
         contents = {**whole, "train": pointers(flags)}
@@ -240,7 +240,7 @@ BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
 
 
 @pytest.mark.parametrize(
-    ("train", "told"),
+    ("train", "message"),
     [
         (array_pickle(b"(" + BILLION + b"t", b"abc"), "expected 1000000000 bytes"),
         (array_pickle(b"(J\xff\xff\xff\xfft", b"abc"), "expected the shape"),
@@ -254,10 +254,10 @@ BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
     ],
     ids=["large", "negative", "twice", "build", "new", "os", "method", "memo", "bytes"],
 )
-def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, told):
+def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, message):
     contents = {**cifar_contents("cifar100"), "train": train}
     file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
-    with pytest.raises(InputError, match=told) as refusal:
+    with pytest.raises(InputError, match=message) as refusal:
         read_cifar(file, "cifar100")
     assert str(file) in str(refusal.value)
     # The next archive is read as if nothing had been.
@@ -268,12 +268,14 @@ def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, told):
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_archive_that_python_3_wrote_is_read(tmp_path, protocol, order):
     contents = cifar_contents("cifar100")
-    want = read_cifar(write_cifar(tmp_path / "a.gz", "cifar100", contents), "cifar100")
+    expected = read_cifar(
+        write_cifar(tmp_path / "a.gz", "cifar100", contents), "cifar100"
+    )
     for part in contents.values():
         part[b"data"] = np.asarray(part[b"data"], order=order)
     packed = {name: pickle.dumps(part, protocol) for name, part in contents.items()}
-    got = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
-    assert all(map(np.array_equal, got, want))
+    output = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
+    assert all(map(np.array_equal, output, expected))
 
 
 def test_a_claimed_length_takes_no_memory(tmp_path):
@@ -304,14 +306,14 @@ def test_the_published_name_is_for_the_published_archive(tmp_path, monkeypatch, 
     file = write_cifar(tmp_path / SOURCES[kind][0].name, kind, contents)
     with pytest.raises(InputError, match=SOURCES[kind][0].md5) as refusal:
         load_images(kind, tmp_path)
-    found = hashlib.md5(file.read_bytes()).hexdigest()
-    assert found in str(refusal.value)
+    digest = hashlib.md5(file.read_bytes()).hexdigest()
+    assert digest in str(refusal.value)
     assert OWN_ARCHIVES[kind] in str(refusal.value)
-    right = Source(SOURCES[kind][0].url, found)
-    monkeypatch.setitem(SOURCES, kind, (right,))
-    want = load_images(kind, tmp_path)
+    source = Source(SOURCES[kind][0].url, digest)
+    monkeypatch.setitem(SOURCES, kind, (source,))
+    expected = load_images(kind, tmp_path)
     file.rename(tmp_path / OWN_ARCHIVES[kind])
-    assert load_images(kind, tmp_path).train.equal(want.train)
+    assert load_images(kind, tmp_path).train.equal(expected.train)
 
 
 def test_damaged_cifar_archives_are_refused(tmp_path):
@@ -334,9 +336,9 @@ def test_damaged_cifar_archives_are_refused(tmp_path):
     write_cifar(file, "cifar100", whole)
     for damaged in (file.read_bytes()[:-2000], b"no archive" * 100):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match="truncated or corrupt") as found:
+        with pytest.raises(InputError, match="truncated or corrupt") as caught:
             read_cifar(file, "cifar100")
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
     with tarfile.open(file, "w:gz") as archive:
         folder = tarfile.TarInfo("cifar-100-python/train")
         folder.type = tarfile.DIRTYPE
@@ -355,10 +357,12 @@ def test_a_download_is_checked(tmp_path):
     origin = tmp_path / "origin" / "file.gz"
     origin.parent.mkdir()
     origin.write_bytes(b"content")
-    right = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
-    there = fetch(Source(origin.as_uri(), right), tmp_path / "new")
-    assert there.read_bytes() == b"content"
-    with pytest.raises(InputError, match=f"expected the MD5 checksum 0, got {right}"):
+    checksum = hashlib.md5(b"content", usedforsecurity=False).hexdigest()
+    path = fetch(Source(origin.as_uri(), checksum), tmp_path / "new")
+    assert path.read_bytes() == b"content"
+    with pytest.raises(
+        InputError, match=f"expected the MD5 checksum 0, got {checksum}"
+    ):
         fetch(Source(origin.as_uri(), "0"), tmp_path / "other")
     assert not list((tmp_path / "other").iterdir())
     with pytest.raises(InputError, match="cannot be downloaded"):
@@ -408,7 +412,7 @@ def test_patches_are_squares_in_the_order_of_reading(count, side, patch, channel
     cut = patches(images, patch)
     assert cut.shape == (count, side * side, patch * patch * channels)
     for place in range(side * side):
-        row, column = (patch * each for each in divmod(place, side))
+        row, column = (patch * number for number in divmod(place, side))
         square = images[:, row : row + patch, column : column + patch]
         assert cut[:, place].equal(square.flatten(1))
 
@@ -465,15 +469,15 @@ def test_every_head_learns_from_images(tmp_path, pooling):
     network = task.make_network(0)
     batch = task.batch("train", torch.arange(4))
     task.evaluate(network, batch, torch.Generator()).loss.backward()
-    felt = {
+    gradients = {
         name: float(part.grad.abs().max())
         for name, part in network.named_parameters()
         if part.grad is not None
     }
-    assert all(map(math.isfinite, felt.values()))
-    assert any(value > 0 for name, value in felt.items() if ".encoder." in name)
-    own = [name for name, _ in network.named_parameters() if ".pooling." in name]
-    assert not own or any(felt.get(name, 0) > 0 for name in own)
+    assert all(map(math.isfinite, gradients.values()))
+    assert any(value > 0 for name, value in gradients.items() if ".encoder." in name)
+    names = [name for name, _ in network.named_parameters() if ".pooling." in name]
+    assert not names or any(gradients.get(name, 0) > 0 for name in names)
 
 
 @pytest.mark.parametrize("scale", ["tiny", "cpu", "paper"])
@@ -489,11 +493,11 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
     run = tmp_path / "run"
     tiny = ["task=images", "scale=tiny", "task.num_samples=40", "task.num_test=10"]
     fast = ["fit.epochs=1", "fit.batch_size=10", "fit.folds=2", "threads=1"]
-    given = [f"data_dir='{tmp_path / 'data'}'", f"pooling={pooling}"]
-    assert main(["fit", *tiny, *fast, *given, "--run-dir", str(run)]) == 0
-    found = json.loads((run / "results.json").read_text())
-    assert 0 <= found["mean"]["error"] <= 1
-    assert found["scale"] == "tiny"
+    overrides = [f"data_dir='{tmp_path / 'data'}'", f"pooling={pooling}"]
+    assert main(["fit", *tiny, *fast, *overrides, "--run-dir", str(run)]) == 0
+    results = json.loads((run / "results.json").read_text())
+    assert 0 <= results["mean"]["error"] <= 1
+    assert results["scale"] == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -510,11 +514,11 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
 )
 def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
     write_mnist(tmp_path / "data")
-    given = ["task=images", f"data_dir='{tmp_path / 'data'}'"]
+    base = ["task=images", f"data_dir='{tmp_path / 'data'}'"]
     if not any(text.startswith("pooling=") for text in overrides):
-        given.append("pooling=ada")
+        base.append("pooling=ada")
     path = tmp_path / "run"
-    assert main(["fit", *given, *overrides, "--run-dir", str(path)]) == 2
+    assert main(["fit", *base, *overrides, "--run-dir", str(path)]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

@@ -35,8 +35,8 @@ KINDS = {0: stats.norm, 1: stats.expon, 2: stats.uniform}
 
 def task(**options: Any) -> KnnCentroid:
     small = {"name": "transformer", "dim": 4, "num_heads": 2, "num_layers": 1}
-    given = {"encoder": small, "pooling": {"name": "avg"}, **SMALL, **options}
-    task: KnnCentroid = build_task("knn_centroid", **given)
+    config = {"encoder": small, "pooling": {"name": "avg"}, **SMALL, **options}
+    task: KnnCentroid = build_task("knn_centroid", **config)
     return task
 
 
@@ -49,19 +49,19 @@ def kinds_and_parameters(
     """A chunk by feature ``(CHUNK, d, N)``, with each one's kind, place and width."""
     parameters = room._parameters
 
-    def shown(choose: Any) -> np.ndarray:
+    def sampled_with(choose: Any) -> np.ndarray:
         # Parameters are drawn last, so these change no other number.
-        def instead(generator: Any, counts: list[int]) -> Any:
+        def chosen_parameters(generator: Any, counts: list[int]) -> Any:
             value = choose(np.repeat([0, 1, 2], counts), *parameters(generator, counts))
             return value * dim**0.5, np.zeros(len(value))
 
         with monkeypatch.context() as patch:
-            patch.setattr(room, "_parameters", instead)
+            patch.setattr(room, "_parameters", chosen_parameters)
             return sample_sets(3, 0, num_vectors, dim)[:, 0]
 
-    kind = shown(lambda kind, location, scale: kind).round().astype(int)
-    place = shown(lambda kind, location, scale: location)
-    width = shown(lambda kind, location, scale: scale)
+    kind = sampled_with(lambda kind, location, scale: kind).round().astype(int)
+    place = sampled_with(lambda kind, location, scale: location)
+    width = sampled_with(lambda kind, location, scale: scale)
     sets = sample_sets(3, 0, num_vectors, dim).transpose(0, 2, 1)
     return sets * dim**0.5, kind, place, width
 
@@ -70,10 +70,12 @@ def test_each_feature_follows_its_distribution(monkeypatch: pytest.MonkeyPatch) 
     x, kind, place, width = kinds_and_parameters(monkeypatch, 64, 6)
     standard = (x - place[..., None]) / width[..., None]
     for number, distribution in KINDS.items():
-        found = standard[kind == number].ravel()
-        assert stats.kstest(found, distribution.cdf).pvalue > 1e-3, distribution.name
-        others = [KINDS[other].cdf for other in KINDS if other != number]
-        assert all(stats.kstest(found, cdf).pvalue < 1e-3 for cdf in others)
+        sample = standard[kind == number].ravel()
+        assert stats.kstest(sample, distribution.cdf).pvalue > 1e-3, distribution.name
+        alternatives = [
+            KINDS[alternative].cdf for alternative in KINDS if alternative != number
+        ]
+        assert all(stats.kstest(sample, cdf).pvalue < 1e-3 for cdf in alternatives)
 
 
 def test_parameters_of_the_distributions() -> None:
@@ -83,9 +85,9 @@ def test_parameters_of_the_distributions() -> None:
         np.split(location, 3), np.split(scale, 3), strict=True
     )
 
-    def is_uniform(found: np.ndarray, low: float, high: float) -> bool:
+    def is_uniform(sample: np.ndarray, low: float, high: float) -> bool:
         cdf = stats.uniform(low, high - low).cdf
-        return bool(stats.kstest(found, cdf).pvalue > 1e-3)
+        return bool(stats.kstest(sample, cdf).pvalue > 1e-3)
 
     assert is_uniform(normal[0], -3, 3)
     assert is_uniform(normal[1], 1, 3)
@@ -111,26 +113,26 @@ def test_kinds_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch, dim: int) 
 
 
 def test_chunks_depend_on_their_number_and_the_seed_alone() -> None:
-    later, first = sample_sets(5, 7, 8, 4), sample_sets(5, 0, 8, 4)
+    eighth, first = sample_sets(5, 7, 8, 4), sample_sets(5, 0, 8, 4)
     assert np.array_equal(first, sample_sets(5, 0, 8, 4))
-    assert np.array_equal(later, sample_sets(5, 7, 8, 4, np.empty_like(later)))
-    assert not np.array_equal(first, later)
+    assert np.array_equal(eighth, sample_sets(5, 7, 8, 4, np.empty_like(eighth)))
+    assert not np.array_equal(first, eighth)
     assert not np.array_equal(first, sample_sets(6, 0, 8, 4))
 
 
 def test_what_a_version_stands_for() -> None:
     # Other numbers need another `VERSION`: files of sets on disk bear it.
     assert room.VERSION == 1
-    drawn = sample_sets(7, 2, 4, 3)
-    assert drawn[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
-    assert drawn.mean() == pytest.approx(0.154921, abs=1e-6)
+    sets = sample_sets(7, 2, 4, 3)
+    assert sets[1, 0] == pytest.approx([-0.566855, -1.899991, 0.531733], abs=1e-6)
+    assert sets.mean() == pytest.approx(0.154921, abs=1e-6)
     assert sample_choices(7, 300, 4)[:8].tolist() == [0, 3, 2, 3, 1, 2, 1, 0]
 
 
 def test_target_points_are_uniform_and_a_prefix() -> None:
-    chosen = sample_choices(0, 5000, 8)
-    assert np.array_equal(sample_choices(0, 100, 8), chosen[:100])
-    assert stats.chisquare(np.bincount(chosen, minlength=8)).pvalue > 1e-3
+    choices = sample_choices(0, 5000, 8)
+    assert np.array_equal(sample_choices(0, 100, 8), choices[:100])
+    assert stats.chisquare(np.bincount(choices, minlength=8)).pvalue > 1e-3
 
 
 # What is to be predicted
@@ -143,21 +145,21 @@ def test_neighbours_by_brute_force(
     k = data.draw(st.integers(1, count))
     generator = np.random.default_rng(seed)
     sets = generator.normal(size=(4, count, dim)).astype(np.float32)
-    chosen = generator.integers(count, size=4)
+    choices = generator.integers(count, size=4)
     expected = []
-    for vectors, own in zip(sets.astype(float), chosen, strict=True):
-        others = [i for i in range(count) if i != own]
-        others.sort(key=lambda i: np.linalg.norm(vectors[i] - vectors[own]))
-        expected.append(vectors[others[:k]].mean(0))
-    np.testing.assert_allclose(nearest_means(sets, chosen, k), expected, atol=1e-5)
+    for vectors, choice in zip(sets.astype(float), choices, strict=True):
+        neighbors = [i for i in range(count) if i != choice]
+        neighbors.sort(key=lambda i: np.linalg.norm(vectors[i] - vectors[choice]))
+        expected.append(vectors[neighbors[:k]].mean(0))
+    np.testing.assert_allclose(nearest_means(sets, choices, k), expected, atol=1e-5)
 
 
 def test_all_neighbours_are_the_others() -> None:
-    sets, chosen = sample_sets(0, 0, 8, 4), sample_choices(0, CHUNK, 8)
-    means = nearest_means(sets, chosen, 8)
-    np.testing.assert_array_equal(means, nearest_means(sets, chosen, 7))
-    own = sets[np.arange(CHUNK), chosen]
-    np.testing.assert_allclose(means, (8 * sets.mean(1) - own) / 7, atol=1e-5)
+    sets, choices = sample_sets(0, 0, 8, 4), sample_choices(0, CHUNK, 8)
+    means = nearest_means(sets, choices, 8)
+    np.testing.assert_array_equal(means, nearest_means(sets, choices, 7))
+    target_points = sets[np.arange(CHUNK), choices]
+    np.testing.assert_allclose(means, (8 * sets.mean(1) - target_points) / 7, atol=1e-5)
 
 
 def test_neighbours_that_tie_count_once() -> None:
@@ -171,8 +173,8 @@ def test_neighbours_that_tie_count_once() -> None:
 )
 def test_aggregates(target: Target, function: Any) -> None:
     sets = sample_sets(0, 0, 8, 4)
-    found = targets(sets, sample_choices(0, CHUNK, 8), target, 1)
-    np.testing.assert_allclose(found, function(sets, axis=1), atol=1e-6)
+    output = targets(sets, sample_choices(0, CHUNK, 8), target, 1)
+    np.testing.assert_allclose(output, function(sets, axis=1), atol=1e-6)
 
 
 TABLE_3 = {
@@ -189,14 +191,14 @@ TABLE_3 = {
 
 def test_baselines_are_table_3s(tmp_path: Path) -> None:
     whole = {"num_vectors": 128, "dim": 16, "num_samples": 8001, "num_test": 8000}
-    one = task(**whole)
-    one.prepare(tmp_path)
+    knn_task = task(**whole)
+    knn_task.prepare(tmp_path)
     rows = torch.arange(8000)
-    for one.k, published in TABLE_3.items():
-        found = one.baselines(one.batch("test", rows))
-        assert found["centroid"].mean() == pytest.approx(published[0], abs=0.003)
+    for knn_task.k, published in TABLE_3.items():
+        errors = knn_task.baselines(knn_task.batch("test", rows))
+        assert errors["centroid"].mean() == pytest.approx(published[0], abs=0.003)
         # Twice as far from the mean, the other one is less certain.
-        assert found["target"].mean() == pytest.approx(published[1], abs=0.004)
+        assert errors["target"].mean() == pytest.approx(published[1], abs=0.004)
 
 
 # Where the sets lie
@@ -229,14 +231,14 @@ def test_a_file_holds_what_memory_would(
 
 def test_a_file_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "IN_MEMORY", 0)
-    made = sets_in(tmp_path)[np.arange(5)]
+    rows = sets_in(tmp_path)[np.arange(5)]
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("drawn again")
 
     with monkeypatch.context() as patch:
         patch.setattr(room, "sample_sets", refuse)
-        np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], made)
+        np.testing.assert_array_equal(sets_in(tmp_path)[np.arange(5)], rows)
         with pytest.raises(AssertionError, match="drawn again"):
             sets_in(tmp_path, seed=2)
     assert len(list(tmp_path.glob("[!.]*"))) == 1
@@ -247,27 +249,27 @@ def test_what_another_run_is_making_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "IN_MEMORY", 0)
-    made = sets_in(tmp_path / "other")
-    assert made.file is not None
-    file = tmp_path / made.file.name
+    complete = sets_in(tmp_path / "other")
+    assert complete.file is not None
+    file = tmp_path / complete.file.name
     # One that was killed leaves a part, which the next one removes; others' stay.
-    left = tmp_path / f".{file.name}.{'0' * 16}.new"
-    left.write_bytes(b"part")
-    others = tmp_path / f".other.npy.{'0' * 16}.new"
-    others.write_bytes(b"part")
+    leftover = tmp_path / f".{file.name}.{'0' * 16}.new"
+    leftover.write_bytes(b"part")
+    foreign = tmp_path / f".other.npy.{'0' * 16}.new"
+    foreign.write_bytes(b"part")
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / f".{file.name}.lock", "is free"):
             waiting = pool.submit(sets_in, tmp_path)
             with pytest.raises(TimeoutError):
                 waiting.result(0.2)
-            file.write_bytes(made.file.read_bytes())
+            file.write_bytes(complete.file.read_bytes())
             before = file.stat().st_mtime_ns
         waiting.result()
     assert file.stat().st_mtime_ns == before
     file.unlink()
     assert sets_in(tmp_path).file == file
-    assert file.read_bytes() == made.file.read_bytes()
-    assert list(tmp_path.glob(".*.new")) == [others]
+    assert file.read_bytes() == complete.file.read_bytes()
+    assert list(tmp_path.glob(".*.new")) == [foreign]
 
 
 def test_a_folder_that_cannot_be_made(
@@ -335,7 +337,7 @@ def test_the_file_does_not_stay_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("head", "count"), [("avg", 38_624), ("ada", 39_648)])
 def test_number_of_parameters(head: str, count: int) -> None:
     network = task(dim=16, encoder=ENCODER, pooling={"name": head}).make_network(0)
-    assert sum(each.numel() for each in network.parameters()) == count
+    assert sum(parameter.numel() for parameter in network.parameters()) == count
 
 
 def test_another_width_is_projected_to_and_back() -> None:
@@ -354,15 +356,15 @@ def _is_between(part: torch.nn.Module) -> bool:
 
 
 def test_without_layers_the_prediction_is_the_pooled_sum() -> None:
-    one = task(encoder={"name": "identity", "dim": 4})
-    one.prepare(Path())
-    network = one.make_network(0)
-    batch = one.batch("train", torch.arange(5))
+    knn_task = task(encoder={"name": "identity", "dim": 4})
+    knn_task.prepare(Path())
+    network = knn_task.make_network(0)
+    batch = knn_task.batch("train", torch.arange(5))
     table = network.network.embedding.types.weight
     expected = (batch["features"] + table[batch["types"]]).mean(1)
     predicted = network(batch["features"], batch["types"])
     torch.testing.assert_close(predicted, expected)
-    outcome = one.evaluate(network, batch, torch.Generator())
+    outcome = knn_task.evaluate(network, batch, torch.Generator())
     error = (expected - batch["target"]).square().mean()
     torch.testing.assert_close(outcome.loss, error)
     torch.testing.assert_close(outcome.metrics["mse"].mean(), error.detach())
@@ -371,26 +373,26 @@ def test_without_layers_the_prediction_is_the_pooled_sum() -> None:
 def test_rows_are_the_same_in_any_batch_and_no_row_is_in_both_splits(
     tmp_path: Path,
 ) -> None:
-    one = task()
-    one.prepare(tmp_path)
-    many = one.batch("train", torch.arange(one.num_train))
-    for row in (0, 7, one.num_train - 1):
-        alone = one.batch("train", torch.tensor([row]))
-        for name, value in alone.items():
-            assert torch.equal(value[0], many[name][row]), name
-    held = one.batch("test", torch.arange(one.num_test))
-    every = torch.cat([held["features"], many["features"]]).flatten(1)
-    assert len(every.unique(dim=0)) == SMALL["num_samples"]
-    assert (many["types"] == 0).sum(1).eq(1).all()
+    knn_task = task()
+    knn_task.prepare(tmp_path)
+    train_batch = knn_task.batch("train", torch.arange(knn_task.num_train))
+    for row in (0, 7, knn_task.num_train - 1):
+        single_row = knn_task.batch("train", torch.tensor([row]))
+        for name, value in single_row.items():
+            assert torch.equal(value[0], train_batch[name][row]), name
+    test_batch = knn_task.batch("test", torch.arange(knn_task.num_test))
+    features = torch.cat([test_batch["features"], train_batch["features"]]).flatten(1)
+    assert len(features.unique(dim=0)) == SMALL["num_samples"]
+    assert (train_batch["types"] == 0).sum(1).eq(1).all()
 
 
 def test_a_target_of_the_whole_set_marks_no_vector() -> None:
-    one = task(target="max", pooling={"name": "ada"})
-    one.prepare(Path())
-    batch = one.batch("train", torch.arange(5))
+    knn_task = task(target="max", pooling={"name": "ada"})
+    knn_task.prepare(Path())
+    batch = knn_task.batch("train", torch.arange(5))
     assert (batch["types"] == 1).all()
-    assert one.make_network(0).network.pooling.query == "mean"
-    assert set(one.baselines(batch)) == {"centroid"}
+    assert knn_task.make_network(0).network.pooling.query == "mean"
+    assert set(knn_task.baselines(batch)) == {"centroid"}
     assert task(pooling={"name": "ada"}).make_network(0).network.pooling.query == "self"
 
 
@@ -399,10 +401,10 @@ def test_all_heads_begin_with_the_same_encoder() -> None:
         task(pooling={"name": head}).make_network(3).network.encoder.state_dict()
         for head in ("ada", "avg", "max")
     ]
-    other = task().make_network(4).network.encoder.state_dict()
+    reseeded = task().make_network(4).network.encoder.state_dict()
     for name, weight in states[0].items():
         assert all(torch.equal(state[name], weight) for state in states[1:])
-    assert any(not torch.equal(other[name], states[0][name]) for name in other)
+    assert any(not torch.equal(reseeded[name], states[0][name]) for name in reseeded)
 
 
 @pytest.mark.parametrize(

@@ -79,12 +79,12 @@ def tiny_network(
 ) -> VisionTransformer:
     """Two layers of width 16 on images of four by four patches of two by two pixels."""
     part = {"name": "transformer", "dim": 16, "num_layers": 2, "num_heads": 4}
-    own = {"num_heads": 4, **head} if head["name"] == "ada" else head
+    pooling = {"num_heads": 4, **head} if head["name"] == "ada" else head
     return VisionTransformer(
         spec_of(16, 12),
         10,
         encoder={**part, "dim_ff": 64, "final_norm": True, **encoder},
-        pooling=own,
+        pooling=pooling,
         options=options,
         normalization=NORMALIZATION["cifar10"],
         seed=0,
@@ -108,20 +108,20 @@ def published_parameter(name: str, shape: tuple[int, ...]) -> Tensor:
     return values + 1 if is_norm and name.endswith("weight") else values
 
 
-def attention_pairs(theirs: str, ours: str, dim: int) -> dict[str, Tensor]:
-    """One matrix there holds keys and values."""
-    both = published_parameter(f"{theirs}.KV.weight", (2 * dim, dim))
+def attention_pairs(source: str, target: str, dim: int) -> dict[str, Tensor]:
+    """In the published code one matrix holds keys and values."""
+    key_value = published_parameter(f"{source}.KV.weight", (2 * dim, dim))
     square = (dim, dim)
     return {
-        f"{ours}.to_query.weight": published_parameter(f"{theirs}.Q.weight", square),
-        f"{ours}.to_key.weight": both[:dim],
-        f"{ours}.to_value.weight": both[dim:],
-        f"{ours}.to_out.weight": published_parameter(f"{theirs}.out.weight", square),
+        f"{target}.to_query.weight": published_parameter(f"{source}.Q.weight", square),
+        f"{target}.to_key.weight": key_value[:dim],
+        f"{target}.to_value.weight": key_value[dim:],
+        f"{target}.to_out.weight": published_parameter(f"{source}.out.weight", square),
     }
 
 
 def with_published_parameters(network: VisionTransformer) -> VisionTransformer:
-    """Set a network's parameters to those of the published one."""
+    """Give a network the parameters of the published one."""
     names = {
         "pooled.embedding.norms.0": "to_patch_embedding.1",
         "pooled.embedding.project": "to_patch_embedding.2",
@@ -131,26 +131,26 @@ def with_published_parameters(network: VisionTransformer) -> VisionTransformer:
         "scores": "classifier.1",
     }
     state: dict[str, Tensor] = {}
-    own = network.state_dict()
-    dim = len(own["norm.weight"])
+    initial = network.state_dict()
+    dim = len(initial["norm.weight"])
     for layer in range(2):
-        ours = f"pooled.encoder.layers.{layer}"
-        theirs = f"attenuator.transformer.encoder.layers.{layer}"
-        names[f"{ours}.attention_norm"] = f"{theirs}.norm_attn"
-        names[f"{ours}.feedforward_norm"] = f"{theirs}.norm_ff"
-        names[f"{ours}.feedforward.0"] = f"{theirs}.ff.l_in"
-        names[f"{ours}.feedforward.2"] = f"{theirs}.ff.l_out"
-        state |= attention_pairs(f"{theirs}.attn", f"{ours}.attention", dim)
-    for ours, theirs in names.items():
+        target = f"pooled.encoder.layers.{layer}"
+        source = f"attenuator.transformer.encoder.layers.{layer}"
+        names[f"{target}.attention_norm"] = f"{source}.norm_attn"
+        names[f"{target}.feedforward_norm"] = f"{source}.norm_ff"
+        names[f"{target}.feedforward.0"] = f"{source}.ff.l_in"
+        names[f"{target}.feedforward.2"] = f"{source}.ff.l_out"
+        state |= attention_pairs(f"{source}.attn", f"{target}.attention", dim)
+    for target, source in names.items():
         for kind in ("weight", "bias"):
-            shape = tuple(own[f"{ours}.{kind}"].shape)
-            state[f"{ours}.{kind}"] = published_parameter(f"{theirs}.{kind}", shape)
+            shape = tuple(initial[f"{target}.{kind}"].shape)
+            state[f"{target}.{kind}"] = published_parameter(f"{source}.{kind}", shape)
     places = published_parameter("pos_embd", (1, 16, dim))
     state["pooled.embedding.types.weight"] = places[0]
-    if "pooled.pooling.tokens" in own:
+    if "pooled.pooling.tokens" in initial:
         token = published_parameter("attenuator.pool.cls_token", (1, 1, dim))
         state["pooled.pooling.tokens"] = token[0]
-    if "pooled.pooling.attention.to_out.weight" in own:
+    if "pooled.pooling.attention.to_out.weight" in initial:
         head = "attenuator.pool.attn"
         state |= attention_pairs(head, "pooled.pooling.attention", dim)
     network.load_state_dict(state)
@@ -171,24 +171,24 @@ def in_float64():
 def test_equal_weights_give_the_published_logits(head):
     network = with_published_parameters(tiny_network(HEADS[head])).eval()
     expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
-    got = network(patches(tiny_images(), 2))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    logits = network(patches(tiny_images(), 2))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("head", ["ada corner", "ada focal", "ada mean"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.usefixtures("in_float64")
 def test_only_the_published_corner_query_is_added_to_the_result(head, residual):
-    given = tiny_network({**HEADS[head], "residual": residual})
-    got = with_published_parameters(given).eval()(patches(tiny_images(), 2))
+    network = tiny_network({**HEADS[head], "residual": residual})
+    logits = with_published_parameters(network).eval()(patches(tiny_images(), 2))
     expected = torch.tensor(json.loads(GOLDEN.read_text())["logits"][head])
-    is_published = got.allclose(expected, rtol=0, atol=1e-9)
+    is_published = logits.allclose(expected, rtol=0, atol=1e-9)
     assert is_published == (residual == (head == "ada corner"))
 
 
 @pytest.mark.usefixtures("in_float64")
 def test_table_1_compares_place_and_residual_of_the_query_at_once():
-    """By the formula, the residual alone does most of it with initial weights."""
+    """The residual alone does most of it with initial weights, by the formula."""
     torch.manual_seed(0)
     dim, heads, std = 512, 8, 0.02
     x = torch.randn(64, 64, dim)  # patches behind the encoder's final norm
@@ -205,13 +205,13 @@ def test_table_1_compares_place_and_residual_of_the_query_at_once():
         # Scaled as the ends of residual branches are, with six layers.
         return joined @ to_out / math.sqrt(12) + residual * query
 
-    def apart(one: Tensor, other: Tensor) -> float:
-        return (one - other).norm(dim=-1).mean().item()
+    def distance(first: Tensor, second: Tensor) -> float:
+        return (first - second).norm(dim=-1).mean().item()
 
     corner, everywhere = [0], list(range(64))
-    published = apart(pooled(corner, True), pooled(everywhere, False))
-    by_residual = apart(pooled(corner, True), pooled(corner, False))
-    by_place = apart(pooled(corner, False), pooled(everywhere, False))
+    published = distance(pooled(corner, True), pooled(everywhere, False))
+    by_residual = distance(pooled(corner, True), pooled(corner, False))
+    by_place = distance(pooled(corner, False), pooled(everywhere, False))
     assert by_place < 0.01 * by_residual
     assert published == pytest.approx(by_residual, rel=0.01)
 
@@ -235,13 +235,13 @@ def test_each_norm_has_a_part_in_the_logits(missing, encoder):
     assert not whole(cut).allclose(lacking.eval()(cut), atol=1e-3)
 
 
-def composed(*overrides: str) -> dict[str, Any]:
+def image_config(*overrides: str) -> dict[str, Any]:
     return compose("fit", ["task=images", "data_dir=data", *overrides])
 
 
 def of_paper(*overrides: str) -> VisionTransformer:
     """The network of scale=paper; its images need not be there."""
-    task = make_task(FitConfig.from_plain(composed("scale=paper", *overrides)))
+    task = make_task(FitConfig.from_plain(image_config("scale=paper", *overrides)))
     assert isinstance(task, ImageClassification)
     task.num_classes = 10
     task.shape = (32, 32, 3)
@@ -266,7 +266,7 @@ def of_paper(*overrides: str) -> VisionTransformer:
 def test_the_paper_has_as_many_parameters(head, parameters):
     with torch.device("meta"):  # nothing is drawn: only shapes matter
         network = of_paper(*head)
-    assert sum(each.numel() for each in network.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
 def test_initial_weights_are_the_papers():
@@ -323,7 +323,7 @@ def test_the_paper_has_every_option_and_other_scales_have_none():
         *("classifier_norm", "embedding_dropout", "attention_dropout"),
         *("position_std", "scale_residual_init", "class_token_init"),
     )
-    paper = composed("scale=paper")
+    paper = image_config("scale=paper")
     assert [paper["task"][key] for key in keys] == [
         *(4, 0.5, True, True, True, 0.1, 0.1, 1.0, True, "uniform")
     ]
@@ -331,11 +331,11 @@ def test_the_paper_has_every_option_and_other_scales_have_none():
     assert paper["encoder"]["final_norm"]
     assert paper["fit"]["dropout"] == 0.1
     for scale in ("tiny", "cpu"):
-        other = composed(f"scale={scale}")
-        assert [other["task"][key] for key in keys] == [
+        smaller = image_config(f"scale={scale}")
+        assert [smaller["task"][key] for key in keys] == [
             *(0, 0.0, False, False, False, 0.0, 0.0, None, False, "normal")
         ]
-        assert not other["encoder"]["final_norm"]
+        assert not smaller["encoder"]["final_norm"]
 
 
 # Dropout
@@ -362,11 +362,11 @@ def test_attention_drops_weights_and_results():
     nn.init.zeros_(attention.to_query.weight)  # so all weights are 1 / count
     # Values are unit vectors: the result lists the weights themselves.
     x = torch.eye(count).expand(50, -1, -1)
-    got = attention(x, x) * count
+    output = attention(x, x) * count
     kept = (1 - share) ** 2
     # A number survives both drops or neither, and is enlarged for both.
-    assert got[got != 0].allclose(torch.tensor(1 / kept))
-    assert (got != 0).float().mean().item() == pytest.approx(kept, abs=0.01)
+    assert output[output != 0].allclose(torch.tensor(1 / kept))
+    assert (output != 0).float().mean().item() == pytest.approx(kept, abs=0.01)
     assert attention.eval()(x, x).allclose(torch.tensor(1 / count))
 
 
@@ -379,7 +379,7 @@ def test_dropout_of_attention_leaves_the_residual():
     assert not head.eval()(x).allclose(x[:, 0])
 
 
-@pytest.mark.parametrize("dim", [8, 64])  # narrow attention has a path of its own
+@pytest.mark.parametrize("dim", [8, 64])  # narrow attention takes another path
 def test_narrow_and_wide_attention_drop(dim):
     attention = MultiHeadAttention(dim, 8, dropout=0.5)
     x = torch.randn(4, 6, dim)
@@ -398,7 +398,11 @@ def test_every_head_learns_with_the_papers_options(pooling):
     nn.functional.cross_entropy(
         network(patches(tiny_images(), 2)), torch.tensor([1, 2])
     ).backward()
-    grads = [each.grad for each in network.parameters() if each.grad is not None]
+    grads = [
+        parameter.grad
+        for parameter in network.parameters()
+        if parameter.grad is not None
+    ]
     assert all(grad.isfinite().all() for grad in grads)
     assert network.pooled.embedding.project.weight.grad.abs().max() > 0
 
@@ -418,7 +422,7 @@ def test_cifar_is_normalized_by_the_published_constants(dataset, mean, std):
     assert NORMALIZATION[dataset] == Normalization(mean, std)
     task = make_task(
         FitConfig.from_plain(
-            composed("scale=paper", f"task.dataset={dataset}", "pooling=avg")
+            image_config("scale=paper", f"task.dataset={dataset}", "pooling=avg")
         )
     )
     assert isinstance(task, ImageClassification)
@@ -446,9 +450,9 @@ def test_channels_are_normalized_each_by_its_own():
     nn.init.zeros_(embedding.types.weight)
     image = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(1, 4, 4, 3)
     cut = patches(image, 2)
-    none = torch.zeros(cut.shape[:2], dtype=torch.long)
-    got = embedding(Tokens(cut, none, none.bool()))
-    assert got.unflatten(-1, (4, 3)).allclose(torch.tensor([0.0, -0.15, 0.0]))
+    zeros = torch.zeros(cut.shape[:2], dtype=torch.long)
+    embedded = embedding(Tokens(cut, zeros, zeros.bool()))
+    assert embedded.unflatten(-1, (4, 3)).allclose(torch.tensor([0.0, -0.15, 0.0]))
 
 
 # Augmentation
@@ -461,16 +465,16 @@ def test_a_crop_is_a_window_of_the_image_with_a_border_of_zeros(
     height, width, padding, channels, seed
 ):
     images = torch.randint(1, 256, (5, height, width, channels)).to(torch.uint8)
-    got = random_crops(images, padding, torch.Generator().manual_seed(seed))
-    assert got.shape == images.shape
-    assert got.dtype == torch.uint8
+    crops = random_crops(images, padding, torch.Generator().manual_seed(seed))
+    assert crops.shape == images.shape
+    assert crops.dtype == torch.uint8
     border = ((0, 0), (padding, padding), (padding, padding), (0, 0))
     bordered = np.pad(images.numpy(), border)
-    for crop, whole in zip(got.numpy(), bordered, strict=True):
+    for crop, whole in zip(crops.numpy(), bordered, strict=True):
         windows = [
-            whole[top : top + height, left : left + width]
-            for top in range(2 * padding + 1)
-            for left in range(2 * padding + 1)
+            whole[y : y + height, x : x + width]
+            for y in range(2 * padding + 1)
+            for x in range(2 * padding + 1)
         ]
         assert any((crop == window).all() for window in windows)
 
@@ -480,8 +484,8 @@ def test_crops_are_uniform_over_their_places():
     padding, count = 2, 20_000
     images = torch.zeros(count, 5, 5, 1, dtype=torch.uint8)
     images[:, 2, 2] = 255
-    got = random_crops(images, padding, torch.Generator().manual_seed(0))
-    shares = got.float().mean(0)[..., 0] / 255
+    crops = random_crops(images, padding, torch.Generator().manual_seed(0))
+    shares = crops.float().mean(0)[..., 0] / 255
     # Five times the standard deviation of a share: sqrt(p (1 - p) / count).
     assert shares.allclose(torch.tensor(1 / 25), atol=5 * math.sqrt(0.0384 / count))
 
@@ -490,10 +494,10 @@ def test_crops_are_uniform_over_their_places():
 def test_a_flip_mirrors_left_and_right(seed, probability):
     images = torch.arange(4 * 3 * 5 * 2).view(4, 3, 5, 2).to(torch.uint8)
     generator = torch.Generator().manual_seed(seed)
-    for got, image in zip(
+    for flipped, image in zip(
         random_flips(images, probability, generator), images, strict=True
     ):
-        is_same, is_flipped = got.equal(image), got.equal(image.flip(1))
+        is_same, is_flipped = flipped.equal(image), flipped.equal(image.flip(1))
         assert is_same or is_flipped
         assert is_flipped or probability < 1
         assert is_same or probability > 0
@@ -503,8 +507,8 @@ def test_a_flip_mirrors_left_and_right(seed, probability):
 def test_flips_are_as_frequent_as_asked_for(probability):
     count = 20_000
     images = torch.tensor([0, 1], dtype=torch.uint8).expand(count, 1, 2)[..., None]
-    got = random_flips(images, probability, torch.Generator().manual_seed(0))
-    share = got[:, 0, 0, 0].float().mean().item()
+    flipped = random_flips(images, probability, torch.Generator().manual_seed(0))
+    share = flipped[:, 0, 0, 0].float().mean().item()
     spread = math.sqrt(probability * (1 - probability) / count)
     assert share == pytest.approx(probability, abs=5 * spread)
 
@@ -537,14 +541,14 @@ class Recorder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shown: Tensor | None = None
+        self.patches: Tensor | None = None
 
     def forward(self, cut: Tensor) -> Tensor:
-        self.shown = cut
+        self.patches = cut
         return torch.zeros(len(cut), 10)
 
 
-def shown(
+def network_input(
     task: ImageClassification,
     rows: Tensor,
     *,
@@ -555,23 +559,23 @@ def shown(
     recorder = Recorder().train(training)
     generator = torch.Generator().manual_seed(seed)
     task.evaluate(recorder, task.batch(split, rows), generator)
-    assert recorder.shown is not None
-    return recorder.shown
+    assert recorder.patches is not None
+    return recorder.patches
 
 
 def test_only_a_network_that_learns_is_shown_crops_and_flips(tmp_path):
     task, rows = cifar_task(tmp_path), torch.arange(15)
     plain = patches(task.batch("train", rows)["images"], task.patch)
-    assert shown(task, rows, training=False).equal(plain)
-    augmented = shown(task, rows, training=True)
+    assert network_input(task, rows, training=False).equal(plain)
+    augmented = network_input(task, rows, training=True)
     assert not augmented.equal(plain)
-    assert augmented.equal(shown(task, rows, training=True))
-    assert not augmented.equal(shown(task, rows, training=True, seed=1))
-    tested = shown(task, torch.arange(3), training=False, split="test")
+    assert augmented.equal(network_input(task, rows, training=True))
+    assert not augmented.equal(network_input(task, rows, training=True, seed=1))
+    tested = network_input(task, torch.arange(3), training=False, split="test")
     images = load_images("cifar10", tmp_path).test
     assert tested.equal(patches(images, task.patch))
     without = cifar_task(tmp_path, "task.crop_padding=0", "task.flip_probability=0")
-    assert shown(without, rows, training=True).equal(plain)
+    assert network_input(without, rows, training=True).equal(plain)
 
 
 def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
@@ -583,10 +587,10 @@ def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
         data = (f"data_dir='{tmp_path}'", "pooling=ada")
         epochs = ("fit.epochs=4", "fit.folds=1", "fit.validation=0.2")
         config = compose("fit", [*AUGMENTED, *data, *epochs, *overrides])
-        asked = iter([False, False, True])
+        stop_requests = iter([False, False, True])
         path = tmp_path / name
         with closing(Run.create(path, config, "fit")) as run:
-            fit(run, config, (lambda: next(asked)) if stops else lambda: False)
+            fit(run, config, (lambda: next(stop_requests)) if stops else lambda: False)
             assert (path / "results.json").exists() is not stops
         if stops:
             with closing(Run.open(path)) as run:
@@ -596,12 +600,12 @@ def test_a_resumed_run_goes_on_with_the_same_crops(tmp_path):
         return load_file(path / "networks" / "fold_0.safetensors"), losses
 
     weights, losses = fitted("whole")
-    resumed, its_losses = fitted("resumed", stops=True)
+    resumed, resumed_losses = fitted("resumed", stops=True)
     assert len(losses) == 4
-    assert losses == its_losses
+    assert losses == resumed_losses
     assert all(weights[name].equal(resumed[name]) for name in weights)
-    _, others = fitted("other", "task.crop_padding=0", "task.flip_probability=0")
-    assert losses != others
+    _, changed = fitted("other", "task.crop_padding=0", "task.flip_probability=0")
+    assert losses != changed
 
 
 def test_the_stream_is_the_epochs_own():
@@ -624,4 +628,4 @@ def test_the_stream_is_the_epochs_own():
 )
 def test_bad_options_are_refused(override, message):
     with pytest.raises(InputError, match=message):
-        make_task(FitConfig.from_plain(composed("pooling=avg", override)))
+        make_task(FitConfig.from_plain(image_config("pooling=avg", override)))

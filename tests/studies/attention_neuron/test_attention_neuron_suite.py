@@ -54,10 +54,10 @@ def cartpole(count: int = EPISODES, **options: Any) -> BatchedEnv:
 def sensory(env: BatchedEnv | None = None, **options: Any) -> Sensory:
     group = (env or cartpole(1)).groups["agent"]
     pooling = {**NEURON, **options}
-    made = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
+    agent = Sensory(group.tokens, group.action_space, pooling=pooling, seed=1)
     with torch.no_grad():  # actions that differ from one another
-        made.body[-1].weight.mul_(3)
-    return made
+        agent.body[-1].weight.mul_(3)
+    return agent
 
 
 def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
@@ -66,8 +66,8 @@ def feed_forward(env: BatchedEnv | None = None) -> FeedForward:
 
 
 def returns(policy: Policy, perturbation: Any = None, **options: Any) -> np.ndarray:
-    played = to_float64({"agent": policy})
-    return play(played, cartpole(**options), perturbation).returns["agent"]
+    players = to_float64({"agent": policy})
+    return play(players, cartpole(**options), perturbation).returns["agent"]
 
 
 # Memories that go along with their tokens
@@ -141,10 +141,10 @@ def test_inputs_that_are_there_twice_change_nothing_after_rescaling() -> None:
 def test_a_population_rescales_as_its_agent_does() -> None:
     agent = rescaled({"agent": sensory()})["agent"]
     assert isinstance(agent, Sensory)
-    many = Population(agent, torch.stack([to_vector(agent)] * 2).double())
+    copies = Population(agent, torch.stack([to_vector(agent)] * 2).double())
     envs = cartpole(4, duplicates=2)
     alone = play(to_float64({"agent": agent}), cartpole(4, duplicates=2)).returns
-    together = play(to_float64({"agent": many}), envs).returns
+    together = play(to_float64({"agent": copies}), envs).returns
     np.testing.assert_allclose(together["agent"], alone["agent"])
 
 
@@ -170,12 +170,12 @@ def make_run(folder: Path, policy: SpecifiedPolicy, **config: Any) -> Run:
 
 def rows_of(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
     content = json.loads(paths[1].read_text())
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in content["results"]:
         if row["policy"] == "trained":
             severity = row["severity"] if row["label"] == "occlude" else ""
-            found[f"{row['label']} {severity}".strip()] = row
-    return found
+            rows[f"{row['label']} {severity}".strip()] = row
+    return rows
 
 
 def test_what_is_published_has_rows_in_the_suite() -> None:
@@ -210,9 +210,9 @@ def test_an_attention_neuron_has_every_row_that_cartpole_knows(tmp_path: Path) -
         "background sunset": "env cartpole has no background",
     }
     assert rows["shuffle"]["drop"] == pytest.approx(0, abs=1e-4)
-    twice, clean = rows["two of each channel"], rows["clean"]
-    assert twice["mean"] == pytest.approx(clean["mean"], abs=1e-4)
-    assert twice["drop"] is None  # another env is another task
+    doubled, clean = rows["two of each channel"], rows["clean"]
+    assert doubled["mean"] == pytest.approx(clean["mean"], abs=1e-4)
+    assert doubled["drop"] is None  # another env is another task
     assert rows["shuffle every=25"]["drop"] != 0
     assert {f"occlude {share}" for share in (0.2, 0.4, 0.6, 0.8)} <= set(rows)
     assert rows["five noise channels"]["transfer_env"] == {
@@ -260,8 +260,8 @@ def test_numbers_are_compared_where_the_task_is_the_papers(
     policy: Any, options: dict[str, Any], expected: dict[str, float | None]
 ) -> None:
     rows = published.published_for(policy(), {"name": "cartpole", **options})
-    found = {name: rows[name][0] if name in rows else None for name in expected}
-    assert found == expected
+    numbers = {name: rows[name][0] if name in rows else None for name in expected}
+    assert numbers == expected
 
 
 def test_published_rows_are_those_of_the_plain_trained_policy() -> None:
@@ -292,8 +292,8 @@ def test_published_numbers_are_printed_and_written_beside_the_results(
     run = make_run(tmp_path / "run", sensory(), env={"name": "cartpole"})
     shuffle = {"name": "shuffle", "severities": [1.0]}
     paths = evaluate(run, suite(perturbations=[shuffle], transfer=[], episodes=1))
-    shown = capsys.readouterr().out
-    assert shown.count("472 ± 426") == shown.count("471 ± 426") == 1
+    output = capsys.readouterr().out
+    assert output.count("472 ± 426") == output.count("471 ± 426") == 1
     assert paths[-1] == run.path / "evaluation/published.csv"
     with paths[-1].open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -313,8 +313,8 @@ def test_a_changed_env_is_recorded(tmp_path: Path) -> None:
     env = {**ENV, "duplicates": 2}
     settings = suite(perturbations=[], transfer=[], env=env)
     changed, plain = (
-        json.loads(evaluate(run, {**settings, "env": given})[1].read_text())
-        for given in (env, None)
+        json.loads(evaluate(run, {**settings, "env": override})[1].read_text())
+        for override in (env, None)
     )
     assert (changed["env"], changed["changed"]) == (env, {"duplicates": 2})
     assert (plain["env"], plain["changed"]) == (ENV, {})
@@ -357,8 +357,8 @@ def test_a_recording_is_in_the_envs_own_order(tmp_path: Path) -> None:
     assert plain.codes.std(0).min() > 0
     assert not shuffled.envs
     # Environments are kept as they were when their first row was observed.
-    seen = [env.observe()["agent"].features.flatten() for env in plain.envs]
-    torch.testing.assert_close(torch.stack(seen), plain.inputs[::2])
+    observations = [env.observe()["agent"].features.flatten() for env in plain.envs]
+    torch.testing.assert_close(torch.stack(observations), plain.inputs[::2])
 
 
 def test_r_squared_is_that_of_scikit_learn() -> None:
@@ -367,12 +367,12 @@ def test_r_squared_is_that_of_scikit_learn() -> None:
     x = torch.cat([x, x[:, :1], torch.full((50, 1), 7.0)], 1)  # of lower rank
     noise = torch.randn(50, 2, generator=generator, dtype=torch.float64)
     y = x[:, :2] * 5 + 1 + noise * torch.tensor([0.5, 20.0])
-    found = r_squared(x, torch.cat([y, torch.ones(50, 1)], 1))
+    scores = r_squared(x, torch.cat([y, torch.ones(50, 1)], 1))
     for column in range(2):
         fit = LinearRegression().fit(x.numpy(), y[:, column].numpy())
         expected = fit.score(x.numpy(), y[:, column].numpy())
-        assert float(found[column]) == pytest.approx(expected)
-    assert torch.isnan(found[2])
+        assert float(scores[column]) == pytest.approx(expected)
+    assert torch.isnan(scores[2])
 
 
 def test_every_input_and_every_code_is_fitted(tmp_path: Path) -> None:
@@ -385,10 +385,10 @@ def test_every_input_and_every_code_is_fitted(tmp_path: Path) -> None:
 
 def test_an_embedding_is_the_same_each_time() -> None:
     codes = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
-    first, again, other = (embed(codes, seed) for seed in (0, 0, 1))
+    first, repeated, reseeded = (embed(codes, seed) for seed in (0, 0, 1))
     assert first.shape == (40, 2)
-    np.testing.assert_array_equal(first, again)
-    assert np.isfinite(other).all()
+    np.testing.assert_array_equal(first, repeated)
+    assert np.isfinite(reseeded).all()
 
 
 def test_analyses_of_cartpole(
@@ -401,11 +401,13 @@ def test_analyses_of_cartpole(
         env={**ENV, "start_speed": 0.5},
     )
     paths = evaluate(make_run(tmp_path / "run", sensory()), settings)
-    made = paths[4:]
-    names = [path.name for path in made]
+    outputs = paths[4:]
+    names = [path.name for path in outputs]
     assert names == ["regression.csv", "latents.png", "codes.png"]
-    assert made[0].read_text().startswith("explained,name,r_squared,published\ninput,")
-    assert all(cv2.imread(str(path)) is not None for path in made[1:])
+    assert (
+        outputs[0].read_text().startswith("explained,name,r_squared,published\ninput,")
+    )
+    assert all(cv2.imread(str(path)) is not None for path in outputs[1:])
     out = capsys.readouterr().out
     assert "not made: patches: expected patches of a picture" in out
 
@@ -441,12 +443,12 @@ def test_patches_are_outlined_where_they_are(patch: int) -> None:
     weights = env.observe()["agent"].features[0, 0].float().mean(-1)
     size = 84 * 4
     image = outline_top(np.zeros((size, size, 3), np.uint8), env, weights, 1)
-    drawn = (image == OUTLINE).all(-1)
-    ys, xs = drawn.nonzero()
+    outline = (image == OUTLINE).all(-1)
+    ys, xs = outline.nonzero()
     side = 4 * patch
     assert (ys.min(), xs.min()) == (row * side, column * side)
     assert (ys.max(), xs.max()) == (row * side + side - 1, column * side + side - 1)
-    assert not drawn[
+    assert not outline[
         row * side + 3 : row * side + side - 3, xs.mean().astype(int)
     ].any()
 
@@ -466,15 +468,15 @@ def test_overlapping_patches_have_their_corners() -> None:
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    """Run a command in an empty folder; return its status and what it said."""
+    """Run a command in an empty folder; return its status and the lines it printed."""
     from marl_pool.cli import main as cli
 
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, list[str]]:
         status = cli.main(arguments)
-        said = capsys.readouterr()
-        return status, (said.err if status else said.out).splitlines()
+        captured = capsys.readouterr()
+        return status, (captured.err if status else captured.out).splitlines()
 
     return run
 
@@ -497,9 +499,9 @@ def test_a_policy_without_a_run_is_evaluated(command: Any, tmp_path: Path) -> No
     assert command("evaluate", "results", *QUICK)[0] == 0
     assert Path("results/evaluation/results.json").read_bytes() == before
     assert Path("results/evaluation/results-2.json").is_file()
-    status, said = command("evaluate", "mine/policy", *QUICK, "--out", "results")
+    status, lines = command("evaluate", "mine/policy", *QUICK, "--out", "results")
     assert status == 2
-    assert "results exists; choose another --out" in said[0]
+    assert "results exists; choose another --out" in lines[0]
 
 
 def test_its_env_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
@@ -515,10 +517,10 @@ def test_its_env_can_be_changed_and_its_folder_has_a_name(command: Any) -> None:
 
 def test_a_policy_that_names_no_env_and_no_group(command: Any) -> None:
     save_policy(sensory(), "alone")
-    status, said = command("evaluate", "alone", *QUICK)
+    status, lines = command("evaluate", "alone", *QUICK)
     assert status == 2
-    assert len(said) == 1
-    assert "alone names no environment: expected env=NAME" in said[0]
+    assert len(lines) == 1
+    assert "alone names no environment: expected env=NAME" in lines[0]
     assert command("evaluate", "alone", "env.duplicates=2")[0] == 2
     assert not Path("evaluations").exists()
     keys = ("env=cartpole", "env.max_steps=10", "--out", "results")
@@ -539,10 +541,10 @@ def test_what_is_refused_leaves_nothing(
     command: Any, keys: tuple[str, ...], message: str
 ) -> None:
     save_policy(sensory(), "alone")
-    status, said = command("evaluate", "alone", *QUICK, *keys, "--out", "results")
+    status, lines = command("evaluate", "alone", *QUICK, *keys, "--out", "results")
     assert status == 2
-    assert len(said) == 1
-    assert message in said[0]
+    assert len(lines) == 1
+    assert message in lines[0]
     assert not Path("results").exists()
 
 
@@ -557,17 +559,17 @@ def test_a_runs_results_are_its_own_or_written_elsewhere(
     assert not Path("run/evaluation").exists()
     # What follows reads the run.
     assert "next: marl-pool render run\n" in capsys.readouterr().err
-    status, said = command("evaluate", "run", *QUICK, "--out", "results")
+    status, lines = command("evaluate", "run", *QUICK, "--out", "results")
     assert status == 2
-    assert said[0].endswith("results exists; choose another --out")
+    assert lines[0].endswith("results exists; choose another --out")
 
 
 def test_several_runs_have_results_of_their_own(command: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_run(tmp_path / name, sensory())
-    status, said = command("evaluate", "one", *QUICK, "two", "--out", "map")
+    status, lines = command("evaluate", "one", *QUICK, "two", "--out", "map")
     refusal = "marl-pool: --out: expected a single policy, got several"
-    assert (status, said) == (2, [refusal])
+    assert (status, lines) == (2, [refusal])
     assert command("evaluate", "one", *QUICK, "two")[0] == 0
     assert Path("one/evaluation/results.json").is_file()
     assert Path("two/evaluation/results.json").is_file()
@@ -576,9 +578,9 @@ def test_several_runs_have_results_of_their_own(command: Any, tmp_path: Path) ->
 def test_a_policy_without_a_run_is_rendered(command: Any) -> None:
     save_policies({"p": sensory()}, {"agent": "p"}, "mine", env=ENV)
     keys = ("env.max_steps=3", "size=64", "env.duplicates=2", "--out", "film")
-    status, said = command("render", "mine", *keys)
+    status, lines = command("render", "mine", *keys)
     assert status == 0
-    assert said[-1] == "film/videos/clean.webm"
+    assert lines[-1] == "film/videos/clean.webm"
     assert command("render", "mine", "head=77", "--out", "other")[0] == 2
     assert not Path("other").exists()
 
@@ -594,17 +596,17 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("shipped")
 def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
-    status, said = command("list", "pretrained")
+    status, lines = command("list", "pretrained")
     assert status == 0
-    assert said[0].split() == ["tiny", "sensory", "in", "cartpole", "max_steps=12"]
+    assert lines[0].split() == ["tiny", "sensory", "in", "cartpole", "max_steps=12"]
     keys = ("pretrained=tiny", "size=64", "--out", "film")
     assert command("render", *keys)[1][-1] == "film/videos/clean.webm"
     assert Run.open("film").config["policy_from"] == "pretrained=tiny"
     assert command("evaluate", "pretrained=tiny", *QUICK, "--out", "results")[0] == 0
     assert Run.open("results").config["env"]["max_steps"] == 12
-    status, said = command("evaluate", "pretrained=tinny", *QUICK)
+    status, lines = command("evaluate", "pretrained=tinny", *QUICK)
     assert status == 2
-    assert "Did you mean 'tiny'?" in said[0]
+    assert "Did you mean 'tiny'?" in lines[0]
 
 
 def test_what_is_shipped_says_its_env_and_fits_it() -> None:

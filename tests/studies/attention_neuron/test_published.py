@@ -68,7 +68,7 @@ def write(tmp_path: Path) -> Any:
     return write
 
 
-def refused(file: Path, agent: str = "cartpole_pi") -> str:
+def refusal_of(file: Path, agent: str = "cartpole_pi") -> str:
     with pytest.raises(InputError) as caught:
         load_published(file, agent)
     message = str(caught.value)
@@ -83,10 +83,12 @@ def act(
     state = policy.initial_state(1, 1, sets.shape[1])
     actions = []
     for step, features in enumerate(sets):
-        seen = features if orders is None else features[orders[step]]
-        types = torch.zeros(1, 1, len(seen), dtype=torch.int64)
+        observation = features if orders is None else features[orders[step]]
+        types = torch.zeros(1, 1, len(observation), dtype=torch.int64)
         with torch.no_grad():
-            decision = policy.act(Tokens(seen[None, None], types, types.bool()), state)
+            decision = policy.act(
+                Tokens(observation[None, None], types, types.bool()), state
+            )
         state = decision.state
         actions.append(decision.action[0, 0].numpy())
     return np.stack(actions)
@@ -101,12 +103,12 @@ def test_a_folder_is_written_that_acts_like_the_file(
 ) -> None:
     file = write(params=synthetic(agent))
     folder = import_weights(file, agent, tmp_path / "deep" / "policy")
-    read, made = load_policy(folder), load_published(file, agent)
+    reread, loaded = load_policy(folder), load_published(file, agent)
     assert set(load_policies(folder)) == {"agent"}
-    assert sum(part.numel() for part in read.parameters()) == SIZES[agent]
+    assert sum(part.numel() for part in reread.parameters()) == SIZES[agent]
     assert PUBLISHED[agent].size == SIZES[agent]
-    sets = random_sets(made, 2)
-    np.testing.assert_array_equal(act(read, sets), act(made, sets))
+    sets = random_sets(loaded, 2)
+    np.testing.assert_array_equal(act(reread, sets), act(loaded, sets))
     config = json.loads((folder / "config.json").read_text())
     assert config["env"] == PUBLISHED[agent].env
 
@@ -124,8 +126,8 @@ def random_sets(policy: SpecifiedPolicy, steps: int) -> Tensor:
 def test_every_number_of_the_file_is_used_once(agent: str, write: Any) -> None:
     numbers = np.arange(SIZES[agent], dtype=np.float32)
     policy = load_published(write(params=numbers), agent)
-    found = torch.cat([part.flatten() for part in policy.parameters()])
-    np.testing.assert_array_equal(found.detach().sort().values, numbers)
+    parameters = torch.cat([part.flatten() for part in policy.parameters()])
+    np.testing.assert_array_equal(parameters.detach().sort().values, numbers)
 
 
 @pytest.mark.parametrize("agent", SIZES)
@@ -170,14 +172,14 @@ def stacks(steps: int, frames: int, colors: int) -> np.ndarray:
     """Pictures ``(T, frames, 96, 96, colors)`` that shift and flicker."""
     rng = np.random.default_rng(1)
     ground = rng.integers(0, 200, (96, 96, colors))
-    shown = [
+    pictures = [
         np.roll(ground, 3 * t, axis=0) + rng.integers(0, 56, ground.shape)
         for t in range(steps + frames - 1)
     ]
-    return np.stack([shown[t : t + frames] for t in range(steps)]).astype(np.uint8)
+    return np.stack([pictures[t : t + frames] for t in range(steps)]).astype(np.uint8)
 
 
-def cut(stacks: np.ndarray, patch: int, stride: int) -> Tensor:
+def patch_tokens(stacks: np.ndarray, patch: int, stride: int) -> Tensor:
     """The tokens of stacks of pictures, ``(T, N, F)``: as the env CarRacing says."""
     places = range(0, 96 - patch + 1, stride)
     rows = [
@@ -191,9 +193,9 @@ def cut(stacks: np.ndarray, patch: int, stride: int) -> Tensor:
 def test_attention_agent_acts_like_the_published_code(write: Any) -> None:
     weights, pictures = synthetic("carracing"), stacks(4, 1, 3)
     policy = load_published(write(params=weights), "carracing").double()
-    got = act(policy, cut(pictures, 7, 4))
+    actions = act(policy, patch_tokens(pictures, 7, 4))
     expected = np.stack(list(published_forward.carracing(weights, pictures[:, 0])))
-    np.testing.assert_allclose(got, expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(actions, expected, atol=1e-6, rtol=0)
     assert np.ptp(expected, axis=0).min() > 1e-2
 
 
@@ -205,9 +207,9 @@ def test_sensory_attention_agent_acts_like_the_published_code(
     policy = load_published(write(params=weights), "carracing_pi").double()
     rng = np.random.default_rng(2)
     orders = [rng.permutation(256).tolist() for _ in pictures] if shuffled else None
-    got = act(policy, cut(pictures, 6, 6), orders)
+    actions = act(policy, patch_tokens(pictures, 6, 6), orders)
     expected = list(published_forward.carracing_pi(weights, pictures[..., 0]))
-    np.testing.assert_allclose(got, np.stack(expected), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(actions, np.stack(expected), atol=1e-6, rtol=0)
     assert np.ptp(expected, axis=0).min() > 1e-2
 
 
@@ -215,10 +217,12 @@ def test_sensory_attention_agent_acts_like_the_published_code(
 @pytest.mark.parametrize("agent", ["carracing", "carracing_pi"])
 def test_the_envs_tokens_are_those_of_these_tests(agent: str) -> None:
     env: Any = make_batched_env(num_envs=3, **PUBLISHED[agent].env)
-    shown = stacks(3, env.num_frames, env.screens.shape[-1])
-    env.screens = torch.from_numpy(shown)
-    seen = env.observe()["agent"].features[:, 0]
-    assert torch.equal(seen, cut(shown, env.patch_grid.patch, env.patch_grid.stride))
+    pictures = stacks(3, env.num_frames, env.screens.shape[-1])
+    env.screens = torch.from_numpy(pictures)
+    features = env.observe()["agent"].features[:, 0]
+    assert torch.equal(
+        features, patch_tokens(pictures, env.patch_grid.patch, env.patch_grid.stride)
+    )
 
 
 @needs_box2d
@@ -226,14 +230,14 @@ def test_the_envs_tokens_are_those_of_these_tests(agent: str) -> None:
 def test_they_drive(agent: str, write: Any) -> None:
     """And a shuffle of the patches is noticed by the one, not by the other."""
     policy = load_published(write(params=synthetic(agent)), agent).double()
-    taken = []
+    actions = []
     for perturbation in (None, Shuffle()):
         env = make_batched_env(num_envs=2, **PUBLISHED[agent].env)
         rollout = Rollout(env, {"agent": policy}, perturbation=perturbation)
-        taken.append(rollout.steps(4)["agent"].actions)
-    assert taken[0].shape == (4, 2, 1, 3)
-    assert taken[0].abs().max() <= 1
-    same = torch.isclose(*taken, atol=1e-6).all()
+        actions.append(rollout.steps(4)["agent"].actions)
+    assert actions[0].shape == (4, 2, 1, 3)
+    assert actions[0].abs().max() <= 1
+    same = torch.isclose(*actions, atol=1e-6).all()
     assert bool(same) == (agent == "carracing_pi")
 
 
@@ -246,21 +250,21 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def replay(
-    policy: SpecifiedPolicy, seen: np.ndarray, actions: np.ndarray
+    policy: SpecifiedPolicy, observations: np.ndarray, actions: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Codes, pre-actions and LSTM states while the golden actions are taken."""
     assert isinstance(policy, Sensory)
     dtype = policy.low.dtype
-    x = torch.from_numpy(seen)[None, ..., None].to(dtype)
+    x = torch.from_numpy(observations)[None, ..., None].to(dtype)
     prev_action = torch.from_numpy(actions)[None, :-1].to(dtype)
     prev_action = torch.nn.functional.pad(prev_action, (0, 0, 1, 0))
     memory = policy.initial_memory(1, x.shape[2])
     parts: dict[str, list[Tensor]] = {k: [] for k in ("latent", "pre_action", "h", "c")}
     with torch.no_grad():
-        for t in range(len(seen)):
-            now = slice(t, t + 1)
-            codes, _ = policy.codes(x[:, now], None, prev_action[:, now], memory)
-            _, memory = policy.unroll(x[:, now], None, prev_action[:, now], memory)
+        for t in range(len(observations)):
+            step = slice(t, t + 1)
+            codes, _ = policy.codes(x[:, step], None, prev_action[:, step], memory)
+            _, memory = policy.unroll(x[:, step], None, prev_action[:, step], memory)
             for key, part in zip(
                 parts, (codes[0, 0], policy.body(codes)[0, 0], *memory), strict=True
             ):
@@ -269,7 +273,7 @@ def replay(
 
 
 @pytest.mark.parametrize(
-    ("run", "seen", "dtype", "atol"),
+    ("run", "observation_key", "dtype", "atol"),
     [
         ("f32", "obs", torch.float32, 1e-4),
         ("f64", "obs", torch.float64, 1e-9),
@@ -277,11 +281,11 @@ def replay(
     ],
 )
 def test_cartpoles_inner_values_are_the_published_ones(
-    run: str, seen: str, dtype: torch.dtype, atol: float, golden: Any
+    run: str, observation_key: str, dtype: torch.dtype, atol: float, golden: Any
 ) -> None:
     policy = load_published(WEIGHTS, "cartpole_pi").to(dtype)
-    got = replay(policy, golden[seen], golden[f"{run}_action"])
-    for key, values in got.items():
+    replayed = replay(policy, golden[observation_key], golden[f"{run}_action"])
+    for key, values in replayed.items():
         np.testing.assert_allclose(
             values, golden[f"{run}_{key}"], atol=atol, rtol=0, err_msg=key
         )
@@ -294,26 +298,28 @@ def test_cartpole_acts_as_published(case: str, golden: Any) -> None:
     Doubled channels are not scaled in the golden run.
     """
     policy = load_published(WEIGHTS, "cartpole_pi")
-    seen = {
+    observations = {
         "f32": golden["obs"],
         "n7": golden["obs7"],
         "perm": golden["obs"][:, golden["perm"]],
         "dup10": np.concatenate([golden["obs"], golden["obs"]], 1),
         "resh": golden["resh_obs"],
     }[case]
-    got = act(policy, torch.from_numpy(seen).float()[..., None])
-    np.testing.assert_allclose(got, golden[f"{case}_action"], atol=1e-4, rtol=0)
+    actions = act(policy, torch.from_numpy(observations).float()[..., None])
+    np.testing.assert_allclose(actions, golden[f"{case}_action"], atol=1e-4, rtol=0)
 
 
 def test_doubled_channels_at_half_the_size_change_nothing(golden: Any) -> None:
     policy = load_published(WEIGHTS, "cartpole_pi").double()
-    seen = torch.from_numpy(golden["obs"])[..., None]
-    plain = act(policy, seen)
-    doubled(policy)
-    np.testing.assert_allclose(act(policy, torch.cat([seen, seen], 1)), plain)
+    observations = torch.from_numpy(golden["obs"])[..., None]
+    plain = act(policy, observations)
+    expect_doubled_channels(policy)
+    np.testing.assert_allclose(
+        act(policy, torch.cat([observations, observations], 1)), plain
+    )
 
 
-def doubled(policy: SpecifiedPolicy) -> None:
+def expect_doubled_channels(policy: SpecifiedPolicy) -> None:
     """Halve the sum inside the tanh where each channel is there twice."""
     policy.sensor.expected_tokens = 5
 
@@ -351,7 +357,7 @@ def test_cartpole_scores_as_published(
 ) -> None:
     policy = load_published(WEIGHTS, "cartpole_pi")
     if "duplicates" in options:
-        doubled(policy)
+        expect_doubled_channels(policy)
     env = CartPole(EPISODES, seed=0, **options)
     perturbation = None if shuffle is None else Shuffle(**shuffle)
     assert score(policy, env, perturbation) == pytest.approx(expected, abs=within)
@@ -364,8 +370,8 @@ class PublishedStarts(CartPole):
         super().__init__(num_envs)
         # The seed that old gym makes of 1.
         words = np.frombuffer(hashlib.sha512(b"1").digest()[:8], "<u4")
-        drawn = np.random.RandomState(words).rand(num_envs, 4)
-        starts = (2 * drawn - 1) * (2.4, 10, np.pi / 2, 10) + (0, 0, np.pi, 0)
+        uniforms = np.random.RandomState(words).rand(num_envs, 4)
+        starts = (2 * uniforms - 1) * (2.4, 10, np.pi / 2, 10) + (0, 0, np.pi, 0)
         self.starts = torch.from_numpy(starts)
 
     def place(self, rows: Tensor, keys: Tensor) -> None:
@@ -384,7 +390,7 @@ def test_cartpole_scores_as_published_from_the_published_starts(golden: Any) -> 
 
 
 def test_another_agents_file_is_refused_and_named(write: Any) -> None:
-    message = refused(write(params=synthetic("ant_mlp")), "ant_pi")
+    message = refusal_of(write(params=synthetic("ant_mlp")), "ant_pi")
     assert "expected 2504 numbers for ant_pi, got an array of shape (2248,)" in message
     assert message.endswith("ant_mlp")
 
@@ -405,7 +411,7 @@ def test_another_agents_file_is_refused_and_named(write: Any) -> None:
     ],
 )
 def test_another_content_is_refused(arrays: Any, message: str, write: Any) -> None:
-    assert message in refused(write(**arrays))
+    assert message in refusal_of(write(**arrays))
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -415,21 +421,21 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 
     file = tmp_path / "model.npz"
     np.savez(file, params=np.array([Evil()] * 913, dtype=object))
-    assert "of another kind" in refused(file)
+    assert "of another kind" in refusal_of(file)
     assert not (tmp_path / "run").exists()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.npz"
-    assert "cannot be read: No such file" in refused(file)
-    assert "cannot be read: Is a directory" in refused(tmp_path)
+    assert "cannot be read: No such file" in refusal_of(file)
+    assert "cannot be read: Is a directory" in refusal_of(tmp_path)
     file.write_text("no weights")
-    assert "of another kind" in refused(file)
+    assert "of another kind" in refusal_of(file)
     file.write_bytes(b"")
-    assert "of another kind" in refused(file)
+    assert "of another kind" in refusal_of(file)
     with file.open("wb") as out:
         np.save(out, np.zeros(913))
-    assert "expected an .npz file, got a single array" in refused(file)
+    assert "expected an .npz file, got a single array" in refusal_of(file)
 
 
 @given(damage=st.data())
@@ -485,9 +491,9 @@ def test_the_command(write: Any, tmp_path: Path, capsys: Any) -> None:
     ],
 )
 def test_the_command_refuses(change: Any, message: str, capsys: Any) -> None:
-    given = {"source": "attention-neuron", "agent": "ant_pi", **change}
-    words = ["import-weights", given["source"], "file", "--agent", given["agent"]]
-    words += ["--out", "nowhere", *filter(None, [given.get("key")])]
+    inputs = {"source": "attention-neuron", "agent": "ant_pi", **change}
+    words = ["import-weights", inputs["source"], "file", "--agent", inputs["agent"]]
+    words += ["--out", "nowhere", *filter(None, [inputs.get("key")])]
     assert cli.main(words) == 2
     err = capsys.readouterr().err
     assert message in err

@@ -2,7 +2,7 @@
 
 Two findings, each from the formula or from the printed numbers alone, without any
 training: in Tables 3 to 8 `ClsPooling` is not told which vector is the target point,
-and `MaxPool`'s spreads in Table 3 are those of one fold that failed.
+and `MaxPool`'s spreads in Table 3 come from one fold that failed.
 """
 
 import math
@@ -58,14 +58,14 @@ def sets() -> Tensor:
     return torch.from_numpy(sample_sets(0, 0, NUM_VECTORS, DIM)[:8]).double()
 
 
-def exchanged(x: Tensor) -> Tensor:
+def with_exchanged_target(x: Tensor) -> Tensor:
     """The same sets with another vector as the target point."""
     order = [5, 1, 2, 3, 4, 0, *range(6, NUM_VECTORS)]
     return x[:, order]
 
 
 @torch.no_grad()
-def as_published(network: SetNetwork, x: Tensor) -> Tensor:
+def prepend_then_mark(network: SetNetwork, x: Tensor) -> Tensor:
     """The published order: prepend the class token, then mark what stands first.
 
     A head without a class token prepends nothing, so that the target point stands
@@ -80,7 +80,7 @@ def as_published(network: SetNetwork, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def marked_right(network: SetNetwork, x: Tensor) -> Tensor:
+def mark_then_prepend(network: SetNetwork, x: Tensor) -> Tensor:
     """Mark the target point, then prepend the class token, as this package does."""
     types = torch.full(x.shape[:2], OTHER)
     types[:, 0] = SELF_TYPE
@@ -90,28 +90,28 @@ def marked_right(network: SetNetwork, x: Tensor) -> Tensor:
 def change(predict: Any, head: str) -> float:
     """Return the change of a prediction when the target point is exchanged."""
     network, x = network_of(head), sets()
-    before, after = predict(network, x), predict(network, exchanged(x))
+    before, after = predict(network, x), predict(network, with_exchanged_target(x))
     return float((after - before).abs().max() / before.abs().max())
 
 
 def test_as_published_the_class_token_does_not_see_the_target() -> None:
-    assert change(as_published, "cls") < ROUNDING
+    assert change(prepend_then_mark, "cls") < ROUNDING
 
 
 @pytest.mark.parametrize("head", ["max", "avg", "ada"])
 def test_as_published_the_other_heads_see_it(head: str) -> None:
-    assert change(as_published, head) > 1e-2
+    assert change(prepend_then_mark, head) > 1e-2
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_marked_right_every_head_sees_it(head: str) -> None:
-    assert change(marked_right, head) > 1e-2
+    assert change(mark_then_prepend, head) > 1e-2
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_place_of_the_mark_is_the_only_difference(head: str) -> None:
     network, x = network_of(head), sets()
-    difference = as_published(network, x) - marked_right(network, x)
+    difference = prepend_then_mark(network, x) - mark_then_prepend(network, x)
     same = float(difference.abs().max()) < ROUNDING
     assert same == (head != "cls")
 
@@ -123,9 +123,9 @@ def least_blind_loss(num_vectors: int, dim: int, k: int) -> float:
     Each vector is as likely to be the target point. So the best prediction is the mean,
     over all vectors, of the mean of their neighbors, and its loss is their variance.
     """
-    drawn = sample_sets(0, 0, num_vectors, dim)
+    vectors = sample_sets(0, 0, num_vectors, dim)
     means = [
-        nearest_means(drawn, np.full(CHUNK, i), k).astype(np.float64)
+        nearest_means(vectors, np.full(CHUNK, i), k).astype(np.float64)
         for i in range(num_vectors)
     ]
     return float(np.stack(means, 1).var(1).mean())
@@ -186,12 +186,12 @@ def second_at_most(mean: float, sd: float) -> float:
     return total / 2 - math.sqrt(max(squares / 2 - total**2 / 4, 0.0))
 
 
-def others_between(mean: float, sd: float) -> tuple[float, float]:
+def bounds_without_largest(mean: float, sd: float) -> tuple[float, float]:
     """Bounds of the mean of all but the largest number.
 
     Source of the lower one: Samuelson (1968): largest ≤ mean + sd √(n - 1). The upper
-    one is also that of the second largest: the squares of all the others are at most
-    the square of their sum, so it bounds the sum.
+    one bounds the second largest, too: the squares of all the others are at most the
+    square of their sum, so it bounds the sum.
     """
     lower = mean - sd / math.sqrt(FOLDS - 1)
     upper = (FOLDS * mean - largest_at_least(mean, sd)) / (FOLDS - 1)
@@ -204,26 +204,26 @@ losses = st.lists(st.floats(0, 1), min_size=FOLDS, max_size=FOLDS)
 
 
 @given(losses)
-def test_the_bounds_hold_for_any_five_losses(given: list[float]) -> None:
-    *others, second, largest = sorted(given)
-    mean, sd = float(np.mean(given)), float(np.std(given))
+def test_the_bounds_hold_for_any_five_losses(numbers: list[float]) -> None:
+    *smaller, second, largest = sorted(numbers)
+    mean, sd = float(np.mean(numbers)), float(np.std(numbers))
     if mean < 1e-6:
         return
     assert largest >= largest_at_least(mean, sd) - 1e-9
-    lower, upper = others_between(mean, sd)
+    lower, upper = bounds_without_largest(mean, sd)
     # The root of a rounding error is larger than that error.
-    assert lower - 1e-9 <= (sum(others) + second) / (FOLDS - 1) <= upper + 1e-7
+    assert lower - 1e-9 <= (sum(smaller) + second) / (FOLDS - 1) <= upper + 1e-7
     if sd**2 >= (FOLDS / 2 - 1) * mean**2:
         assert second <= second_at_most(mean, sd) + 1e-7
 
 
-@pytest.mark.parametrize("rest", [0.0, 0.015])
-def test_the_bounds_are_reached(rest: float) -> None:
-    given = [rest] * 4 + [0.25]
-    mean, sd = float(np.mean(given)), float(np.std(given))
-    lower, upper = others_between(mean, sd)
-    assert lower == pytest.approx(rest)
-    if rest == 0:
+@pytest.mark.parametrize("loss", [0.0, 0.015])
+def test_the_bounds_are_reached(loss: float) -> None:
+    numbers = [loss] * 4 + [0.25]
+    mean, sd = float(np.mean(numbers)), float(np.std(numbers))
+    lower, upper = bounds_without_largest(mean, sd)
+    assert lower == pytest.approx(loss)
+    if loss == 0:
         assert largest_at_least(mean, sd) == pytest.approx(0.25)
         assert second_at_most(mean, sd) == pytest.approx(0)
         assert upper == pytest.approx(0)
@@ -249,7 +249,7 @@ def test_one_fold_of_max_pool_failed(k: int, mean: float, sd: float) -> None:
 )
 def test_the_four_other_folds_if_they_are_alike(k: int, expected: float) -> None:
     mean, sd = next(row[1:] for row in MAX_POOL if row[0] == k)
-    lower, _ = others_between(mean, sd)
+    lower, _ = bounds_without_largest(mean, sd)
     assert lower == pytest.approx(expected, abs=1e-12)
 
 
@@ -257,8 +257,8 @@ def test_the_four_other_folds_if_they_are_alike(k: int, expected: float) -> None
 def test_where_the_other_folds_beat_adapool(k: int, mean: float, sd: float) -> None:
     """The printed numbers alone decide, whatever the five losses were."""
     ada = TABLE_3["AdaPool"][k]
-    _, most = others_between(mean + HALF_DIGIT, sd - HALF_DIGIT)
-    least, _ = others_between(mean - HALF_DIGIT, sd + HALF_DIGIT)
+    _, most = bounds_without_largest(mean + HALF_DIGIT, sd - HALF_DIGIT)
+    least, _ = bounds_without_largest(mean - HALF_DIGIT, sd + HALF_DIGIT)
     if k <= 16:
         assert most < ada - HALF_DIGIT
     else:

@@ -33,16 +33,16 @@ def test_an_env_knows_its_signal_or_says_so(name: str, options: Any) -> None:
         with pytest.raises(UnfitTokensError, match="does not define the signal tokens"):
             env.signal()
         return
-    signal, seen = env.signal(), env.observe()
+    signal, observations = env.signal(), env.observe()
     assert signal.keys() == env.groups.keys()
     for group, mask in signal.items():
-        tokens = seen[group]
+        tokens = observations[group]
         assert mask.dtype == torch.bool
         assert mask.shape == tokens.types.shape
         assert not (mask & tokens.padding).any()
         if env.groups[group].tokens.has_self:
-            own = (tokens.types == SELF_TYPE) & ~tokens.padding
-            assert (mask | ~own).all()
+            self_mask = (tokens.types == SELF_TYPE) & ~tokens.padding
+            assert (mask | ~self_mask).all()
 
 
 def test_an_env_that_knows_nothing() -> None:
@@ -69,13 +69,13 @@ def test_types_of_the_particle_envs() -> None:
 def test_channels_of_cartpole_with_and_without_ids() -> None:
     options = {"noise_channels": 2, "duplicates": 2}
     plain = make_batched_env("cartpole", 3, **options)
-    told = make_batched_env("cartpole", 3, **options, channel_ids=True)
+    with_ids = make_batched_env("cartpole", 3, **options, channel_ids=True)
     expected = [[[True] * 10 + [False] * 2]] * 3
-    for env in (plain, told):
+    for env in (plain, with_ids):
         assert env.signal()["agent"].tolist() == expected
     # Types say the same where they tell the channels apart.
-    told.reset()
-    assert BatchedEnv.signal(told)["agent"].tolist() == expected
+    with_ids.reset()
+    assert BatchedEnv.signal(with_ids)["agent"].tolist() == expected
     assert plain.groups["agent"].tokens.signal_types == ()
 
 
@@ -91,7 +91,7 @@ def test_a_policy_does_not_care_what_is_signal() -> None:
 LEVELS = {"n": 12, "goal_length": 4, "num_distractors": 3, "distractor_length": 2}
 
 
-def shown(env: BatchedEnv, index: int) -> list[tuple[float, ...]]:
+def signal_tokens(env: BatchedEnv, index: int) -> list[tuple[float, ...]]:
     """Type and color of the signal tokens of an env."""
     tokens, mask = env.observe()["agent"], env.signal()["agent"][index, 0]
     kinds = tokens.types[index, 0][mask].double()[:, None]
@@ -122,7 +122,7 @@ def test_the_signal_of_a_level_is_its_path() -> None:
         expected = 8 - 2 * (opened - 1).clamp(min=0)
         assert torch.equal(signal[going].float(), expected[going])
         for index in going.nonzero()[:, 0].tolist():
-            assert shown(entities, index) == shown(pixels, index)
+            assert signal_tokens(entities, index) == signal_tokens(pixels, index)
     assert (opened[~going] == 4).all()
     assert not going.all()
 

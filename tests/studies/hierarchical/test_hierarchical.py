@@ -48,21 +48,21 @@ SMALL = {
 def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Bright squares in one of four quarters, which is the class."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(0, 40, (count, 8, 8, 1), generator=generator)
+    pictures = torch.randint(0, 40, (count, 8, 8, 1), generator=generator)
     labels = torch.randint(4, (count,), generator=generator)
-    for image, label in zip(drawn, labels.tolist(), strict=True):
+    for image, label in zip(pictures, labels.tolist(), strict=True):
         row, column = divmod(label, 2)
         image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 200
-    return drawn.to(torch.uint8), labels
+    return pictures.to(torch.uint8), labels
 
 
 @pytest.fixture(autouse=True)
-def quarters(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Images(*images(80, 0), *images(24, 1), num_classes=4)
-    monkeypatch.setattr(image_task, "load_images", lambda *_: found)
+def loaded_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    quarter_images = Images(*images(80, 0), *images(24, 1), num_classes=4)
+    monkeypatch.setattr(image_task, "load_images", lambda *_: quarter_images)
 
 
-def made(
+def task_and_network(
     kind: type[MergedImages] = Reconstruction, **options: Any
 ) -> tuple[MergedImages, Any]:
     task: MergedImages = build_task(kind.name, **{**SMALL, **options})
@@ -76,7 +76,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def learn(task: MergedImages, network: nn.Module, steps: int) -> list[float]:
+def train(task: MergedImages, network: nn.Module, steps: int) -> list[float]:
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     noise, losses = generator(), []
     network.train()
@@ -95,15 +95,15 @@ def learn(task: MergedImages, network: nn.Module, steps: int) -> list[float]:
 
 
 def test_fourier_positions_by_hand() -> None:
-    found = fourier_positions(4, 6, 3)
-    assert found.shape == (4, 6, 14)
+    positions = fourier_positions(4, 6, 3)
+    assert positions.shape == (4, 6, 14)
     y, x = -1 + 2 * 1 / 3, -1 + 2 * 4 / 5
     frequencies = [1 / 6, (1 / 6 + 2) / 2, 2.0]
     expected = [math.sin(2 * math.pi * y * f) for f in frequencies]
     expected += [math.cos(2 * math.pi * y * f) for f in frequencies]
     expected += [math.sin(2 * math.pi * x * f) for f in frequencies]
     expected += [math.cos(2 * math.pi * x * f) for f in frequencies]
-    assert found[1, 4].tolist() == pytest.approx([*expected, x, y], abs=1e-5)
+    assert positions[1, 4].tolist() == pytest.approx([*expected, x, y], abs=1e-5)
 
 
 def test_a_patch_sees_its_own_pixels_only() -> None:
@@ -113,18 +113,20 @@ def test_a_patch_sees_its_own_pixels_only() -> None:
     assert tokens.shape == (1, 6, 5)
     for token in range(6):
         row, column = divmod(token, 3)
-        (felt,) = torch.autograd.grad(tokens[0, token].sum(), image, retain_graph=True)
+        (gradient,) = torch.autograd.grad(
+            tokens[0, token].sum(), image, retain_graph=True
+        )
         expected = torch.zeros(4, 6, dtype=torch.bool)
         expected[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = True
-        assert torch.equal(felt[0].abs().sum(-1) > 0, expected)
+        assert torch.equal(gradient[0].abs().sum(-1) > 0, expected)
 
 
 def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
     pixels = PixelQueries(ImageLayout((4, 6, 3), 2, 2), 8, 2).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
-    found = pixels(x)
-    assert found.shape == (2, 4, 6, 3)
-    torch.testing.assert_close(pixels(x.flip(1)), found)
+    decoded = pixels(x)
+    assert decoded.shape == (2, 4, 6, 3)
+    torch.testing.assert_close(pixels(x.flip(1)), decoded)
 
 
 # Training and measuring
@@ -134,8 +136,10 @@ def test_pixels_do_not_care_for_the_order_of_tokens() -> None:
 @pytest.mark.parametrize("policy", ["learned", "random"])
 def test_it_learns_to_reconstruct(policy: str) -> None:
     # Below what the mean image scores: it tells images apart.
-    task, network = made(policy=policy, rho=0.0, dim=32, levels=(0.25,), num_layers=1)
-    losses = learn(task, network, 80)
+    task, network = task_and_network(
+        policy=policy, rho=0.0, dim=32, levels=(0.25,), num_layers=1
+    )
+    losses = train(task, network, 80)
     mean_image = task.baselines(task.batch("train", torch.arange(80)))["mean_image"]
     assert losses[-1] < 0.7 * float(mean_image.mean())
 
@@ -155,9 +159,9 @@ def test_it_learns_to_reconstruct(policy: str) -> None:
     ],
 )
 def test_every_variant_takes_steps(options: dict[str, Any]) -> None:
-    task, network = made(**options)
+    task, network = task_and_network(**options)
     before = {name: part.clone() for name, part in network.named_parameters()}
-    assert all(map(math.isfinite, learn(task, network, 3)))
+    assert all(map(math.isfinite, train(task, network, 3)))
     moved = {
         name
         for name, part in network.named_parameters()
@@ -171,7 +175,7 @@ def test_every_variant_takes_steps(options: dict[str, Any]) -> None:
 
 
 def test_levels_are_measured_each() -> None:
-    task, network = made()
+    task, network = task_and_network()
     network.eval()
     batch = task.batch("test", torch.arange(task.num_test))
     metrics = task.evaluate(network, batch, generator()).metrics
@@ -191,7 +195,7 @@ def test_levels_are_measured_each() -> None:
 def test_the_penalty_is_added_to_the_loss() -> None:
     outcomes = []
     for weight in (0.0, 0.1):
-        task, network = made(token_penalty=weight, policy="random")
+        task, network = task_and_network(token_penalty=weight, policy="random")
         batch = task.batch("train", torch.arange(8))
         outcome = task.evaluate(network.train(), batch, generator())
         outcomes.append(float(outcome.loss.detach()))
@@ -199,7 +203,7 @@ def test_the_penalty_is_added_to_the_loss() -> None:
 
 
 def test_rho_grows_with_the_epochs() -> None:
-    task, network = made(rho=0.05, rho_step=0.01)
+    task, network = task_and_network(rho=0.05, rho_step=0.01)
     for epoch, rho in ((0, 0.05), (1, 0.06), (200, 1.0)):
         task.begin_epoch(network, epoch, 1)
         expected = depth_probabilities(rho, task.num_layers)
@@ -207,10 +211,10 @@ def test_rho_grows_with_the_epochs() -> None:
 
 
 def test_initial_weights_follow_from_the_seed() -> None:
-    task, network = made()
+    task, network = task_and_network()
     for seed, same in ((0, True), (1, False)):
-        other = task.make_network(seed)
-        pairs = zip(network.parameters(), other.parameters(), strict=True)
+        reseeded = task.make_network(seed)
+        pairs = zip(network.parameters(), reseeded.parameters(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs) == same
 
 
@@ -223,17 +227,20 @@ def test_initial_weights_follow_from_the_seed() -> None:
 def test_methods_share_the_weights_that_they_have_in_common(
     kind: type[MergedImages], options: dict[str, Any]
 ) -> None:
-    own, other = (made(kind, **each)[1].state_dict() for each in ({}, options))
-    common = own.keys() & other.keys()
-    assert any(".policy." in name for name in own.keys() - other.keys())
-    assert len(common) >= len(other) - 1
-    assert any(own[name].dim() == 2 and own[name].std() > 0 for name in common)
+    base, variant = (
+        task_and_network(kind, **overrides)[1].state_dict()
+        for overrides in ({}, options)
+    )
+    common = base.keys() & variant.keys()
+    assert any(".policy." in name for name in base.keys() - variant.keys())
+    assert len(common) >= len(variant) - 1
+    assert any(base[name].dim() == 2 and base[name].std() > 0 for name in common)
     for name in common:
-        torch.testing.assert_close(own[name], other[name], rtol=0, atol=0)
+        torch.testing.assert_close(base[name], variant[name], rtol=0, atol=0)
 
 
 def test_the_mean_image_is_the_baseline() -> None:
-    task, _ = made()
+    task, _ = task_and_network()
     mean = task.batch("train", torch.arange(80))["images"].double().mean(0) / 255
     batch = task.batch("test", torch.arange(3))
     expected = (batch["images"] / 255 - mean).square().mean((1, 2, 3)).float()
@@ -241,8 +248,10 @@ def test_the_mean_image_is_the_baseline() -> None:
 
 
 def test_it_learns_to_classify_from_one_token() -> None:
-    task, network = made(MergedClassification, rho=1.0, levels=(1.0,), dim=16)
-    learn(task, network, 40)
+    task, network = task_and_network(
+        MergedClassification, rho=1.0, levels=(1.0,), dim=16
+    )
+    train(task, network, 40)
     network.eval()
     batch = task.batch("test", torch.arange(task.num_test))
     metrics = task.evaluate(network, batch, generator()).metrics
@@ -255,7 +264,7 @@ def test_it_learns_to_classify_from_one_token() -> None:
 
 def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
     """A decoder that undoes merges exactly has only the pixels' error left."""
-    task, network = made(attention=False, policy="random")
+    task, network = task_and_network(attention=False, policy="random")
     network.double()
     merged: list[Tensor] = []
 
@@ -280,13 +289,17 @@ def test_teacher_forcing_compares_each_token_with_what_it_was() -> None:
         torch.zeros(len(x)),
     )
     pictures = task.batch("train", torch.arange(5))["images"].double() / 255
-    found = teacher_forced(network, pictures, [4, 2], Chance(generator(), explore=True))
+    outcome = teacher_forced(
+        network, pictures, [4, 2], Chance(generator(), explore=True)
+    )
     direct = network.pixels(network.patches(pictures)) - pictures
-    untouched = found.losses - direct.square().mean((1, 2, 3))
+    untouched = outcome.losses - direct.square().mean((1, 2, 3))
     # Tokens that did not merge keep the layer's encoding; the rest came back whole.
-    left = [8 / 16, 8 / 12]
-    sizes = [float(each.double().square().mean()) for each in encodings]
-    expected = sum(a * b for a, b in zip(left, sizes, strict=True)) / 2
+    shares = [8 / 16, 8 / 12]
+    sizes = [
+        float(depth_encoding.double().square().mean()) for depth_encoding in encodings
+    ]
+    expected = sum(a * b for a, b in zip(shares, sizes, strict=True)) / 2
     torch.testing.assert_close(untouched, torch.full((5,), expected).double())
 
 
@@ -300,48 +313,48 @@ class _Function(nn.Module):
 
 
 def test_unmerging_learns_which_tokens_were_merged() -> None:
-    """Its cross-entropy is that of the last tokens, which are the merged ones."""
-    task, network = made(attention=False)
+    """Its cross-entropy is over the last tokens, which are the merged ones."""
+    task, network = task_and_network(attention=False)
     nn.init.zeros_(network.decoder.score[2].weight)
     pictures = task.batch("train", torch.arange(5))["images"] / 255
     chance = Chance(generator(), explore=True)
-    found = teacher_forced(network, pictures, [4], chance)
-    found.unmerging.sum().backward()
+    outcome = teacher_forced(network, pictures, [4], chance)
+    outcome.unmerging.sum().backward()
     assert network.decoder.score[2].weight.grad.any()
     assert network.encoder.layer.merge[0].weight.grad is None
     # All scores are zero, so each of 12 is as likely.
-    torch.testing.assert_close(found.unmerging, torch.full((5,), math.log(12)))
+    torch.testing.assert_close(outcome.unmerging, torch.full((5,), math.log(12)))
 
 
 def test_teacher_forcing_trains_the_merging_policy_by_reinforce() -> None:
-    task, network = made()
+    task, network = task_and_network()
     pictures = task.batch("train", torch.arange(5))["images"] / 255
     chance = Chance(generator(), explore=True)
     teacher_forced(network, pictures, [4, 2], chance).score.sum().backward()
     policy = {id(part) for part in network.encoder.layer.policy.parameters()}
     for name, parameter in network.named_parameters():
-        felt = parameter.grad is not None and bool(parameter.grad.any())
-        assert felt == (id(parameter) in policy), name
+        has_gradient = parameter.grad is not None and bool(parameter.grad.any())
+        assert has_gradient == (id(parameter) in policy), name
 
 
 # Pictures
 
 
 def test_pictures(tmp_path: Path) -> None:
-    task, network = made()
+    task, network = task_and_network()
     files = task.finish(network, tmp_path, generator())
     names = ["policies.png", "reconstructions.png"]
     assert [file.name for file in files] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    task, network = made(MergedClassification)
+    task, network = task_and_network(MergedClassification)
     assert [file.name for file in task.finish(network, tmp_path, generator())] == names[
         :1
     ]
 
 
 def test_one_token_has_nothing_to_merge(tmp_path: Path) -> None:
-    task, network = made(patch=8)
-    assert all(map(math.isfinite, learn(task, network, 2)))
+    task, network = task_and_network(patch=8)
+    assert all(map(math.isfinite, train(task, network, 2)))
     metrics = task.evaluate(
         network.eval(), task.batch("test", torch.arange(3)), generator()
     ).metrics
@@ -388,13 +401,13 @@ def test_refusals(
     kind: type[MergedImages], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        made(kind, **options)
+        task_and_network(kind, **options)
 
 
 @pytest.mark.parametrize("key", ["num_samples", "num_test"])
 def test_more_images_than_there_are(key: str) -> None:
     with pytest.raises(InputError, match=f"task.{key}: expected at most .*, got 1000"):
-        made(Reconstruction, **{key: 1000})
+        task_and_network(Reconstruction, **{key: 1000})
 
 
 def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
@@ -407,15 +420,15 @@ def test_a_sweep_is_grouped_over_seeds(tmp_path: Path) -> None:
             ("random", "own", 0.2, 0.6),
         ]
     ):
-        given = [f"task.policy={policy}", f"task.credit={credit}", f"fit.lr={lr}"]
-        words = ["task=reconstruction", "scale=tiny", f"seed={number}", *given]
+        options = [f"task.policy={policy}", f"task.credit={credit}", f"fit.lr={lr}"]
+        words = ["task=reconstruction", "scale=tiny", f"seed={number}", *options]
         run = Run.create(
             tmp_path / "trials" / str(number), compose("fit", words), "fit"
         )
         trial = {"task": run.config["task"], "metric": "mse", "mean": {"mse": error}}
         (run.path / "results.json").write_text(json.dumps(trial))
-    found = read_study(tmp_path, merging_study.TASKS)
-    groups = merging_study.grouped(found)
+    results = read_study(tmp_path, merging_study.TASKS)
+    groups = merging_study.grouped(results)
     assert groups == {
         "learned, credit=own, fit.lr=0.1": {"mse": [0.1, 0.3]},
         "learned, credit=batch, fit.lr=0.1": {"mse": [0.4]},

@@ -47,11 +47,11 @@ ALPHA = 1e-4
 SMALL = {"num_samples": 20, "num_test": 8, "entities": (3, 9), "clusters": (2, 3)}
 
 
-def fits(sample: Tensor, distribution: str, *args: float) -> bool:
+def fits_distribution(sample: Tensor, distribution: str, *args: float) -> bool:
     return bool(stats.kstest(sample.numpy(), distribution, args).pvalue > ALPHA)
 
 
-def even(counts: Tensor) -> bool:
+def is_uniform(counts: Tensor) -> bool:
     return bool(stats.chisquare(counts.numpy()).pvalue > ALPHA)
 
 
@@ -59,50 +59,54 @@ def even(counts: Tensor) -> bool:
 
 
 def test_clusters_of_any_shape_are_as_specified() -> None:
-    drawn = wishart_mixtures(MANY, 1, (5, 14), (3, 10))
-    there = drawn.weights > 0
-    assert even((~drawn.padding).sum(1).bincount()[5:])
-    assert even(drawn.num_clusters.bincount()[3:])
+    mixtures = wishart_mixtures(MANY, 1, (5, 14), (3, 10))
+    present = mixtures.weights > 0
+    assert is_uniform((~mixtures.padding).sum(1).bincount()[5:])
+    assert is_uniform(mixtures.num_clusters.bincount()[3:])
     for axis in range(2):
-        assert fits(drawn.means[there][:, axis], "norm")
-    covariances = (drawn.factors @ drawn.factors.mT)[there].double()
+        assert fits_distribution(mixtures.means[present][:, axis], "norm")
+    covariances = (mixtures.factors @ mixtures.factors.mT)[present].double()
     # A diagonal element of an inverse Wishart matrix, ν = 4, Ψ = 0.05 I, p = 2, is
     # inverse gamma with (ν - p + 1) / 2 and Ψ_11 / 2.
     for axis in range(2):
-        assert fits(covariances[:, axis, axis], "invgamma", 1.5, 0, 0.025)
-    other = stats.invwishart(4, 0.05 * np.eye(2)).rvs(20_000, random_state=0)
-    for function in (np.linalg.det, lambda each: each[:, 0, 1]):
-        ours, theirs = function(covariances.numpy()), function(other)
-        assert stats.ks_2samp(ours, theirs).pvalue > ALPHA
+        assert fits_distribution(covariances[:, axis, axis], "invgamma", 1.5, 0, 0.025)
+    reference = stats.invwishart(4, 0.05 * np.eye(2)).rvs(20_000, random_state=0)
+    for function in (np.linalg.det, lambda matrices: matrices[:, 0, 1]):
+        values, expected = function(covariances.numpy()), function(reference)
+        assert stats.ks_2samp(values, expected).pvalue > ALPHA
 
 
 def test_points_are_drawn_from_their_clusters() -> None:
-    drawn = wishart_mixtures(MANY[:500], 2, (50, 60), (3, 3))
-    there = ~drawn.padding
-    assert even(drawn.labels[there].bincount())
-    apart = drawn.points - drawn.means.gather(
-        1, drawn.labels[..., None].expand(-1, -1, 2)
+    mixtures = wishart_mixtures(MANY[:500], 2, (50, 60), (3, 3))
+    present = ~mixtures.padding
+    assert is_uniform(mixtures.labels[present].bincount())
+    offsets = mixtures.points - mixtures.means.gather(
+        1, mixtures.labels[..., None].expand(-1, -1, 2)
     )
     rows = torch.arange(500)[:, None]
-    inverse = torch.linalg.inv(drawn.factors)[rows, drawn.labels]
-    white = (inverse @ apart[..., None])[..., 0][there]
+    inverse = torch.linalg.inv(mixtures.factors)[rows, mixtures.labels]
+    white = (inverse @ offsets[..., None])[..., 0][present]
     for axis in range(2):
-        assert fits(white[:, axis], "norm")
+        assert fits_distribution(white[:, axis], "norm")
     assert abs(np.corrcoef(white.T)[0, 1]) < 0.03
 
 
 def test_four_gaussians_are_as_specified() -> None:
-    drawn = four_gaussians(MANY, 1, (5, 14))
-    assert even((~drawn.padding).sum(1).bincount()[5:])
-    assert fits(drawn.means.flatten(), "uniform", -4, 8)
-    assert torch.equal(drawn.factors, (0.3 * torch.eye(2)).expand_as(drawn.factors))
+    mixtures = four_gaussians(MANY, 1, (5, 14))
+    assert is_uniform((~mixtures.padding).sum(1).bincount()[5:])
+    assert fits_distribution(mixtures.means.flatten(), "uniform", -4, 8)
+    assert torch.equal(
+        mixtures.factors, (0.3 * torch.eye(2)).expand_as(mixtures.factors)
+    )
     # One of four flat Dirichlet weights is Beta(1, 3).
     for component in range(4):
-        assert fits(drawn.weights[:, component], "beta", 1, 3)
-    torch.testing.assert_close(drawn.weights.sum(1), torch.ones(len(MANY)))
-    seen = torch.stack([(drawn.labels == c) & ~drawn.padding for c in range(4)], -1)
-    expected = (drawn.weights * (~drawn.padding).sum(1, keepdim=True)).sum(0)
-    counts = seen.sum((0, 1)).numpy()
+        assert fits_distribution(mixtures.weights[:, component], "beta", 1, 3)
+    torch.testing.assert_close(mixtures.weights.sum(1), torch.ones(len(MANY)))
+    one_hot = torch.stack(
+        [(mixtures.labels == c) & ~mixtures.padding for c in range(4)], -1
+    )
+    expected = (mixtures.weights * (~mixtures.padding).sum(1, keepdim=True)).sum(0)
+    counts = one_hot.sum((0, 1)).numpy()
     share = expected.double().numpy() / float(expected.double().sum())
     assert stats.chisquare(counts, share * counts.sum()).pvalue > ALPHA
 
@@ -120,26 +124,26 @@ def test_a_row_is_the_same_in_any_batch(rows: list[int], seed: int, draw: Any) -
         assert not alone.padding.any()
         assert together.padding[place, size:].all()
         for name in ("points", "labels"):
-            both = getattr(together, name)[place]
-            assert torch.equal(both[:size], getattr(alone, name)[0])
-            assert not both[size:].any()
+            batched = getattr(together, name)[place]
+            assert torch.equal(batched[:size], getattr(alone, name)[0])
+            assert not batched[size:].any()
         assert torch.equal(together.factors[place], alone.factors[0])
-    other = draw(torch.tensor(rows), seed + 1, (2, 30))
-    assert not torch.equal(together.means, other.means)
+    reseeded = draw(torch.tensor(rows), seed + 1, (2, 30))
+    assert not torch.equal(together.means, reseeded.means)
 
 
 def test_log_densities_are_scipys() -> None:
-    drawn = wishart_mixtures(torch.arange(3), 0, (4, 6), (2, 3))
-    found = log_densities(drawn)
-    for row, count in enumerate(drawn.num_clusters.tolist()):
+    mixtures = wishart_mixtures(torch.arange(3), 0, (4, 6), (2, 3))
+    densities = log_densities(mixtures)
+    for row, count in enumerate(mixtures.num_clusters.tolist()):
         for c in range(count):
-            factor = drawn.factors[row, c].double()
+            factor = mixtures.factors[row, c].double()
             normal = stats.multivariate_normal(
-                drawn.means[row, c].double(), factor @ factor.T
+                mixtures.means[row, c].double(), factor @ factor.T
             )
-            expected = normal.logpdf(drawn.points[row]) - math.log(count)
-            assert found[row, :, c].tolist() == pytest.approx(expected, rel=1e-3)
-        assert (found[row, :, count:] == -torch.inf).all()
+            expected = normal.logpdf(mixtures.points[row]) - math.log(count)
+            assert densities[row, :, c].tolist() == pytest.approx(expected, rel=1e-3)
+        assert (densities[row, :, count:] == -torch.inf).all()
 
 
 # Matching
@@ -159,9 +163,11 @@ def test_the_match_is_the_best_of_all(seed: int, clusters: int) -> None:
     log_probs = logits.log_softmax(-1)
     matched = match_clusters(log_probs, labels, padding, torch.full((3,), clusters))
     for row in range(3):
-        own, there = labels[row], ~padding[row]
+        row_labels, present = labels[row], ~padding[row]
         losses = [
-            -log_probs[row, torch.arange(7), torch.tensor(order)[own]][there].mean()
+            -log_probs[row, torch.arange(7), torch.tensor(order)[row_labels]][
+                present
+            ].mean()
             for order in itertools.permutations(range(4), clusters)
         ]
         assert float(matched.losses[row]) == pytest.approx(float(min(losses)))
@@ -173,11 +179,11 @@ def test_names_of_outputs_and_padding_do_not_matter(seed: int, order: Any) -> No
     logits, labels, padding = logits_of(seed)
     log_probs, three = logits.log_softmax(-1), torch.full((3,), 3)
     matched = match_clusters(log_probs, labels, padding, three)
-    other = log_probs[..., order].masked_fill(padding[..., None], -7.0)
-    found = match_clusters(other, labels, padding, three)
-    torch.testing.assert_close(found.losses, matched.losses)
+    permuted = log_probs[..., order].masked_fill(padding[..., None], -7.0)
+    rematched = match_clusters(permuted, labels, padding, three)
+    torch.testing.assert_close(rematched.losses, matched.losses)
     torch.testing.assert_close(
-        accuracy(other, labels, padding, found.outputs),
+        accuracy(permuted, labels, padding, rematched.outputs),
         accuracy(log_probs, labels, padding, matched.outputs),
     )
 
@@ -220,29 +226,29 @@ def test_scores_by_hand() -> None:
 
 
 def test_chunks_of_similar_length_hold_every_set_once() -> None:
-    drawn = wishart_mixtures(torch.arange(33), 0, (2, 40))
-    chunks, back = by_length(drawn)
+    mixtures = wishart_mixtures(torch.arange(33), 0, (2, 40))
+    chunks, back = by_length(mixtures)
     assert len(chunks) == 4
     sizes = [len(chunk.labels[0]) for chunk in chunks]
     assert sizes == sorted(sizes)
-    assert sizes[-1] == drawn.points.shape[1]
+    assert sizes[-1] == mixtures.points.shape[1]
     sums = torch.cat([chunk.points.sum((1, 2)) for chunk in chunks])[back]
-    torch.testing.assert_close(sums, drawn.points.sum((1, 2)))
+    torch.testing.assert_close(sums, mixtures.points.sum((1, 2)))
     for chunk in chunks:
         assert not chunk.padding[-1].any()
 
 
 def test_a_new_order_moves_points_and_their_labels_together() -> None:
-    drawn = wishart_mixtures(torch.arange(4), 0, (6, 9))
-    moved = in_new_order(drawn, torch.Generator().manual_seed(0))
-    assert torch.equal(moved.padding, drawn.padding)
-    assert not torch.equal(moved.points, drawn.points)
+    mixtures = wishart_mixtures(torch.arange(4), 0, (6, 9))
+    moved = in_new_order(mixtures, torch.Generator().manual_seed(0))
+    assert torch.equal(moved.padding, mixtures.padding)
+    assert not torch.equal(moved.points, mixtures.points)
 
     def pairs(points: Tensor, labels: Tensor) -> list[Any]:
         return sorted(zip(points.tolist(), labels.tolist(), strict=True))
 
     for row in range(4):
-        before = pairs(drawn.points[row], drawn.labels[row])
+        before = pairs(mixtures.points[row], mixtures.labels[row])
         assert pairs(moved.points[row], moved.labels[row]) == before
 
 
@@ -281,9 +287,9 @@ def test_metrics_are_of_each_set_in_the_order_of_the_batch() -> None:
         alone = task.evaluate(
             network, task.batch("test", torch.tensor([row])), generator
         )
-        for name, each in whole.metrics.items():
+        for name, values in whole.metrics.items():
             assert float(alone.metrics[name]) == pytest.approx(
-                float(each[row]), rel=1e-4
+                float(values[row]), rel=1e-4
             )
 
 
@@ -295,10 +301,10 @@ def test_test_sets_are_no_training_sets() -> None:
 
 def test_who_knows_the_mixture_does_better_than_who_knows_nothing() -> None:
     task = clustering(entities=(50, 60))
-    known, nothing = task.baselines(task.batch("test", torch.arange(50))).values()
-    assert nothing.tolist() == pytest.approx([math.log(10)] * 50)
-    assert (known >= 0).all()
-    assert 0 < known.mean() < 0.2
+    informed, uniform = task.baselines(task.batch("test", torch.arange(50))).values()
+    assert uniform.tolist() == pytest.approx([math.log(10)] * 50)
+    assert (informed >= 0).all()
+    assert 0 < informed.mean() < 0.2
 
 
 @pytest.mark.parametrize(("name", "matters"), [("lstm", True), ("swarm", False)])
@@ -383,7 +389,7 @@ def test_the_likelihood_is_scipys() -> None:
     points = torch.randn(2, 6, 2, generator=generator).double()
     padding = torch.arange(6) >= torch.tensor([[6], [4]])
     sets = Mixtures(points, *(torch.zeros(()),) * 5)._replace(padding=padding)
-    found = mean_log_likelihood(parameters, sets)
+    likelihoods = mean_log_likelihood(parameters, sets)
     for row, count in enumerate((6, 4)):
         density = sum(
             parameters.log_weights[row, c].exp().item()
@@ -392,29 +398,31 @@ def test_the_likelihood_is_scipys() -> None:
             ).pdf(points[row, :count])
             for c in range(3)
         )
-        assert float(found[row]) == pytest.approx(np.log(density).mean())
+        assert float(likelihoods[row]) == pytest.approx(np.log(density).mean())
 
 
 def test_the_true_mixture_is_a_baseline() -> None:
     task = mixture(entities=(200, 300))
-    drawn = Mixtures(**task.batch("test", torch.arange(40)))
+    mixtures = Mixtures(**task.batch("test", torch.arange(40)))
     true = Parameters(
-        drawn.weights.log(), drawn.means, torch.full_like(drawn.means, 0.3)
+        mixtures.weights.log(), mixtures.means, torch.full_like(mixtures.means, 0.3)
     )
-    found = task.baselines(drawn._asdict())
-    expected = -mean_log_likelihood(true, drawn)
-    torch.testing.assert_close(found["true mixture"], expected, rtol=1e-4, atol=1e-4)
-    assert (found["one Gaussian"] > found["true mixture"]).float().mean() > 0.9
+    baselines = task.baselines(mixtures._asdict())
+    expected = -mean_log_likelihood(true, mixtures)
+    torch.testing.assert_close(
+        baselines["true mixture"], expected, rtol=1e-4, atol=1e-4
+    )
+    assert (baselines["one Gaussian"] > baselines["true mixture"]).float().mean() > 0.9
     # Of one Gaussian fitted by maximum likelihood it is known: 1 + log(2π σ_x σ_y).
-    first = drawn.points[0][~drawn.padding[0]]
+    first = mixtures.points[0][~mixtures.padding[0]]
     fitted = 1 + math.log(2 * math.pi) + first.std(0, correction=0).log().sum()
-    assert float(found["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
+    assert float(baselines["one Gaussian"][0]) == pytest.approx(float(fitted), rel=1e-4)
 
 
 def test_one_point_has_a_baseline() -> None:
     task = mixture(entities=(1, 1))
-    found = task.baselines(task.batch("test", torch.arange(5)))
-    assert all(each.isfinite().all() for each in found.values())
+    baselines = task.baselines(task.batch("test", torch.arange(5)))
+    assert all(values.isfinite().all() for values in baselines.values())
 
 
 @pytest.mark.parametrize("pooling", ["avg", "pma", "cls"])
@@ -435,10 +443,12 @@ def test_a_mixture_is_estimated_better_with_training(pooling: str) -> None:
 
 
 def test_heads_share_the_base() -> None:
-    base, other = (mixture(name).make_network(3) for name in ("avg", "pma"))
-    ours = {**base.encoder.state_dict(), **base.embedding.state_dict()}
-    theirs = {**other.encoder.state_dict(), **other.embedding.state_dict()}
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    base, variant = (mixture(name).make_network(3) for name in ("avg", "pma"))
+    base_state = {**base.encoder.state_dict(), **base.embedding.state_dict()}
+    variant_state = {**variant.encoder.state_dict(), **variant.embedding.state_dict()}
+    assert all(
+        torch.equal(base_state[name], variant_state[name]) for name in base_state
+    )
 
 
 def test_a_mixture_needs_a_head() -> None:
@@ -517,8 +527,8 @@ def test_the_study_stands_beside_published_numbers(tmp_path: Path) -> None:
     write_run(tmp_path / "trials" / "c", 0.7, name="swarm")
     (tmp_path / "trials" / "unfinished").mkdir()
     (tmp_path / "trials" / "unfinished" / "config.yaml").touch()
-    found = read_study(tmp_path, clustering_study.TASKS)
-    runs = sorted(found.values(), key=lambda results: results["mean"]["loss"])
+    trials = read_study(tmp_path, clustering_study.TASKS)
+    runs = sorted(trials.values(), key=lambda results: results["mean"]["loss"])
     lines = clustering_study.markdown(runs).splitlines()
     assert len(lines) == 5
     assert "| swarm | none | 8 | 200 | 0.5000 ± 0.0100 | 0.750 | 0.1000 | " in lines[2]

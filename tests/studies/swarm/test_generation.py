@@ -44,16 +44,16 @@ def test_no_logit_depends_on_its_own_pixel_or_a_later_one(
 ) -> None:
     length = math.prod(shape)
     network = build(shape, length)
-    # Each pixel has a level of its own, so that the gradient of that level's
-    # embedding is the gradient of that pixel.
+    # No two pixels have the same level, so that the gradient of a level's
+    # embedding is the gradient of a pixel.
     pixels, label = torch.arange(length)[None], torch.zeros(1, dtype=torch.int64)
     logits = network(pixels, label)[0]
     for i in range(length):
         (gradient,) = torch.autograd.grad(
             logits[i].square().sum(), network.intensities.weight, retain_graph=True
         )
-        felt = gradient.abs().sum(1) > 0
-        assert felt.tolist() == [j < i for j in range(length)]
+        influences = gradient.abs().sum(1) > 0
+        assert influences.tolist() == [j < i for j in range(length)]
 
 
 @shapes
@@ -65,12 +65,12 @@ def test_running_sums_give_the_same_as_the_whole_image(
     pixels = random_pixels(4, math.prod(shape))
     labels = torch.tensor([0, 1, 1, 0])
     expected = network(pixels, labels)
-    known, memory = network.known(labels), network.empty_memory(4)
+    context, memory = network.known(labels), network.empty_memory(4)
     with torch.no_grad():
         for place in range(math.prod(shape)):
             last = pixels[:, place - 1] if place else None
-            found = network.step(last, known[:, place], memory, place)
-            torch.testing.assert_close(found, expected[:, place])
+            logits = network.step(last, context[:, place], memory, place)
+            torch.testing.assert_close(logits, expected[:, place])
 
 
 def test_a_layers_step_is_its_forward_pass() -> None:
@@ -95,20 +95,20 @@ def test_samples_have_the_probabilities_of_the_network() -> None:
         log_probs = network(images, labels[:8]).log_softmax(-1)
         exact = log_probs.gather(2, images[..., None])[..., 0].sum(1).exp()
         assert exact.sum().item() == pytest.approx(1)
-        drawn = network.sample(labels, generator)
-        assert drawn.shape == (4000, 1, 3, 1)
-        code = drawn.flatten(1) @ torch.tensor([4, 2, 1])
-        seen = code.bincount(minlength=8)
+        samples = network.sample(labels, generator)
+        assert samples.shape == (4000, 1, 3, 1)
+        code = samples.flatten(1) @ torch.tensor([4, 2, 1])
+        counts = code.bincount(minlength=8)
         expected = exact.detach() * 4000
         assert expected.min() > 5
-        assert stats.chisquare(seen.numpy(), expected.numpy()).pvalue > 1e-3
+        assert stats.chisquare(counts.numpy(), expected.numpy()).pvalue > 1e-3
 
 
 def test_a_class_changes_the_logits() -> None:
     pixels = random_pixels(2, 9)
     network = build((3, 3, 1))
-    one, other = (network(pixels, torch.full((2,), label)) for label in range(2))
-    assert not torch.allclose(one, other)
+    first, second = (network(pixels, torch.full((2,), label)) for label in range(2))
+    assert not torch.allclose(first, second)
 
 
 def test_places_are_sinusoids_of_row_and_column() -> None:
@@ -132,10 +132,10 @@ def test_places_are_the_published_location_features() -> None:
 
 
 def test_initial_weights_follow_from_the_seed() -> None:
-    one, same, other = (build((3, 3, 1), seed=seed) for seed in (1, 1, 2))
-    pairs = zip(one.state_dict().values(), same.state_dict().values(), strict=True)
+    first, same, reseeded = (build((3, 3, 1), seed=seed) for seed in (1, 1, 2))
+    pairs = zip(first.state_dict().values(), same.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
-    assert not torch.equal(one.intensities.weight, other.intensities.weight)
+    assert not torch.equal(first.intensities.weight, reseeded.intensities.weight)
 
 
 # The task
@@ -145,84 +145,84 @@ def test_initial_weights_follow_from_the_seed() -> None:
 def data(monkeypatch: pytest.MonkeyPatch) -> Images:
     generator = torch.Generator().manual_seed(0)
 
-    def some(count: int) -> Tensor:
+    def pictures(count: int) -> Tensor:
         # The left half is dark, the right one anything.
         images = torch.randint(256, (count, 4, 4, 1), generator=generator)
         images[:, :, :2] = 0
         return images.to(torch.uint8)
 
-    train, test = some(50), some(20)
+    train, test = pictures(50), pictures(20)
     images = Images(train, torch.arange(50) % 3, test, torch.arange(20) % 3, 3)
-    monkeypatch.setattr(image_task, "load_images", lambda *given: images)
+    monkeypatch.setattr(image_task, "load_images", lambda *arguments: images)
     return images
 
 
 def task(**options: Any) -> ImageGeneration:
     small = {"size": 4, "num_levels": 4, "width": 8, "units": 8, "iterations": 2}
-    made: ImageGeneration = build_task("generation", **{**small, **options})
-    return made
+    generation: ImageGeneration = build_task("generation", **{**small, **options})
+    return generation
 
 
-def prepared(tmp_path: Path, **options: Any) -> ImageGeneration:
-    made = task(**options)
-    made.prepare(tmp_path)
-    return made
+def prepared_task(tmp_path: Path, **options: Any) -> ImageGeneration:
+    generation = task(**options)
+    generation.prepare(tmp_path)
+    return generation
 
 
 def test_pixels_are_put_into_levels_along_the_scan_lines(
     data: Images, tmp_path: Path
 ) -> None:
-    made = prepared(tmp_path, num_samples=30)
-    assert (made.num_train, made.num_test) == (30, 20)
-    batch = made.batch("train", torch.tensor([7]))
+    generation = prepared_task(tmp_path, num_samples=30)
+    assert (generation.num_train, generation.num_test) == (30, 20)
+    batch = generation.batch("train", torch.tensor([7]))
     expected = [value // 64 for value in data.train[7].flatten().tolist()]
     assert batch["pixels"][0].tolist() == expected
     assert batch["labels"].tolist() == [1]
 
 
 def test_bits_of_a_network_that_knows_nothing(data: Images, tmp_path: Path) -> None:
-    made = prepared(tmp_path)
-    network = made.make_network(0)
+    generation = prepared_task(tmp_path)
+    network = generation.make_network(0)
     for parameter in network.layer.output.parameters():
         torch.nn.init.zeros_(parameter)
-    batch = made.batch("test", torch.arange(20))
-    outcome = made.evaluate(network, batch, torch.Generator())
+    batch = generation.batch("test", torch.arange(20))
+    outcome = generation.evaluate(network, batch, torch.Generator())
     assert outcome.metrics["bits_per_dim"].tolist() == pytest.approx([2.0] * 20)
     assert outcome.loss.item() == pytest.approx(math.log(4))
 
 
 def test_baselines_by_hand(data: Images, tmp_path: Path) -> None:
-    made = prepared(tmp_path)
+    generation = prepared_task(tmp_path)
     rows = torch.arange(20)
-    found = made.baselines(made.batch("test", rows))
+    baselines = generation.baselines(generation.batch("test", rows))
     levels, tests = data.train.flatten(1) // 64, data.test.flatten(1) // 64
     for row in (0, 19):
         bits = [
             -math.log2(((levels[:, i] == tests[row, i]).sum().item() + 1) / 54)
             for i in range(16)
         ]
-        assert found["pixels alone"][row].item() == pytest.approx(sum(bits) / 16)
-    assert found["equal probabilities"].tolist() == [2.0] * 20
+        assert baselines["pixels alone"][row].item() == pytest.approx(sum(bits) / 16)
+    assert baselines["equal probabilities"].tolist() == [2.0] * 20
 
 
 def test_it_learns_and_draws(data: Images, tmp_path: Path) -> None:
-    made = prepared(tmp_path)
-    network = made.make_network(0)
+    generation = prepared_task(tmp_path)
+    network = generation.make_network(0)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    batch = made.batch("train", torch.arange(50))
+    batch = generation.batch("train", torch.arange(50))
     for _ in range(40):
-        outcome = made.evaluate(network, batch, torch.Generator())
+        outcome = generation.evaluate(network, batch, torch.Generator())
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
     # Half of the pixels are always dark, of the others nothing can be known.
     assert outcome.metrics["bits_per_dim"].mean() < 1.2
     generator = torch.Generator().manual_seed(0)
-    (file,) = made.finish(network.eval(), tmp_path, generator)
+    (file,) = generation.finish(network.eval(), tmp_path, generator)
     # Half of each sample is dark.
     assert share_of("black", read_picture(file)) > 0.1
-    drawn = network.sample(torch.arange(12) % 3, generator)
-    assert (drawn[:, :, :2] == 0).float().mean() > 0.9
+    samples = network.sample(torch.arange(12) % 3, generator)
+    assert (samples[:, :, :2] == 0).float().mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused(options: Any, message: str) -> None:
 
 def test_more_images_than_there_are(data: Images, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"num_test: expected at most 20, .* got 21"):
-        prepared(tmp_path, num_test=21)
+        prepared_task(tmp_path, num_test=21)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

@@ -69,43 +69,45 @@ def formula(points: Tensor, population: Population) -> Tensor:
     """Section 3 of the paper, point by point; the mean of the results, as pooled."""
     layer = layer_of(population)
     sets = []
-    for some in points:
-        hidden = [torch.zeros(UNITS).double() for _ in some]
+    for point_set in points:
+        hidden = [torch.zeros(UNITS).double() for _ in point_set]
         cell = list(hidden)
         for iteration in range(ITERATIONS):
-            heard = list(hidden)
-            for i, x in enumerate(some):
-                others = hidden[: i + 1] if population == "causal" else hidden
+            updated = list(hidden)
+            for i, x in enumerate(point_set):
+                senders = hidden[: i + 1] if population == "causal" else hidden
                 gates = layer.on_input(x)
                 if iteration:
-                    told = torch.stack(others).mean(0)
+                    mean_state = torch.stack(senders).mean(0)
                     gates = (
-                        gates + layer.on_hidden(hidden[i]) + layer.on_population(told)
+                        gates
+                        + layer.on_hidden(hidden[i])
+                        + layer.on_population(mean_state)
                     )
                 enter, forget, leave = gates[: 3 * UNITS].sigmoid().chunk(3)
                 cell[i] = forget * cell[i] + enter * gates[3 * UNITS :].tanh()
-                heard[i] = leave * cell[i].tanh()
-            hidden = heard
-        each = [
+                updated[i] = leave * cell[i].tanh()
+            hidden = updated
+        outputs = [
             layer.output(torch.cat(pair)) for pair in zip(hidden, cell, strict=True)
         ]
-        sets.append(torch.stack(each).mean(0))
+        sets.append(torch.stack(outputs).mean(0))
     return torch.stack(sets)
 
 
 def published() -> dict[str, dict[str, Tensor]]:
-    found = json.loads(GOLDEN.read_text())["estimates"]
+    estimates = json.loads(GOLDEN.read_text())["estimates"]
     return {
         order: {
-            name: torch.tensor(each, dtype=torch.float64)
-            for name, each in found[order].items()
+            name: torch.tensor(values, dtype=torch.float64)
+            for name, values in estimates[order].items()
         }
         for order in ORDERS
     }
 
 
-def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
+def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
 def in_both_orders() -> list[tuple[str, Tensor]]:
@@ -114,21 +116,21 @@ def in_both_orders() -> list[tuple[str, Tensor]]:
 
 
 def test_the_published_estimate_depends_on_the_order_of_the_points() -> None:
-    found = published()
-    change = difference(found["as given"], found["reversed"])
-    assert change > 0.02 * float(found["as given"]["means"].abs().max())
+    estimates = published()
+    change = difference(estimates["as given"], estimates["reversed"])
+    assert change > 0.02 * float(estimates["as given"]["means"].abs().max())
 
 
 def test_the_published_encoder_is_the_causal_one() -> None:
-    found = published()
+    estimates = published()
     for order, points in in_both_orders():
-        assert difference(estimate("causal", points), found[order]) < ROUNDING
-        assert difference(estimate("mean", points), found[order]) > 1e-3
+        assert difference(estimate("causal", points), estimates[order]) < ROUNDING
+        assert difference(estimate("mean", points), estimates[order]) > 1e-3
 
 
 def test_with_the_mean_the_order_does_not_matter() -> None:
-    given, turned = (estimate("mean", points) for _, points in in_both_orders())
-    assert difference(given, turned) < ROUNDING
+    original, mirrored = (estimate("mean", points) for _, points in in_both_orders())
+    assert difference(original, mirrored) < ROUNDING
 
 
 @pytest.mark.parametrize("population", ["mean", "causal"])
@@ -136,7 +138,9 @@ def test_the_formula_says_the_same(population: Population) -> None:
     pooled = [formula(points, population) for _, points in in_both_orders()]
     layer = layer_of(population)
     with torch.no_grad():
-        for got, (_, points) in zip(pooled, in_both_orders(), strict=True):
-            torch.testing.assert_close(layer(points).mean(1), got, rtol=0, atol=1e-12)
+        for expected, (_, points) in zip(pooled, in_both_orders(), strict=True):
+            torch.testing.assert_close(
+                layer(points).mean(1), expected, rtol=0, atol=1e-12
+            )
     change = float((pooled[0] - pooled[1]).abs().max())
     assert (change < ROUNDING) == (population == "mean")
