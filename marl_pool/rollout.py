@@ -73,7 +73,8 @@ class Trajectory(NamedTuple):
         states: states of the policy when it acted, a pytree; () without a memory.
         next_alive: bool, the agent was alive after the step; None where all living
             agents act in all steps.
-        alive: bool, the same before the step.
+        alive: bool, the agent was alive before the step; None where the environment
+            does not tell it apart from ``active``.
     """
 
     tokens: Tokens
@@ -279,9 +280,10 @@ class Rollout:
             }
         by_name = trajectories.items()
         active = {name: fragment.active for name, fragment in by_name}
-        alive = active
-        if self.env.turn_based:
-            alive = {name: fragment.alive for name, fragment in by_name}
+        alive = {
+            name: active[name] if fragment.alive is None else fragment.alive
+            for name, fragment in by_name
+        }
         rewards = {name: fragment.rewards for name, fragment in by_name}
         validate_lives(self.env, Lives(alive, active), rewards)
         for name, trajectory in trajectories.items():
@@ -763,7 +765,7 @@ class Rollout:
     def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step, next_lives = transition.step, lives_of(self.env)
-        by_turns = self.env.turn_based
+        by_turns, differs = self.env.turn_based, lives.alive is not lives.active
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -779,7 +781,7 @@ class Rollout:
                 next_active=next_lives.active[name],
                 states=transition.states[name],
                 next_alive=next_lives.alive[name] if by_turns else None,
-                alive=lives.alive[name] if by_turns else None,
+                alive=lives.alive[name] if differs else None,
             )
             for name, decision in transition.decisions.items()
         }
