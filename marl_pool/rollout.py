@@ -278,13 +278,13 @@ class Rollout:
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
-        by_name = trajectories.items()
-        active = {name: fragment.active for name, fragment in by_name}
+        played = trajectories.items()
+        active = {name: part.active for name, part in played}
         alive = {
-            name: active[name] if fragment.alive is None else fragment.alive
-            for name, fragment in by_name
+            name: active[name] if part.alive is None else part.alive
+            for name, part in played
         }
-        rewards = {name: fragment.rewards for name, fragment in by_name}
+        rewards = {name: part.rewards for name, part in played}
         validate_lives(self.env, Lives(alive, active), rewards)
         for name, trajectory in trajectories.items():
             if self.sync_free and trajectory.tokens.action_mask is not None:
@@ -765,7 +765,7 @@ class Rollout:
     def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step, next_lives = transition.step, lives_of(self.env)
-        by_turns, differs = self.env.turn_based, lives.alive is not lives.active
+        by_turns, is_same = self.env.turn_based, lives.alive is lives.active
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -781,7 +781,7 @@ class Rollout:
                 next_active=next_lives.active[name],
                 states=transition.states[name],
                 next_alive=next_lives.alive[name] if by_turns else None,
-                alive=lives.alive[name] if differs else None,
+                alive=None if is_same else lives.alive[name],
             )
             for name, decision in transition.decisions.items()
         }
