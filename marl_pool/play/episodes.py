@@ -136,12 +136,10 @@ class LivePerturbation(Perturbation):
         common = {key: value for key, value in state.items() if "/" not in key}
         result = {**common, "origin": identity_origin(tokens)}
         for part_name, part in self.parts.items():
-            part_state, size = _own(part_name, state), torch.tensor([tokens.num_tokens])
-            if (
-                part_name == name
-                or not part_state
-                or not part_state["size"].equal(size)
-            ):
+            size = torch.full_like(state["keys"], tokens.num_tokens)
+            part_state = _own(part_name, state)
+            is_fitting = bool(part_state) and part_state["size"].equal(size)
+            if part_name == name or not is_fitting:
                 turn, place = self.turns.get(part_name, 0), ORDER.index(part_name)
                 keys = stream_keys(
                     turn,
@@ -238,9 +236,7 @@ class LiveEpisode:
             self.returns[name] += rewards[0]
             decided = transition.decisions[name].action[0]
             action = self.rollout.policies[name].scale(decided)
-            state = self.rollout.perturbation_states.get(name, {})
-            executed = state["executed"][0] if "executed" in state else action
-            clipped = self.env.groups[name].actions.clip(executed)
+            clipped = self.env.groups[name].actions.clip(transition.executed[name][0])
             self.actions[name] = self._received(action)
             self.executed[name] = self._received(clipped)
         if transition.step.terminated[0]:
@@ -270,13 +266,7 @@ class LiveEpisode:
             return self.env.observe()
 
     def _perturbed(self) -> dict[str, Tokens]:
-        observed, states = self.observe(), self.rollout.perturbation_states
-        if self.perturbation is None:
-            return observed
-        return {
-            name: self.perturbation(tokens, states[name])[0]
-            for name, tokens in observed.items()
-        }
+        return self.rollout.perceived(self.observe())
 
     def attention(self, tokens: Tokens, group: str) -> Tensor | None:
         """Return the weights ``(agents, N)`` of perceived tokens, mean over heads."""
