@@ -323,7 +323,8 @@ class TrainingLoop:
                 with self.run.save_policy_dir(best) as to:
                     method.save_policy(to)
             self.run.prune(self.config.checkpoint.keep)
-        self.run.on_saved()
+        if self.run.on_saved is not None:
+            self.run.on_saved()
 
     def _writing(self, what: str) -> AbstractContextManager[None]:
         return errors.writing(self.run, self.method.where(self.iteration), what)
