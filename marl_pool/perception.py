@@ -42,13 +42,13 @@ class Perception:
 
     @classmethod
     def compare(
-        cls, true: Tokens, seen: Tokens, origin: Tensor, word: str
+        cls, true: Tokens, perceived: Tokens, origin: Tensor, word: str
     ) -> "Perception":
         """Find the tokens that no perceived one shows; arguments as the attributes."""
-        visible = ~seen.padding & (origin >= 0)
+        visible = ~perceived.padding & (origin >= 0)
         count = torch.zeros_like(true.types)
         count.scatter_add_(-1, origin.clamp(min=0), visible.long())
-        return cls(true, seen, origin, ~true.padding & (count == 0), word)
+        return cls(true, perceived, origin, ~true.padding & (count == 0), word)
 
     def at(self, index: Any) -> "Perception":
         """Apply ``[index]`` to the batch dimensions."""

@@ -113,7 +113,7 @@ class Run:
         version: version of the package that wrote ``config``.
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
-        on_saved: called after each checkpoint.
+        on_saved: called after each checkpoint, or None.
         results: folder above evaluations and videos; by default ``path``.
     """
 
@@ -121,7 +121,7 @@ class Run:
     config: dict[str, Any]
     version: str
     verb: str = TRAIN
-    on_saved: Callable[[], object] = field(default=lambda: None, init=False)
+    on_saved: Callable[[], object] | None = field(default=None, init=False)
     _first_event: int = field(default=0, init=False)
     _events: Any = field(default=None, init=False)
     _damage: dict[Path, str] = field(default_factory=dict, init=False)
@@ -572,20 +572,20 @@ class Run:
                 json.dump(best._asdict(), out)
             manifest.add_to_manifest(folder, BEST)
 
-    def policy_path(self, which: Literal["best", "last"] | int = "best") -> Path:
+    def policy_path(self, checkpoint: Literal["best", "last"] | int = "best") -> Path:
         """Return the folder of the best policy, or of a checkpoint's.
 
         Args:
-            which: ``"last"`` or an iteration for the policy of a checkpoint.
+            checkpoint: ``"last"`` or an iteration for the policy of a checkpoint.
 
         Raises:
             InputError: no such policy, or the last checkpoint is damaged.
         """
         # Find the folder of the policy that is asked for.
         saved = self.checkpoints()
-        if which == "best":
+        if checkpoint == "best":
             folder = atomic.standing(self.policy_dir)
-        elif which == "last":
+        elif checkpoint == "last":
             newest = saved[-1] if saved else self.path / "none"
             if saved and (damage := self.damage_of(newest)):
                 raise InputError(
@@ -593,17 +593,13 @@ class Run:
                 )
             folder = newest / POLICY
         else:
-            folder = self._checkpoint_path(which) / POLICY
+            folder = self._checkpoint_path(checkpoint) / POLICY
         # Name the checkpoints that have a policy.
         if not folder.is_dir():
-            whole = (
-                iteration_of(checkpoint)
-                for checkpoint in saved
-                if (checkpoint / POLICY).is_dir()
-            )
+            whole = (iteration_of(path) for path in saved if (path / POLICY).is_dir())
             iterations = ", ".join(map(str, whole)) or "none yet"
             raise InputError(
-                f"{self.path} has no policy {which!r}; checkpoints: {iterations}"
+                f"{self.path} has no policy {checkpoint!r}; checkpoints: {iterations}"
             )
         return folder
 

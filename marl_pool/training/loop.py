@@ -323,7 +323,8 @@ class TrainingLoop:
                 with self.run.save_policy_dir(best) as policy_folder:
                     method.save_policy(policy_folder)
             self.run.prune(self.config.checkpoint.keep)
-        self.run.on_saved()
+        if self.run.on_saved is not None:
+            self.run.on_saved()
 
     def _writing(self, item: str) -> AbstractContextManager[None]:
         return errors.writing(self.run, self.method.where(self.iteration), item)
