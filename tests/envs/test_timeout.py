@@ -70,10 +70,10 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
     assert "RuntimeError: no such state (" in line
-    assert "faulty_envs.py:" in line
+    assert "faulty_pole.py:" in line
     assert ", raised by a step of FaultyPole" in line
     assert f"kept {path / 'checkpoints'}" in line
-    assert "faulty_envs.py" in (path / "error.txt").read_text()
+    assert "faulty_pole.py" in (path / "error.txt").read_text()
 
 
 def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
