@@ -16,6 +16,7 @@ from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
     lives_of,
+    may_be_absent,
     validate_lives,
 )
 from marl_pool.envs.timeout import env_call
@@ -764,7 +765,9 @@ class Rollout:
 
     def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
-        step, next_lives = transition.step, lives_of(self.env)
+        step = transition.step
+        # Masks of agents that are always there need not be made again.
+        next_lives = lives_of(self.env) if may_be_absent(self.env) else lives
         by_turns, is_same = self.env.turn_based, lives.alive is lives.active
         return {
             name: Trajectory(
