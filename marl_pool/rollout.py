@@ -16,11 +16,13 @@ from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
     lives_of,
+    may_be_absent,
     validate_lives,
 )
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
@@ -46,6 +48,8 @@ class Transition(NamedTuple):
     """Decisions of the policies, with the next states."""
     step: Step
     """Rewards and ends of episodes."""
+    executed: dict[str, Tensor]
+    """Actions that the environments took, perturbed, in units of the action space."""
 
 
 class Trajectory(NamedTuple):
@@ -70,7 +74,8 @@ class Trajectory(NamedTuple):
         states: states of the policy when it acted, a pytree; () without a memory.
         next_alive: bool, the agent was alive after the step; None where all living
             agents act in all steps.
-        alive: bool, the same before the step.
+        alive: bool, the agent was alive before the step; None where the environment
+            does not tell it apart from ``active``.
     """
 
     tokens: Tokens
@@ -169,7 +174,8 @@ class Rollout:
     Attributes:
         tokens: for each group, the current observation, perturbed.
         states: for each group, the state of its policy.
-        perturbation_states: for each group, the state of the perturbation.
+        perturbation_states: for each group, the state of the perturbation, in
+            turn-based environments of `OwnTurns`; see `perturbation_state`.
         sync_free: True if `steps` and `advance` read no values in between. Simulators
             run on the host, so it is False for them.
         uses_graph: True if `steps` launches its steps as CUDA graphs.
@@ -200,12 +206,13 @@ class Rollout:
         self.policies = {name: policies[name] for name in env.groups}
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
-        self._perturbations: dict[str, Perturbation] = {}
+        self._perturbations: dict[str, Perturbation | OwnTurns] = {}
         if perturbation is not None:
             counts = {name: group.num_agents for name, group in env.groups.items()}
             perturbation.validate_env(counts, env.max_steps)
             covered = filter(perturbation.covers, env.groups)
-            self._perturbations = dict.fromkeys(covered, perturbation)
+            by_turns = OwnTurns(perturbation) if env.turn_based else perturbation
+            self._perturbations = dict.fromkeys(covered, by_turns)
         if sync_free is None:
             sync_free = env.device.type != "cpu"
         self.sync_free = sync_free and not env.simulated
@@ -272,12 +279,13 @@ class Rollout:
                 name: self._join(name, [step[name] for step in fragment], finals, last)
                 for name in self.policies
             }
-        by_name = trajectories.items()
-        active = {name: fragment.active for name, fragment in by_name}
-        alive = active
-        if self.env.turn_based:
-            alive = {name: fragment.alive for name, fragment in by_name}
-        rewards = {name: fragment.rewards for name, fragment in by_name}
+        played = trajectories.items()
+        active = {name: part.active for name, part in played}
+        alive = {
+            name: active[name] if part.alive is None else part.alive
+            for name, part in played
+        }
+        rewards = {name: part.rewards for name, part in played}
         validate_lives(self.env, Lives(alive, active), rewards)
         for name, trajectory in trajectories.items():
             if self.sync_free and trajectory.tokens.action_mask is not None:
@@ -553,13 +561,17 @@ class Rollout:
         # the actions that were chosen.
         states = self.perturbation_states
         for name, perturbation in self._perturbations.items():
-            space = self.env.groups[name].action_space
-            actions[name], states[name] = perturbation.act(
-                actions[name], states[name], space
-            )
+            arguments = actions[name], states[name], self.env.groups[name].action_space
+            if isinstance(perturbation, OwnTurns):
+                active = self.env.active[name]
+                actions[name], states[name] = perturbation.act(*arguments, active)
+            else:
+                actions[name], states[name] = perturbation.act(*arguments)
         with env_call(self.env, "a step"):
             step = checked_step(self.env, actions)
-        transition = Transition(self.env, self.tokens, self.states, decisions, step)
+        transition = Transition(
+            self.env, self.tokens, self.states, decisions, step, actions
+        )
         # Carry the policies' states over, except to agents that were just born; those
         # of agents that are not in turn stay.
         self.states = {name: decision.state for name, decision in decisions.items()}
@@ -592,10 +604,75 @@ class Rollout:
     def _observe(self) -> None:
         """Observe all environments through the perturbation."""
         tokens = self._observed()
-        states = self.perturbation_states
-        for name, perturbation in self._perturbations.items():
-            tokens[name], states[name] = perturbation(tokens[name], states[name])
+        for name in self._perturbations:
+            tokens[name], after = self._perturb(name, tokens[name])
+            self.perturbation_states[name] = after
         self.tokens = tokens
+
+    def _perturb(
+        self, name: str, tokens: Tokens, where: Tensor | None = None
+    ) -> tuple[Tokens, PerturbationState]:
+        """Return a group's tokens perturbed, and the next state of those ``where``."""
+        perturbation, old = self._perturbations[name], self.perturbation_states[name]
+        if isinstance(perturbation, OwnTurns):
+            acting = self.env.active[name]
+            if where is not None:
+                acting = acting & where[:, None]
+            keys = self._perturbation_keys(name)
+            return perturbation(tokens, old, acting, keys, self._played)
+        seen, new = perturbation(tokens, old)
+        return seen, _choose(where, new, old)
+
+    def _perturbation_keys(self, name: str) -> Tensor:
+        """Return the keys of a group's streams in the present episodes."""
+        # Samples beyond the first have parts beyond those of any groups.
+        env, part = self.env, [*self.env.groups].index(name)
+        number = part + (self.draw << DRAW_SHIFT)
+        return stream_keys(
+            env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
+        )
+
+    def perceived(self, observed: Mapping[str, Tokens]) -> dict[str, Tokens]:
+        """Return what policies see of an observation, as a step would perturb it."""
+        return {
+            name: self._perturb(name, tokens)[0]
+            if name in self._perturbations
+            else tokens
+            for name, tokens in observed.items()
+        }
+
+    def perturbation_state(self, name: str, agent: int) -> PerturbationState:
+        """Return the state of the perturbation that an agent of a group is under.
+
+        It is one of the whole group, as `Perturbation.perceive` takes it, of which in a
+        turn-based environment the agent's part counts; empty without a perturbation.
+        """
+        state = self.perturbation_states.get(name, {})
+        if self.env.turn_based:
+            return {k: part[:, agent] for k, part in state.items() if k != BEGUN}
+        return state
+
+    def change_perturbation(
+        self,
+        name: str,
+        change: Callable[[Tokens, PerturbationState], PerturbationState],
+    ) -> None:
+        """Replace the state of a group's perturbation by a function of it.
+
+        Args:
+            name: the group.
+            change: maps an observation, unperturbed, and the state to another state.
+        """
+        state, tokens = self.perturbation_states[name], self._observed()[name]
+        if not self.env.turn_based:
+            self.perturbation_states[name] = change(tokens, state)
+            return
+        count = self.env.groups[name].num_agents
+        groups = tokens.map(lambda part: part.repeat_interleave(count, 0))
+        changed = change(groups, flatten(state)).items()
+        batch = (-1, count)
+        new = {key: part.unflatten(0, batch) for key, part in changed}
+        self.perturbation_states[name] = {**new, BEGUN: state[BEGUN]}
 
     def _observed(self) -> dict[str, Tokens]:
         """Return what the environments show, unperturbed."""
@@ -631,28 +708,27 @@ class Rollout:
         """
         env, observed = self.env, self._observed()
         # Restart the random streams, and sample the perturbation of the new episodes.
-        for part, name in enumerate(env.groups):
+        for name in env.groups:
             self.noise[name].restart(env.episodes, where)
-            if name in self._perturbations:
-                # Samples beyond the first have parts beyond the parts of any group.
-                number = part + (self.draw << DRAW_SHIFT)
-                keys = stream_keys(
-                    env.seed, env.env_ids, env.episodes, Purpose.PERTURBATION, number
-                )
-                self.perturbation_states[name] = self._perturbations[name].start(
+        for name, perturbation in self._perturbations.items():
+            state = self.perturbation_states.get(name)
+            if isinstance(perturbation, OwnTurns):
+                started = perturbation.start(env.active[name], state, where)
+            else:
+                started = perturbation.start(
                     observed[name],
-                    keys,
-                    self.perturbation_states.get(name),
+                    self._perturbation_keys(name),
+                    state,
                     where,
                     self._played,
                 )
+            self.perturbation_states[name] = started
         # Observe. Running environments keep their tokens: they were already perturbed
         # in this step, and must not be a second time.
         for name, tokens in observed.items():
             if name in self._perturbations:
-                old = self.perturbation_states[name]
-                tokens, new = self._perturbations[name](tokens, old)
-                self.perturbation_states[name] = _choose(where, new, old)
+                tokens, after = self._perturb(name, tokens, where)
+                self.perturbation_states[name] = after
             # Replace the dictionary, which may belong to the environment.
             tokens = _choose(where, tokens, self.tokens.get(name))
             self.tokens = {**self.tokens, name: tokens}
@@ -689,8 +765,10 @@ class Rollout:
 
     def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
-        step, next_lives = transition.step, lives_of(self.env)
-        by_turns = self.env.turn_based
+        step = transition.step
+        # Masks of agents that are always there need not be made again.
+        next_lives = lives_of(self.env) if may_be_absent(self.env) else lives
+        by_turns, is_same = self.env.turn_based, lives.alive is lives.active
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -706,7 +784,7 @@ class Rollout:
                 next_active=next_lives.active[name],
                 states=transition.states[name],
                 next_alive=next_lives.alive[name] if by_turns else None,
-                alive=lives.alive[name] if by_turns else None,
+                alive=None if is_same else lives.alive[name],
             )
             for name, decision in transition.decisions.items()
         }

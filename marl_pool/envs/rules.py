@@ -49,6 +49,12 @@ def checked_step(env: BatchedEnv, actions: Mapping[str, Tensor]) -> Step:
     return step
 
 
+def may_be_absent(env: BatchedEnv) -> bool:
+    """Return False if all agents act in every step, which is the default."""
+    kind = type(env)
+    return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive
+
+
 def lives_of(env: BatchedEnv) -> Lives:
     """Return the present lives of an environment.
 
@@ -56,11 +62,13 @@ def lives_of(env: BatchedEnv) -> Lives:
         InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
     """
     active = env.active
-    # The same masks, which need no second check.
-    alive = active if type(env).alive is BatchedEnv.alive else env.alive
-    if _may_end(env):
-        validate_by_group(env, "active", active, torch.bool)
-        validate_by_group(env, "alive", alive, torch.bool)
+    if not may_be_absent(env):
+        return Lives(active, active)
+    validate_by_group(env, "active", active, torch.bool)
+    if type(env).alive is BatchedEnv.alive:
+        return Lives(active, active)
+    alive = env.alive
+    validate_by_group(env, "alive", alive, torch.bool)
     return Lives(alive, active)
 
 
@@ -87,7 +95,7 @@ def validate_lives(
             None for 0.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
-    if not _may_end(env):
+    if not may_be_absent(env):
         return
     rules = _breaches(env, lives, rewards)
     if playing is not None:
@@ -141,9 +149,3 @@ def _breaches(
             earns = ~alive & (rewards[name] != 0)
             breaches[_Rule("rewards", name, nothing)] = earns
     return breaches
-
-
-def _may_end(env: BatchedEnv) -> bool:
-    """Return True if agents may be absent, which the environment says by itself."""
-    kind = type(env)
-    return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive

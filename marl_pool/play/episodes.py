@@ -125,7 +125,8 @@ class LivePerturbation(Perturbation):
         common = {key: value for key, value in state.items() if "/" not in key}
         result = {**common, "origin": identity_origin(tokens)}
         for each, part in self.parts.items():
-            own, size = _own(each, state), torch.tensor([tokens.num_tokens])
+            size = torch.full_like(state["keys"], tokens.num_tokens)
+            own = _own(each, state)
             if each == name or not own or not own["size"].equal(size):
                 turn, place = self.turns.get(each, 0), ORDER.index(each)
                 keys = stream_keys(
@@ -223,9 +224,7 @@ class LiveEpisode:
             self.returns[name] += rewards[0]
             decided = transition.decisions[name].action[0]
             chosen = self.rollout.policies[name].scale(decided)
-            state = self.rollout.perturbation_states.get(name, {})
-            executed = state["executed"][0] if "executed" in state else chosen
-            clipped = self.env.groups[name].actions.clip(executed)
+            clipped = self.env.groups[name].actions.clip(transition.executed[name][0])
             self.actions[name] = self._received(chosen)
             self.executed[name] = self._received(clipped)
         if transition.step.terminated[0]:
@@ -255,13 +254,7 @@ class LiveEpisode:
             return self.env.observe()
 
     def _perturbed(self) -> dict[str, Tokens]:
-        observed, states = self.observe(), self.rollout.perturbation_states
-        if self.perturbation is None:
-            return observed
-        return {
-            name: self.perturbation(tokens, states[name])[0]
-            for name, tokens in observed.items()
-        }
+        return self.rollout.perceived(self.observe())
 
     def attention(self, tokens: Tokens, group: str) -> Tensor | None:
         """Return the weights ``(agents, N)`` of perceived tokens, mean over heads."""

@@ -13,6 +13,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.loading import EvaluationTarget, misfit
+from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages
 from marl_pool.play.episodes import (
@@ -24,7 +25,7 @@ from marl_pool.play.episodes import (
 )
 from marl_pool.play.scenes import rounded, scene_of
 from marl_pool.policies.base import Policy
-from marl_pool.tokens import SELF_TYPE
+from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
 Value = TypeVar("Value")
@@ -142,7 +143,7 @@ class Session:
         if episode.over:
             return result
         tokens = episode.perceived()[group]
-        state = episode.rollout.perturbation_states.get(group, {})
+        state = episode.rollout.perturbation_state(group, agent)
         count = tokens.num_tokens
         moved = state["origin"][0, agent].tolist() if state else list(range(count))
         entities = self.scene.entities(env, group)[agent].tolist()
@@ -283,9 +284,10 @@ class Session:
                 part = perturb(config, episode.env)
             lane.live.put(name, part)
             if not episode.over:
-                states = episode.rollout.perturbation_states
-                for group, tokens in episode.observe().items():
-                    states[group] = lane.live.restart(tokens, states[group], name)
+                for group in episode.env.groups:
+                    episode.rollout.change_perturbation(
+                        group, partial(lane.live.restart, name=name)
+                    )
                 episode.check()
 
     def _apply_choice(self, chosen: dict[str, set[int]]) -> None:
@@ -295,18 +297,26 @@ class Session:
             episode = lane.episode
             if episode.over:
                 continue
-            states = episode.rollout.perturbation_states
-            for group, tokens in episode.observe().items():
-                shown = self.scene.entities(episode.env, group)[None]
-                # An observer's own token is left alone.
-                has_self = episode.env.groups[group].tokens.has_self
-                free = (tokens.types != SELF_TYPE) | (not has_self)
-                masks = {
-                    name: torch.isin(shown, torch.tensor(sorted(entities))) & free
-                    for name, entities in chosen.items()
-                }
-                states[group] = lane.live.choose(tokens, states[group], masks)
+            for group in episode.env.groups:
+                episode.rollout.change_perturbation(
+                    group, partial(self._choose_entities, lane, group)
+                )
             episode.check()
+
+    def _choose_entities(
+        self, lane: Lane, group: str, tokens: Tokens, state: PerturbationState
+    ) -> PerturbationState:
+        """Return the state with the chosen entities; see `LivePerturbation.choose`."""
+        env = lane.episode.env
+        shown = self.scene.entities(env, group)[None]
+        # An observer's own token is left alone.
+        has_self = env.groups[group].tokens.has_self
+        free = (tokens.types != SELF_TYPE) | (not has_self)
+        masks = {
+            name: torch.isin(shown, torch.tensor(sorted(entities))) & free
+            for name, entities in self.chosen.items()
+        }
+        return lane.live.choose(tokens, state, masks)
 
     def _set_distractors(self, count: int) -> None:
         """Add distractors: injected tokens, or more sensors of the environment."""

@@ -79,7 +79,10 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
 def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
     assert evolved(tmp_path / "run", "wrong_shape", monkeypatch) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "FaultyPole: rewards of 'agent': expected the shape (8, 1)" in line
+    assert (
+        "FaultyPole: rewards of 'agent': expected a tensor of floats of shape (8, 1)"
+        in line
+    )
     assert "got (8, 1, 1)" in line
 
 

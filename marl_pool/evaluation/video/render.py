@@ -160,8 +160,8 @@ def _perceive(
 ) -> Perception:
     """Relate the first agent's tokens to those of the environment that it observed."""
     true = env.observe()[group]
-    state = rollout.perturbation_states.get(group)
-    if rollout.perturbation is None or state is None:
+    state = rollout.perturbation_state(group, 0)
+    if rollout.perturbation is None or not state:
         perceived = Perception.compare(true, tokens, identity_origin(true), CLEAN)
     else:
         perceived = rollout.perturbation.perceive(true, tokens, state)
@@ -170,11 +170,8 @@ def _perceive(
 
 def _action_change(rollout: Rollout, transition: Transition, group: str) -> str:
     """Return in words how the first agent's action was changed; empty if it was not."""
-    state = rollout.perturbation_states.get(group, {})
-    if "executed" not in state:
-        return ""
     chosen = rollout.policies[group].scale(transition.decisions[group].action)[0, 0]
-    executed = state["executed"][0, 0]
+    executed = transition.executed[group][0, 0]
     if executed.equal(chosen):
         return ""
     if not executed.is_floating_point():

@@ -1,0 +1,159 @@
+"""In a turn-based environment a perturbation's memory is of an agent's own turns."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.perturbations import make_perturbation, perturbation_names
+from marl_pool.perturbations.base import Perturbation
+from marl_pool.policies.base import Decision, Policy
+from marl_pool.rollout import Rollout
+from marl_pool.tokens import Tokens, TokenSpec
+
+NUM_ENVS, TURNS, AGENTS = 3, 6, 2
+SPEC = TokenSpec(5, 4, ("self", "friend", "stone"), num_frames=2)
+
+
+class Together(BatchedEnv):
+    """Agents that all observe and act in every step."""
+
+    state_names = ()
+    stride = 1
+    """Steps from a turn of an agent to its next one."""
+
+    def __init__(self, num_envs: int, **common: Any) -> None:
+        super().__init__(num_envs, max_steps=TURNS * self.stride, **common)
+        self.groups = {"pair": AgentGroup(AGENTS, SPEC, spaces.Discrete(7))}
+
+    def observe(self) -> dict[str, Tokens]:
+        """Show numbers of the environment, episode, agent, turn, slot and feature."""
+        turn = (self.steps // self.stride)[:, None, None]
+        agent, slot = torch.arange(AGENTS)[:, None], torch.arange(5)
+        place = 5 * (7 * self.env_ids + self.episodes)[:, None, None] + slot
+        numbers = 3.7 * place + 1.9 * agent + 0.83 * turn
+        features = torch.stack([(numbers * k).sin() for k in (1, 2, 3, 4)], -1)
+        types = torch.tensor([0, 1, 1, 2, 2]).expand(self.num_envs, AGENTS, 5)
+        # A token comes and goes.
+        padding = (slot == 3) & ((turn + agent) % 3 == 1)
+        return {"pair": Tokens(features, types, padding)}
+
+    def place(self, rows: Tensor, keys: Tensor) -> None:
+        self.placed = rows
+
+    def advance(self, actions: Any) -> Any:
+        rewards = torch.zeros(self.num_envs, AGENTS)
+        return {"pair": rewards}, torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+class InTurn(Together):
+    """The same agents, one of which acts in each step; the other sees padding."""
+
+    stride = AGENTS
+    turn_based = True
+
+    @property
+    def active(self) -> dict[str, Tensor]:
+        in_turn = (self.steps % AGENTS)[:, None] == torch.arange(AGENTS)
+        return {"pair": in_turn}
+
+    @property
+    def alive(self) -> dict[str, Tensor]:
+        return {"pair": torch.ones(self.num_envs, AGENTS, dtype=torch.bool)}
+
+    def observe(self) -> dict[str, Tokens]:
+        tokens, active = super().observe()["pair"], self.active["pair"]
+        features = tokens.features.masked_fill(~active[..., None, None], 99.0)
+        padding = tokens.padding | ~active[..., None]
+        return {"pair": tokens._replace(features=features, padding=padding)}
+
+
+class Echo(Policy):
+    """Choose an action by what is perceived."""
+
+    noise_size: ClassVar[int] = 0
+
+    def act(
+        self, tokens: Tokens, state: Any = (), generator: Any = None, explore=False
+    ) -> Decision:
+        total = tokens.features.masked_fill(tokens.padding[..., None], 0).sum((-1, -2))
+        action, zeros = (total * 100).abs().long() % 7, torch.zeros_like(total)
+        return Decision(action, zeros, zeros, zeros[..., None], ())
+
+    def value(self, tokens: Tokens, state: Any = ()) -> Tensor:
+        return torch.zeros(tokens.batch_shape)
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"severity": 0.6}) for name in perturbation_names()),
+    ("delay", {"severity": 1.0, "steps": 2}),
+    ("delay", {"severity": [0.0, 1.0], "steps": 3, "onset": 1, "end": 4}),
+    ("freeze", {"every": 2}),
+    ("freeze", {"onset": 2, "agents": [1]}),
+    ("jitter", {"every": 2}),
+    ("occlude", {"severity": [0.2, 0.9], "ramp": 2}),
+    ("shuffle", {"scope": "frame", "every": 2}),
+    ("rewire", {"every": 1}),
+    ("drop_actions", {"severity": 0.7, "every": 2}),
+]
+
+
+def build(name: str, options: dict[str, Any]) -> Perturbation:
+    if name == "inject":
+        options = {"count": 3, "token_type": 2, "position_features": [0, 1], **options}
+    return make_perturbation(name, specs=[SPEC], **options)
+
+
+def play(
+    env: BatchedEnv, perturbation: Perturbation, sync_free: bool
+) -> tuple[Tokens, Tensor, Tensor]:
+    """Return tokens and actions of three episodes by step, and those executed."""
+    rollout = Rollout(
+        env, {"pair": Echo()}, perturbation=perturbation, sync_free=sync_free
+    )
+    taken, step = [], env.step
+    env.step = lambda actions: (taken.append(actions["pair"]), step(actions))[1]  # type: ignore[method-assign]
+    trajectory = rollout.steps(3 * env.max_steps)["pair"]
+    return trajectory.tokens, trajectory.actions, torch.stack(taken)
+
+
+@pytest.mark.parametrize("sync_free", [False, True])
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_the_turns_of_others_leave_no_trace(
+    name: str, options: dict[str, Any], sync_free: bool
+) -> None:
+    perturbation = build(name, options)
+    expected = play(Together(NUM_ENVS, seed=5), perturbation, False)
+    found = play(InTurn(NUM_ENVS, seed=5), perturbation, sync_free)
+    for agent in range(AGENTS):
+        for whole, by_turns in zip(expected, found, strict=True):
+            parts = whole.parts if isinstance(whole, Tokens) else (whole,)
+            turns = by_turns.parts if isinstance(by_turns, Tokens) else (by_turns,)
+            for part, own in zip(parts, turns, strict=True):
+                assert part[:, :, agent].equal(own[agent::AGENTS, :, agent])
+
+
+@pytest.mark.parametrize("name", ["delay", "freeze", "shuffle", "drop_actions"])
+def test_the_case_can_fail(name: str) -> None:
+    """Otherwise the perturbations above would not change anything."""
+    perturbation = build(name, {"severity": 0.6})
+    plain = play(Together(NUM_ENVS, seed=5), build("jitter", {"severity": 0.0}), False)
+    changed = play(Together(NUM_ENVS, seed=5), perturbation, False)
+    features = zip(plain[0].parts, changed[0].parts, strict=True)
+    assert not all(a.equal(b) for a, b in features) or not plain[2].equal(changed[2])
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_rollout_goes_on_from_its_state(name: str, options: dict[str, Any]) -> None:
+    perturbation = build(name, options)
+    first, other = (
+        Rollout(InTurn(2, seed=s), {"pair": Echo()}, perturbation=perturbation)
+        for s in (5, 5)
+    )
+    first.steps(2 * TURNS + 3)
+    other.load_state_dict(first.state_dict())
+    one, two = (rollout.steps(9)["pair"].tokens for rollout in (first, other))
+    assert all(map(torch.equal, one.parts, two.parts))

@@ -1,0 +1,83 @@
+"""Tokens whose parts do not belong together are refused, whatever their values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from marl_pool.networks import SetNetwork
+from marl_pool.policies import make_agent, make_policy
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+
+BATCH, SPEC = (3, 2), TokenSpec(5, 4, ("self", "friend"))
+SPACE = spaces.Discrete(3)
+NONE = torch.zeros(*BATCH, 5, dtype=torch.bool)
+"""Padding of no token."""
+ENCODER = {"name": "transformer", "num_layers": 1, "dim": 8}
+POLICIES: dict[str, Callable[[], Any]] = {
+    "max": lambda: make_policy(SPEC, SPACE, encoder=ENCODER, pooling={"name": "max"}),
+    "ada": lambda: make_policy(SPEC, SPACE, encoder=ENCODER, pooling={"name": "ada"}),
+    "two trunks": lambda: make_policy(
+        SPEC, SPACE, encoder=ENCODER, pooling={"name": "avg"}, trunk="separate"
+    ),
+    "memory": lambda: make_policy(
+        SPEC,
+        SPACE,
+        encoder={"name": "identity", "dim": 4},
+        pooling={"name": "attention_neuron"},
+    ),
+    "feed forward": lambda: make_agent(SPEC, SPACE, "feed_forward"),
+    "sensory": lambda: make_agent(SPEC, SPACE, "sensory"),
+}
+MISFITS: dict[str, tuple[str, Tensor]] = {
+    "a token more": ("padding", torch.zeros(*BATCH, 6, dtype=torch.bool)),
+    "one token": ("padding", NONE[..., :1]),
+    "of one agent": ("padding", NONE[:, :1]),
+    "of all agents": ("padding", NONE[0]),
+    "of all sets": ("padding", NONE[0, 0]),
+    "of sets": ("padding", NONE[..., 0]),
+    "a flag": ("padding", torch.tensor(False)),
+    "numbers": ("padding", NONE.long()),
+    "types of one token": ("types", NONE.long()[..., :1]),
+}
+AGENTS = ("feed forward", "sensory")
+"""Policies that are evolved, without a value."""
+CALLS = [
+    *((name, "act") for name in POLICIES),
+    *((name, "value") for name in POLICIES if name not in AGENTS),
+    *((name, "attention_weights") for name in ("ada", "memory", "sensory")),
+]
+
+
+def tokens() -> Tokens:
+    features = torch.randn(*BATCH, 5, 4, generator=torch.manual_seed(0))
+    return Tokens(features, NONE.long(), NONE)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("name", "method"), CALLS)
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_policies_refuse_parts_of_another_shape(misfit, name, method, grad) -> None:
+    policy = POLICIES[name]()
+    call, (part, value) = getattr(policy, method), MISFITS[misfit]
+    with torch.set_grad_enabled(grad):
+        call(tokens())
+        with pytest.raises(InputError, match=f"tokens: expected {part} of "):
+            call(tokens()._replace(**{part: value}))
+
+
+@pytest.mark.parametrize("method", ["__call__", "encode", "weights"])
+@pytest.mark.parametrize("pooling", ["max", "ada", "softmax"])
+@pytest.mark.parametrize("misfit", ["a token more", "one token", "of all sets"])
+def test_networks_refuse_parts_of_another_shape(misfit, pooling, method) -> None:
+    network = SetNetwork(SPEC, encoder=ENCODER, pooling={"name": pooling})
+    call, sets = getattr(network, method), tokens().flatten_batch()
+    call(sets)
+    value = MISFITS[misfit][1]
+    value = value.flatten(0, 1) if value.dim() == 3 else value
+    with pytest.raises(InputError, match="tokens: expected padding of shape"):
+        call(sets._replace(padding=value))
