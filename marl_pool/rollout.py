@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.rules import (
-    Lives,
+    LifeMasks,
     checked_observation,
     checked_step,
     lives_of,
@@ -286,7 +286,7 @@ class Rollout:
             for name, part in played
         }
         rewards = {name: part.rewards for name, part in played}
-        validate_lives(self.env, Lives(alive, active), rewards)
+        validate_lives(self.env, LifeMasks(alive, active), rewards)
         for name, trajectory in trajectories.items():
             if self.sync_free and trajectory.tokens.action_mask is not None:
                 # Steps are counted from the start of the fragment.
@@ -620,12 +620,12 @@ class Rollout:
                 acting = acting & where[:, None]
             keys = self._perturbation_keys(name)
             return perturbation(tokens, old, acting, keys, self._played)
-        seen, new = perturbation(tokens, old)
-        return seen, _choose(where, new, old)
+        perceived, new = perturbation(tokens, old)
+        return perceived, _choose(where, new, old)
 
     def _perturbation_keys(self, name: str) -> Tensor:
         """Return the keys of a group's streams in the present episodes."""
-        # Samples beyond the first have parts beyond those of any groups.
+        # Samples beyond the first have parts beyond the parts of any group.
         env, part = self.env, [*self.env.groups].index(name)
         number = part + (self.draw << DRAW_SHIFT)
         return stream_keys(
@@ -763,7 +763,9 @@ class Rollout:
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
+    def _record(
+        self, transition: Transition, lives: LifeMasks
+    ) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step = transition.step
         # Masks of agents that are always there need not be made again.

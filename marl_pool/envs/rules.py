@@ -17,8 +17,8 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import place_in_batch
 
 
-class Lives(NamedTuple):
-    """Who lives and who acts, by group; each ``(num_envs, agents)`` bool."""
+class LifeMasks(NamedTuple):
+    """Masks of living and acting agents, ``(num_envs, agents)`` bool by group."""
 
     alive: Mapping[str, Tensor]
     """Agents of the running episode; see `BatchedEnv.alive`."""
@@ -55,7 +55,7 @@ def may_be_absent(env: BatchedEnv) -> bool:
     return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive
 
 
-def lives_of(env: BatchedEnv) -> Lives:
+def lives_of(env: BatchedEnv) -> LifeMasks:
     """Return the present lives of an environment.
 
     Raises:
@@ -63,18 +63,18 @@ def lives_of(env: BatchedEnv) -> Lives:
     """
     active = env.active
     if not may_be_absent(env):
-        return Lives(active, active)
+        return LifeMasks(active, active)
     validate_by_group(env, "active", active, torch.bool)
     if type(env).alive is BatchedEnv.alive:
-        return Lives(active, active)
+        return LifeMasks(active, active)
     alive = env.alive
     validate_by_group(env, "alive", alive, torch.bool)
-    return Lives(alive, active)
+    return LifeMasks(alive, active)
 
 
 def validate_lives(
     env: BatchedEnv,
-    lives: Lives,
+    lives: LifeMasks,
     rewards: Mapping[str, Tensor] | None = None,
     *,
     first_steps: Tensor | None = None,
@@ -129,7 +129,7 @@ class _Rule(NamedTuple):
 
 
 def _breaches(
-    env: BatchedEnv, lives: Lives, rewards: Mapping[str, Tensor] | None
+    env: BatchedEnv, lives: LifeMasks, rewards: Mapping[str, Tensor] | None
 ) -> dict[_Rule, Tensor]:
     """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
 
