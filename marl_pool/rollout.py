@@ -15,8 +15,8 @@ from marl_pool.envs.rules import (
     Presence,
     checked_observation,
     checked_step,
-    presence_of,
     may_be_absent,
+    presence_of,
     validate_lives,
 )
 from marl_pool.envs.timeout import env_call
