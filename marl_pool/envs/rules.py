@@ -17,8 +17,8 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import place_in_batch
 
 
-class LifeMasks(NamedTuple):
-    """Masks of living and acting agents, ``(num_envs, agents)`` bool by group."""
+class Presence(NamedTuple):
+    """Agents that live and those that act, by group, ``(num_envs, agents)`` bool."""
 
     alive: Mapping[str, Tensor]
     """Agents of the running episode; see `BatchedEnv.alive`."""
@@ -55,26 +55,26 @@ def may_be_absent(env: BatchedEnv) -> bool:
     return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive
 
 
-def lives_of(env: BatchedEnv) -> LifeMasks:
-    """Return the present lives of an environment.
+def presence_of(env: BatchedEnv) -> Presence:
+    """Return which agents live and act now.
 
     Raises:
         InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
     """
     active = env.active
     if not may_be_absent(env):
-        return LifeMasks(active, active)
+        return Presence(active, active)
     validate_by_group(env, "active", active, torch.bool)
     if type(env).alive is BatchedEnv.alive:
-        return LifeMasks(active, active)
+        return Presence(active, active)
     alive = env.alive
     validate_by_group(env, "alive", alive, torch.bool)
-    return LifeMasks(alive, active)
+    return Presence(alive, active)
 
 
 def validate_lives(
     env: BatchedEnv,
-    lives: LifeMasks,
+    lives: Presence,
     rewards: Mapping[str, Tensor] | None = None,
     *,
     first_steps: Tensor | None = None,
@@ -129,7 +129,7 @@ class _Rule(NamedTuple):
 
 
 def _breaches(
-    env: BatchedEnv, lives: LifeMasks, rewards: Mapping[str, Tensor] | None
+    env: BatchedEnv, lives: Presence, rewards: Mapping[str, Tensor] | None
 ) -> dict[_Rule, Tensor]:
     """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
 
