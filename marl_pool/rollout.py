@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_map
 
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.rules import (
-    Lives,
+    Presence,
     checked_observation,
     checked_step,
-    lives_of,
+    may_be_absent,
+    presence_of,
     validate_lives,
 )
 from marl_pool.envs.timeout import env_call
@@ -285,7 +286,7 @@ class Rollout:
             for name, part in played
         }
         rewards = {name: part.rewards for name, part in played}
-        validate_lives(self.env, Lives(alive, active), rewards)
+        validate_lives(self.env, Presence(alive, active), rewards)
         for name, trajectory in trajectories.items():
             if self.sync_free and trajectory.tokens.action_mask is not None:
                 # Steps are counted from the start of the fragment.
@@ -374,7 +375,7 @@ class Rollout:
         endings: list[_Ending] = []
         for t in range(count):
             # Act on the current observations, and step all environments.
-            lives = lives_of(self.env)
+            lives = presence_of(self.env)
             transition = self._step(reads=not self.sync_free)
             fragment.append(self._record(transition, lives))
             # Observe before any reset: values of final observations are needed too.
@@ -399,7 +400,7 @@ class Rollout:
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
-                lives, lengths = lives_of(self.env), self._lengths
+                lives, lengths = presence_of(self.env), self._lengths
                 step = self._step(reads=not self.sync_free).step
                 if not self.sync_free:
                     validate_lives(self.env, lives, step.rewards, first_steps=lengths)
@@ -459,7 +460,7 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            lives, lengths = lives_of(self.env), self._lengths
+            lives, lengths = presence_of(self.env), self._lengths
             transition = self._step(reads=True, playing=~over)
             validate_lives(
                 self.env,
@@ -619,12 +620,12 @@ class Rollout:
                 acting = acting & where[:, None]
             keys = self._perturbation_keys(name)
             return perturbation(tokens, old, acting, keys, self._played)
-        seen, new = perturbation(tokens, old)
-        return seen, _choose(where, new, old)
+        perceived, new = perturbation(tokens, old)
+        return perceived, _choose(where, new, old)
 
     def _perturbation_keys(self, name: str) -> Tensor:
         """Return the keys of a group's streams in the present episodes."""
-        # Samples beyond the first have parts beyond those of any groups.
+        # Samples beyond the first have parts beyond the parts of any group.
         env, part = self.env, [*self.env.groups].index(name)
         number = part + (self.draw << DRAW_SHIFT)
         return stream_keys(
@@ -762,9 +763,11 @@ class Rollout:
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _record(self, transition: Transition, lives: Lives) -> dict[str, Trajectory]:
+    def _record(self, transition: Transition, lives: Presence) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
-        step, next_lives = transition.step, lives_of(self.env)
+        step = transition.step
+        # Masks of agents that are always there need not be made again.
+        next_lives = presence_of(self.env) if may_be_absent(self.env) else lives
         by_turns, is_same = self.env.turn_based, lives.alive is lives.active
         return {
             name: Trajectory(

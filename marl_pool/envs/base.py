@@ -211,7 +211,9 @@ class BatchedEnv(ABC):
     def alive(self) -> dict[str, Tensor]:
         """For each group, ``(num_envs, agents)`` bool: agents of the running episode.
 
-        These are the `active` agents and those that act in a later step only.
+        These are the `active` agents and those that act in a later step only, which an
+        environment has if it is `turn_based`. While the episode runs some agent is
+        alive, and an agent that is not earns 0.
         """
         return self.active
 

@@ -8,7 +8,7 @@ from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
-    lives_of,
+    presence_of,
     validate_lives,
 )
 from marl_pool.finite import validate_finite
@@ -22,7 +22,7 @@ class CheckedEnv:
         env: the environment.
 
     Attributes:
-        lives: who lives and acts; set by `reset` and `step`.
+        lives: agents that live and act; set by `reset` and `step`.
     """
 
     def __init__(self, env: BatchedEnv) -> None:
@@ -31,7 +31,7 @@ class CheckedEnv:
     def reset(self, where: Tensor | None = None) -> None:
         """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
         self.env.reset(where)
-        self.lives = lives_of(self.env)
+        self.lives = presence_of(self.env)
         validate_lives(self.env, self.lives, first_steps=self.env.steps)
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
@@ -43,7 +43,7 @@ class CheckedEnv:
             validate_finite(
                 name, rewards=rewards[None], env_ids=env.env_ids, first_steps=steps
             )
-        self.lives = lives_of(env)
+        self.lives = presence_of(env)
         goes_on = ~(step.terminated | step.truncated)
         validate_lives(env, self.lives, first_steps=env.steps, playing=goes_on)
         return step

@@ -11,7 +11,7 @@ from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
-    lives_of,
+    presence_of,
     validate_lives,
 )
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
@@ -132,7 +132,7 @@ def _check_lives(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        lives, steps = lives_of(env), env.steps.clone()
+        lives, steps = presence_of(env), env.steps.clone()
         step = checked_step(env, _actions(env, number))
         validate_lives(env, lives, step.rewards, first_steps=steps)
         env.reset(step.terminated | step.truncated)

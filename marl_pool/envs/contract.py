@@ -14,7 +14,7 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from marl_pool.envs.base import AgentGroup, BatchedEnv, Step
+    from marl_pool.envs.base import BatchedEnv, Step
 
 
 def validate_groups(env: "BatchedEnv", kind: type) -> None:
@@ -44,7 +44,7 @@ def validate_results(env: "BatchedEnv", results: Any) -> tuple[dict[str, Tensor]
         raise misfit(env, "advance", "a tuple of rewards and terminated", actual)
     rewards, terminated = results
     validate_by_group(env, "rewards", rewards)
-    _validate_tensor(env, "terminated", terminated, (env.num_envs,), torch.bool)
+    _validate_ends(env, "terminated", terminated)
     return rewards, terminated
 
 
@@ -53,7 +53,7 @@ def validate_step(env: "BatchedEnv", step: "Step") -> None:
     if not (isinstance(step, tuple) and hasattr(step, "truncated")):
         raise misfit(env, "step", "a Step", kind_of(step))
     validate_results(env, (step.rewards, step.terminated))
-    _validate_tensor(env, "truncated", step.truncated, (env.num_envs,), torch.bool)
+    _validate_ends(env, "truncated", step.truncated)
 
 
 def validate_by_group(
@@ -63,65 +63,76 @@ def validate_by_group(
 
     Without a ``dtype`` they hold floats.
     """
-    _validate_groups(env, part, tensors)
+    _validate_names(env, part, tensors)
     for name, group in env.groups.items():
-        shape = (env.num_envs, group.num_agents)
-        _validate_tensor(env, f"{part} of {name!r}", tensors[name], shape, dtype)
+        form = (env.num_envs, group.num_agents), dtype
+        if not _has_form(tensors[name], *form):
+            raise _wrong_form(env, f"{part} of {name!r}", tensors[name], *form)
 
 
 def validate_observation(env: "BatchedEnv", observed: Any) -> None:
     """Raise InputError unless there are tokens of the specified form for each group."""
-    _validate_groups(env, "observations", observed)
+    _validate_names(env, "observations", observed)
     for name, group in env.groups.items():
-        tokens = observed[name]
+        tokens, spec = observed[name], group.tokens
+        shape = (env.num_envs, group.num_agents, spec.num_tokens)
+        real = torch.uint8 if spec.dtype == "uint8" else None
+        # Most often all is right, and then no more than this may be computed.
+        if (
+            isinstance(tokens, Tokens)
+            and _has_form(tokens.features, (*shape, spec.num_features), real)
+            and _has_form(tokens.types, shape, torch.int64)
+            and _has_form(tokens.padding, shape, torch.bool)
+            and tokens.action_mask is None
+            and not group.has_action_masks
+        ):
+            continue
         if not isinstance(tokens, Tokens):
             part = f"observations of {name!r}"
             raise misfit(env, part, "Tokens", kind_of(tokens))
-        for part, tensor, shape, dtype in _token_parts(env, group, tokens):
-            _validate_tensor(env, f"{part} of {name!r}", tensor, shape, dtype)
+        options = (*shape[:2], group.actions.num_options)
+        for part, value, *form in (
+            ("features", tokens.features, (*shape, spec.num_features), real),
+            ("types", tokens.types, shape, torch.int64),
+            ("padding", tokens.padding, shape, torch.bool),
+            (MASK, tokens.action_mask, options, torch.bool),
+        ):
+            if not _has_form(value, *form):
+                raise _wrong_form(env, f"{part} of {name!r}", value, *form)
 
 
-def _token_parts(
-    env: "BatchedEnv", group: "AgentGroup", tokens: Tokens
-) -> list[tuple[str, Any, tuple[int, ...], torch.dtype | None]]:
-    """Return name, tensor, expected shape and expected dtype (None: floats) of each."""
-    spec, agents = group.tokens, (env.num_envs, group.num_agents)
-    shape = (*agents, spec.num_tokens)
-    real = torch.uint8 if spec.dtype == "uint8" else None
-    parts: list[tuple[str, Any, tuple[int, ...], torch.dtype | None]] = [
-        ("features", tokens.features, (*shape, spec.num_features), real),
-        ("types", tokens.types, shape, torch.int64),
-        ("padding", tokens.padding, shape, torch.bool),
-    ]
-    if group.has_action_masks or tokens.action_mask is not None:
-        options = (*agents, group.actions.num_options)
-        parts.append((MASK, tokens.action_mask, options, torch.bool))
-    return parts
-
-
-def _validate_groups(env: "BatchedEnv", part: str, by_group: Any) -> None:
-    if not isinstance(by_group, Mapping):
+def _validate_names(env: "BatchedEnv", part: str, by_group: Any) -> None:
+    if not isinstance(by_group, dict):
         raise misfit(env, part, "a dict by group", kind_of(by_group))
     if by_group.keys() != env.groups.keys():
         names = ", ".join(map(str, by_group)) or "none"
         raise misfit(env, part, f"the groups {', '.join(env.groups)}", names)
 
 
-def _validate_tensor(
-    env: "BatchedEnv",
-    part: str,
-    value: Any,
-    shape: tuple[int, ...],
-    dtype: torch.dtype | None,
-) -> None:
-    if (
+def _validate_ends(env: "BatchedEnv", part: str, ends: Any) -> None:
+    form = (env.num_envs,), torch.bool
+    if not _has_form(ends, *form):
+        raise _wrong_form(env, part, ends, *form)
+
+
+def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
+    """Return True for a tensor of this shape and dtype, of floats without a dtype."""
+    return (
         isinstance(value, Tensor)
         and value.shape == shape
-        and (value.dtype == dtype if dtype else value.is_floating_point())
-    ):
-        return
+        and (value.is_floating_point() if dtype is None else value.dtype is dtype)
+    )
+
+
+def _wrong_form(
+    env: object,
+    part: str,
+    value: object,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+) -> InputError:
     expected = f"{_name_of(dtype) if dtype else 'floats'} of shape {shape}"
-    raise misfit(env, part, f"a tensor of {expected}", kind_of(value))
+    return misfit(env, part, f"a tensor of {expected}", kind_of(value))
 
 
 def misfit(env: object, part: str, expected: object, actual: object) -> InputError:

@@ -17,8 +17,8 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import place_in_batch
 
 
-class Lives(NamedTuple):
-    """Who lives and who acts, by group; each ``(num_envs, agents)`` bool."""
+class Presence(NamedTuple):
+    """Agents that live and those that act, by group, ``(num_envs, agents)`` bool."""
 
     alive: Mapping[str, Tensor]
     """Agents of the running episode; see `BatchedEnv.alive`."""
@@ -49,24 +49,32 @@ def checked_step(env: BatchedEnv, actions: Mapping[str, Tensor]) -> Step:
     return step
 
 
-def lives_of(env: BatchedEnv) -> Lives:
-    """Return the present lives of an environment.
+def may_be_absent(env: BatchedEnv) -> bool:
+    """Return False if all agents act in every step, which is the default."""
+    kind = type(env)
+    return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive
+
+
+def presence_of(env: BatchedEnv) -> Presence:
+    """Return which agents live and act now.
 
     Raises:
         InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
     """
     active = env.active
-    # The same masks, which need no second check.
-    alive = active if type(env).alive is BatchedEnv.alive else env.alive
-    if _may_end(env):
-        validate_by_group(env, "active", active, torch.bool)
-        validate_by_group(env, "alive", alive, torch.bool)
-    return Lives(alive, active)
+    if not may_be_absent(env):
+        return Presence(active, active)
+    validate_by_group(env, "active", active, torch.bool)
+    if type(env).alive is BatchedEnv.alive:
+        return Presence(active, active)
+    alive = env.alive
+    validate_by_group(env, "alive", alive, torch.bool)
+    return Presence(alive, active)
 
 
 def validate_lives(
     env: BatchedEnv,
-    lives: Lives,
+    lives: Presence,
     rewards: Mapping[str, Tensor] | None = None,
     *,
     first_steps: Tensor | None = None,
@@ -87,7 +95,7 @@ def validate_lives(
             None for 0.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
-    if not _may_end(env):
+    if not may_be_absent(env):
         return
     rules = _breaches(env, lives, rewards)
     if playing is not None:
@@ -121,7 +129,7 @@ class _Rule(NamedTuple):
 
 
 def _breaches(
-    env: BatchedEnv, lives: Lives, rewards: Mapping[str, Tensor] | None
+    env: BatchedEnv, lives: Presence, rewards: Mapping[str, Tensor] | None
 ) -> dict[_Rule, Tensor]:
     """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
 
@@ -141,9 +149,3 @@ def _breaches(
             earns = ~alive & (rewards[name] != 0)
             breaches[_Rule("rewards", name, nothing)] = earns
     return breaches
-
-
-def _may_end(env: BatchedEnv) -> bool:
-    """Return True if agents may be absent, which the environment says by itself."""
-    kind = type(env)
-    return kind.active is not BatchedEnv.active or kind.alive is not BatchedEnv.alive

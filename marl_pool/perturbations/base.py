@@ -160,6 +160,7 @@ class SampledPerturbation(Perturbation):
     Steps are counted from 0 in each episode. A perturbation with an onset is sampled at
     that step, by the random numbers of one without: frozen sensors hold the readings of
     that step. Before it, from ``end`` on, and for all other agents it is the identity.
+    In a turn-based environment the steps of an agent are its own turns.
 
     Args:
         every: steps between resamplings, or None to resample at reset only.

@@ -144,6 +144,7 @@ FAULTS: dict[str, Fault] = {
     "twice": at_reset(list_agents(["a_0", "a_0"])),
     "no list": at_reset(list_agents(None)),
     "a text": at_reset(list_agents("a_0")),
+    "no names": at_reset(list_agents([["a_0"]])),
     "stranger later": at_step(list_agents(["a_0", "a_1", "a_2", "ghost"])),
     "vanishes": at_step(list_agents(["a_1", "a_2"])),
     "all vanish": at_step(list_agents([])),
@@ -168,6 +169,8 @@ FAULTS: dict[str, Fault] = {
     # Rewards
     "no reward": at_step(without(1)),
     "reward None": at_step(put(1, {"a_0": None})),
+    "reward too large": at_step(put(1, {"a_0": 10**400})),
+    "large reward": at_step(put(1, {"a_0": 10**30})),
     "reward text": at_step(put(1, {"a_0": "1"})),
     "reward array": at_step(put(1, {"a_0": np.array([1.0, 2.0])})),
     "reward for a stranger": at_step(put(1, {"ghost": 1.0})),
@@ -184,6 +187,10 @@ FAULTS: dict[str, Fault] = {
     "observations array": at_step(instead(0, np.zeros((3, 2)))),
     "common": at_step(put(0, {"common": 7})),
     "infos None": at_step(instead(4, None)),
+    "infos list": at_step(instead(4, [{}, {}, {}])),
+    "info None": at_step(put(4, {"a_0": None})),
+    "info text": at_reset(put(1, {"a_1": "mask"})),
+    "info for others": at_step(put(4, {"ghost": {}, "common": 7})),
     "no infos": at_step(instead(4, {})),
     # Forms
     "old reset": at_reset(lambda env, observations, infos: observations),

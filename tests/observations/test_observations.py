@@ -339,6 +339,7 @@ WRONG: list[tuple[spaces.Space, Any, str]] = [
     (spaces.Discrete(3), 3, r"\[0, 2\].*got 3$"),
     (spaces.Discrete(3), 1.0, "expected integers"),
     (spaces.Discrete(3), True, ""),
+    (box(2), torch.ones(2, requires_grad=True), r"array of shape \(2,\).*got Tensor"),
     (spaces.MultiBinary(2), [0, 2], r"\[0, 1\].*got 2 at \[1\]"),
     (spaces.MultiDiscrete([2, 3]), [1, 3], r"\[0, 2\].*got 3 at \[1\]"),
     (BOX(0, 255, (2, 2, 1), np.uint8), np.full((2, 2, 1), 256), "got 256 at"),

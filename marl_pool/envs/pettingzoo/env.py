@@ -63,7 +63,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     dimension, or a Tuple or Dict of them. In a batch an action is a row of numbers, as
     `marl_pool.policies.action_spaces.ActionRows` makes it: choices, counted from 0,
     then the numbers of Boxes. The mask of several choices is one row, or a tuple of
-    masks.
+    masks with one for each choice, in their order.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
@@ -77,15 +77,19 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     them terminate, the episode is terminated. An environment that breaks a rule of
     PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
     without a flag or goes on after one; a missing observation, reward or flag; a reward
-    that is not one number; a flag of another name such as ``__all__``.
+    that is not one number; a flag of another name such as ``__all__``; an info that is
+    no dict. An info may be missing, and PettingZoo allows observations and infos of
+    other names, such as ``common``, which are ignored.
 
     *Turns.* A turn-based (AEC) environment is played in cycles of all agents where its
-    metadata says ``is_parallelizable``. Otherwise a step is one turn, which counts for
-    ``max_steps``: only the agent in turn observes, acts and learns; the others observe
-    padding only. PPO credits an action with the rewards until the agent's next turn,
-    discounts by turns, and leaves out a turn that the end of the fragment or
-    ``max_steps`` cuts off from its next one. Agents that ended take the action None at
-    once. ``last()`` has to return the sum of ``env.rewards`` since the agent's turn.
+    metadata says ``is_parallelizable``: each agent has one turn, in the order of
+    ``env.agents``, and may end at the end of a cycle only. Otherwise a step is one
+    turn, which counts for ``max_steps``: only the agent in turn observes, acts and
+    learns; the others observe padding only. PPO credits an action with the rewards
+    until the agent's next turn, discounts by turns, and leaves out a turn that the end
+    of the fragment or ``max_steps`` cuts off from its next one. Agents that ended take
+    the action None at once. ``last()`` has to return the sum of ``env.rewards`` since
+    the agent's turn.
 
     *Seeds.* An episode starts with ``reset(seed=…)``, with a seed from the
     environment's reset stream. `select` and `load_state_dict` replay the actions of an

@@ -237,8 +237,11 @@ def read_flag(flag: Any) -> bool | None:
 
 def read_reward(reward: Any) -> float | None:
     """Return a reward as a float; None if it is not one number."""
-    if isinstance(reward, float):
-        return float(reward)
+    if isinstance(reward, float | int):
+        try:
+            return float(reward)
+        except OverflowError:
+            return None
     array = as_array(reward)
     if array is None or array.dtype.kind not in "biuf" or array.size != 1:
         return None

@@ -1,4 +1,4 @@
-"""Whether a user's environment can be called as PettingZoo and Gymnasium call it."""
+"""Checks that an environment can be called as PettingZoo and Gymnasium call it."""
 
 import inspect
 from typing import Any

@@ -10,9 +10,7 @@ from pettingzoo import ParallelEnv
 from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
-from helpers.ppo import assert_same, resumed, run_of
 from marl_pool.cli.main import main
-from marl_pool.config import compose
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.perturbations.membership import Occlude
 from marl_pool.policies import make_policy
@@ -240,32 +238,6 @@ def test_an_agent_that_may_do_nothing_is_refused():
     expected = "step 2: agent 'a_0' of group 'a': action_mask: expected at least one"
     with pytest.raises(InputError, match=expected):
         Rollout(env, {"a": policy}).steps(3)
-
-
-TRAINING = [
-    "env=pettingzoo",
-    f"env.module={MODULE}",
-    "ppo.num_envs=4",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.kl_coeff=0.2",
-    "ppo.entropy_coeff=0.01",
-    "checkpoint.every=1",
-    "ppo.num_epochs=2",
-    "threads=1",
-]
-
-
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("pooling", ["ada", "lstm"])
-def test_training_resumes_exactly(tmp_path, monkeypatch, pooling, kernels):
-    if not kernels:
-        monkeypatch.setenv("MARL_POOL_KERNELS", "torch")
-    overrides = [*TRAINING, f"pooling={pooling}"]
-    whole = run_of(tmp_path / "whole", compose("train", [*overrides, "total_steps=64"]))
-    run_of(tmp_path / "part", compose("train", [*overrides, "total_steps=32"]))
-    assert_same(resumed(tmp_path / "part", 64), whole)
-    assert len(list(whole.rows())) == 2
 
 
 def test_a_check_takes_allowed_actions(capsys):

@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
 
 from helpers.rule_breaker import Breaker
+from helpers.turn_based import PassItOn
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.utils.errors import InputError
 
@@ -23,6 +25,10 @@ class Named(Breaker):
         if not self.sizes[agent]:
             raise KeyError("no such\nbeast")
         return spaces.Box(-9, 9, (self.sizes[agent],), np.float32)
+
+
+class Bare(ParallelEnv):
+    """An env that lists no agents."""
 
 
 def groups(*sizes: tuple[Any, int]) -> dict[str, list[Any]]:
@@ -69,6 +75,31 @@ def test_no_group_loses_an_agent_or_meets_another_s_name(sizes, expected):
 def test_there_are_more_groups_of_a_name_than_letters():
     names = [*groups(*((f"u_{i}", i + 1) for i in range(30)))]
     assert (names[25:27], len(set(names))) == (["u_z", "u_aa"], 30)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (AttributeError(), "expected an env with possible_agents, a list .*, got None"),
+        (KeyError("x"), r"possible_agents: KeyError: 'x' \(.*test_groups.py:\d+\)$"),
+        ([], r"a list of names, got \[\]$"),
+        ({"a"}, "a list of names, got {'a'}$"),
+        ("ab", "a list of names, got 'ab'$"),
+        ([["a"], ["b"]], r"possible_agents: expected names, got \[\['a'\], \['b'\]\]$"),
+    ],
+)
+@pytest.mark.parametrize("turn_based", [False, True])
+def test_an_env_lists_the_names_of_its_agents(monkeypatch, value, message, turn_based):
+    def names(env):
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    cls = PassItOn if turn_based else Bare
+    monkeypatch.setattr(cls, "possible_agents", property(names), raising=False)
+    module = "helpers.turn_based:PassItOn" if turn_based else f"{__name__}:Bare"
+    with pytest.raises(InputError, match=f"^env.module: .*{message}"):
+        PettingZooEnv(1, module=module)
 
 
 @pytest.mark.parametrize("names", [["a", "a"], ["1", 1]])

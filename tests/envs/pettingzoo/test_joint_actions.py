@@ -1,6 +1,7 @@
 """Actions of all spaces and their masks, from the policy to PettingZoo and back."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -145,16 +146,18 @@ def test_masks_that_begin_after_the_reset_are_refused():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (np.ones(4, np.int8), r"infos: action_mask'.* shape \(5,\), .* got \(4,\)"),
-        (np.full(5, 0.5), "infos: action_mask.* expected integers .* got float64"),
-        (np.full(5, 2), r"infos: action_mask: expected numbers 0 and 1, got \[2, 2"),
-        (["a"] * 5, "infos: action_mask.* expected integers"),
-        (
-            (np.ones(2, np.int8), np.ones(3, np.int8)),
-            r"sizes \(3, 2\), .* got \(2, 3",
-        ),
-        ([np.ones(2, np.int8), 1], "expected one row of numbers, or one for each"),
-        ([], r"infos: action_mask.* got"),
+        (np.ones(4, np.int8), r"expected 5 numbers 0 and 1, got array\(\[1, 1, 1, 1\]"),
+        (np.full(5, 0.5), r"expected 5 numbers 0 and 1, got array\(\[0.5, 0.5, "),
+        (np.full(5, np.nan), r"expected 5 numbers 0 and 1, got array\(\[nan, "),
+        (np.full(5, 2), r"expected 5 numbers 0 and 1, got array\(\[2, 2"),
+        (["a"] * 5, "expected 5 numbers 0 and 1, got .'a', "),
+        ({1, 2}, "expected 5 numbers 0 and 1, got {1, 2}"),
+        ([], r"expected 5 numbers 0 and 1, got \[\]"),
+        ((np.ones(2), np.ones(3)), r"of the sizes \(3, 2\), .*, got \(2, 3\)"),
+        ([[1, 1], [1, 1, 1]], r"of the sizes \(3, 2\), .*, got \(2, 3\)"),
+        ((np.ones(5),), r"of the sizes \(3, 2\), .*, got \(5,\)"),
+        ([np.ones(3), 1], r"of the sizes \(3, 2\), .*, got \[array"),
+        ([[1, 1, 1], [[1, 1]]], r"of the sizes \(3, 2\), .*, got \[\[1, 1, 1\], "),
     ],
 )
 def test_wrong_masks_in_infos_are_refused(monkeypatch, mask, message):
@@ -165,10 +168,105 @@ def test_wrong_masks_in_infos_are_refused(monkeypatch, mask, message):
         return observations, {agent: {"action_mask": mask} for agent in infos}
 
     monkeypatch.setattr(JointEnv, "_observe", wrong)
-    with pytest.raises(InputError, match=message) as caught:
+    where = "^env.module: reset: agent 'a_0': infos: action_mask: expected "
+    with pytest.raises(InputError, match=where.removesuffix("expected ")) as caught:
         joint_env().reset()
-    assert "agent 'a_0'" in str(caught.value)
+    assert re.search(message, str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+BITS = spaces.MultiBinary
+FLOATS = spaces.Box(0, 1, (3,), np.float32), spaces.Box(0, 1, (2,), np.float32)
+THREE, TWO = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
+ROW = np.concatenate([THREE, TWO])
+
+
+def masked_by(monkeypatch, mask, space=None):
+    """Return an env of choices among 3 and 2, with one mask in each observation.
+
+    Without a space, the mask is in the infos.
+    """
+    seen = spaces.Box(-1, 1, (3,), np.float32)
+    observed = {"observation": np.zeros(3, np.float32), "action_mask": mask}
+    observations = dict.fromkeys(JointEnv.possible_agents, observed)
+    infos = {agent: {} for agent in observations}
+    if space is None:
+        observations = dict.fromkeys(infos, observed["observation"])
+        infos = {agent: {"action_mask": mask} for agent in infos}
+    else:
+        seen = spaces.Dict(observation=seen, action_mask=space)
+    monkeypatch.setattr(JointEnv, "observation_space", lambda *_: seen)
+    monkeypatch.setattr(JointEnv, "_observe", lambda *_: (observations, infos))
+    env = joint_env(1)
+    env.reset()
+    return env
+
+
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (BITS(5), ROW),
+        (BITS(5), ROW.astype(bool)),
+        (BITS(5), ROW.tolist()),
+        (spaces.Box(0, 1, (5,), np.bool_), ROW.astype(bool)),
+        (spaces.Box(0, 1, (5,), np.float64), ROW.astype(float)),
+        (spaces.MultiDiscrete([2] * 5), ROW),
+        (spaces.Tuple([BITS(3), BITS(2)]), (THREE, TWO)),
+        (spaces.Tuple([BITS(3), BITS(2)]), [THREE.tolist(), TWO.tolist()]),
+        (spaces.Tuple([BITS(3), BITS(2)]), ROW),
+        (spaces.Tuple(FLOATS), (THREE.astype(np.float32), TWO.astype(np.float32))),
+        (None, ROW),
+        (None, ROW.astype(bool)),
+        (None, ROW.astype(float)),
+        (None, ROW.tolist()),
+        (None, torch.from_numpy(ROW)),
+        (None, (THREE, TWO)),
+        (None, [THREE.tolist(), TWO.tolist()]),
+        (None, (torch.from_numpy(THREE), torch.from_numpy(TWO))),
+    ],
+)
+def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, space, mask):
+    env = masked_by(monkeypatch, mask, space)
+    assert env.observe()["a"].action_mask[0].tolist() == [(ROW != 0).tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "message"),
+    [
+        (
+            spaces.Tuple([BITS(2), BITS(3)]),
+            (TWO, THREE),
+            r"^env.module: agent 'a_0': expected an action_mask of shape \(5,\), or a "
+            r"Tuple of the sizes \(3, 2\), as for .*, got a Tuple of the sizes \(2, 3",
+        ),
+        (spaces.Tuple([BITS(4), BITS(1)]), (), r"got a Tuple of the sizes \(4, 1\)$"),
+        (spaces.Tuple([BITS(6)]), (), r"Tuple of the sizes \(3, 2\), .*, got \(6,\)$"),
+        (
+            spaces.Dict(x=BITS(3), y=BITS(2)),
+            {},
+            r"such as a Dict whose action_mask is a MultiBinary\(n\), .* or a Tuple of",
+        ),
+        (
+            spaces.Tuple([BITS(3), BITS(2)]),
+            (TWO, THREE),
+            r"^env.module: reset: agent 'a_0': action_mask: expected masks of the "
+            r"sizes \(3, 2\), one for each choice, got \(2, 3\)$",
+        ),
+        (spaces.Tuple(FLOATS), (np.ones(2), np.ones(3)), r"\(3, 2\), .* got \(2, 3\)$"),
+        (BITS(5), (TWO, THREE), r"expected one row of 5 numbers, got \(2, 3\)$"),
+        (BITS(5), (THREE, TWO), r"expected one row of 5 numbers, got \(3, 2\)$"),
+        (
+            BITS(5),
+            ROW.astype(float),
+            r"_mask': expected integers .* got float64",
+        ),
+    ],
+)
+def test_masks_that_do_not_fit_each_choice_are_refused(
+    monkeypatch, space, mask, message
+):
+    with pytest.raises(InputError, match=message):
+        masked_by(monkeypatch, mask, space)
 
 
 def test_gymnasiums_masks_in_infos_are_obeyed():

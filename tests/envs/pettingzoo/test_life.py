@@ -15,6 +15,7 @@ REFUSED = {
     "twice": "reset: env.agents: expected each agent once, got ('a_0', 'a_0')",
     "no list": "reset: env.agents: expected a list of names, got None",
     "a text": "reset: env.agents: expected a list of names, got 'a_0'",
+    "no names": "reset: env.agents: expected names, got (['a_0'],)",
     "stranger later": "step 2: env.agents: expected one of possible_agents, got agent",
     "vanishes": "step 2: agent 'a_0': left env.agents without a flag, expected",
     "all vanish": "step 2: agent 'a_0': left env.agents without a flag, expected",
@@ -37,6 +38,7 @@ REFUSED = {
     "flags bool": "step 2: truncations: expected a dict, got a bool",
     "no reward": "step 2: agent 'a_0': reward: expected one, got none",
     "reward None": "step 2: agent 'a_0': reward: expected one number, got None",
+    "reward too large": "step 2: agent 'a_0': reward: expected one number, got 1000",
     "reward text": "step 2: agent 'a_0': reward: expected one number, got '1'",
     "reward array": "step 2: agent 'a_0': reward: expected one number, got array",
     "reward for a stranger": "step 2: rewards: expected one of possible_agents, got",
@@ -48,6 +50,9 @@ REFUSED = {
     "observation None": "step 2: agent 'a_0': expected an observation of shape (2,)",
     "observations array": "step 2: observations: expected a dict, got a ndarray",
     "infos None": "step 2: infos: expected a dict, got None",
+    "infos list": "step 2: infos: expected a dict, got a list",
+    "info None": "step 2: agent 'a_0': info: expected a dict, got None",
+    "info text": "reset: agent 'a_1': info: expected a dict, got a str",
     "old reset": "reset: expected 2 dicts, observations, infos, got a dict",
     "reset None": "reset: expected 2 dicts, observations, infos, got a str",
     "reset of 3": "reset: expected 2 dicts, observations, infos, got 3 values",
@@ -96,18 +101,22 @@ def test_an_env_that_breaks_a_rule_is_refused_with_step_agent_and_rule(fault):
         ("one number", [5, 5, 5], [5, 5, 5], "truncated"),
         ("common", [5, 5, 5], [5, 5, 5], "truncated"),
         ("no infos", [5, 5, 5], [5, 5, 5], "truncated"),
+        ("info for others", [5, 5, 5], [5, 5, 5], "truncated"),
+        ("large reward", [4 + 1e30, 5, 5], [5, 5, 5], "truncated"),
     ],
 )
 def test_lax_envs_have_the_documented_meaning(fault, returns, lengths, end):
     rewards, active, ended = play(fault)
-    assert [sum(column) for column in zip(*rewards, strict=True)] == returns
+    totals = [sum(column) for column in zip(*rewards, strict=True)]
+    assert totals == pytest.approx(returns)
     assert [sum(column) for column in zip(*active, strict=True)] == lengths
     assert ended == end
 
 
 def test_each_fault_is_in_a_table():
     lax = {"ended and listed", "truncated and listed", "all end and stay listed"}
-    lax |= {"flagged numpy", "one number", "common", "no infos"}
+    lax |= {"flagged numpy", "one number", "common", "no infos", "info for others"}
+    lax |= {"large reward"}
     assert FAULTS.keys() == REFUSED.keys() | lax
 
 

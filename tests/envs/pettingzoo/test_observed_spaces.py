@@ -100,6 +100,7 @@ class Observed(ChangingAgents):
     SPACES: ClassVar = {
         "bits": spaces.MultiBinary(3),
         "integers": spaces.Box(0, 9, (3,), np.int64),
+        "bit image": spaces.MultiBinary([3, 4, 2]),
         "bytes": spaces.Box(0, 255, (3,), np.uint8),
         "image": spaces.Box(0, 9, (4, 4, 3), np.float64),
         "counts": spaces.Box(0, 9, (4, 4, 3), np.int16),

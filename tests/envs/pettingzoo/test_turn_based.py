@@ -1,10 +1,13 @@
 """Turn-based (AEC) environments: only the agent in turn acts and is paid for it."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pettingzoo.utils.conversions import aec_to_parallel
 
 pytest.importorskip("ray")
 
@@ -14,6 +17,7 @@ from marl_pool import make_policy
 from marl_pool.cli.main import main
 from marl_pool.config import compose
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.envs.pettingzoo.turn_based import CycledAgents
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout, Trajectory
 from marl_pool.tokens import Tokens
@@ -275,6 +279,165 @@ def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
     env = turn_env(fault=fault, deaths=0.0)
     with pytest.raises(InputError, match=message):
         Rollout(env, random_policies(env), explore=True).steps(8)
+
+
+class Spoiled(PassItOn):
+    """Sets an attribute at the end of a turn; 0 is the reset."""
+
+    MISSING = "missing"
+
+    def __init__(self, attribute=None, value=None, turn=1, cycles=False):
+        super().__init__()
+        self.metadata = {"name": "spoiled", "is_parallelizable": cycles}
+        self.attribute, self.value, self.spoiled = attribute, value, turn
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self._spoil()
+
+    def step(self, action):
+        if self.turn == 0:
+            self.rewards = by_agent(0.0)
+        super().step(action)
+        self._spoil()
+
+    def _spoil(self):
+        if self.attribute is None or self.turn != self.spoiled:
+            return
+        if self.value == self.MISSING:
+            delattr(self, self.attribute)
+        else:
+            setattr(self, self.attribute, self.value)
+
+
+def by_agent(value):
+    return dict.fromkeys(PassItOn.possible_agents, value)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "attribute", "value", "turn", "message"),
+    [
+        (both, *row)
+        for row in [
+            ("rewards", Spoiled.MISSING, 1, "step 1: rewards: expected a dict by"),
+            ("rewards", [0.0, 0.0], 1, "step 1: rewards: expected a dict by agent, go"),
+            (
+                "rewards",
+                by_agent("1"),
+                1,
+                "step 1: agent 'leader': reward: expected one",
+            ),
+            ("terminations", None, 0, "reset: terminations: expected a dict by agent"),
+            ("truncations", Spoiled.MISSING, 1, "step 1: truncations: expected a dict"),
+            ("infos", None, 0, "reset: infos: expected a dict by agent, got None"),
+            ("infos", by_agent("x"), 0, "reset: agent 'leader': info: expected a dict"),
+            (
+                "agents",
+                Spoiled.MISSING,
+                0,
+                "reset: env.agents: expected a list of name",
+            ),
+        ]
+        for both in (False, True)
+    ]
+    + [
+        (False, "infos", {}, 0, "reset: agent 'leader': infos: expected one of each"),
+        (
+            False,
+            "_cumulative_rewards",
+            Spoiled.MISSING,
+            0,
+            "reset: _cumulative_re",
+        ),
+        (False, "agent_selection", None, 0, "reset: agent_selection: .*, got None"),
+        (
+            False,
+            "agent_selection",
+            Spoiled.MISSING,
+            1,
+            "step 1: agent_selec.*None",
+        ),
+        (False, "terminations", {}, 0, "reset: agent 'leader': terminations: expected"),
+        (
+            True,
+            "agent_selection",
+            None,
+            0,
+            "step 1: agent_selection: expected 'le",
+        ),
+        (
+            True,
+            "agent_selection",
+            "leader",
+            1,
+            "step 1: agent_selection: expected 'follower', the next of env.agents, got "
+            "'leader', since metadata say is_parallelizable",
+        ),
+        (
+            True,
+            "truncations",
+            by_agent(True),
+            1,
+            "step 1: agent 'follower': ended in mid-cycle, expected that at its end, ",
+        ),
+    ],
+)
+def test_attributes_that_are_not_those_of_the_api_are_told(
+    cycles, attribute, value, turn, message
+):
+    options = {"attribute": attribute, "value": value, "turn": turn, "cycles": cycles}
+    env = PettingZooEnv(1, module=f"{__name__}:Spoiled", options=options)
+    assert env.turn_based != cycles
+    with pytest.raises(InputError, match=f"^env.module: {message}"):
+        Rollout(env, random_policies(env), explore=True).steps(4)
+
+
+@pytest.mark.parametrize("cycles", [False, True])
+@pytest.mark.parametrize("value", [Spoiled.MISSING, None, {}])
+def test_rewards_count_from_the_first_step_on(cycles, value):
+    options = {"attribute": "rewards", "value": value, "turn": 0, "cycles": cycles}
+    plain = PettingZooEnv(2, module=f"{__name__}:Spoiled", options={"cycles": cycles})
+    odd = PettingZooEnv(2, module=f"{__name__}:Spoiled", options=options)
+    parts = [
+        Rollout(env, random_policies(env), explore=True).steps(6)["leader"].rewards
+        for env in (plain, odd)
+    ]
+    assert torch.equal(*parts)
+
+
+@pytest.mark.parametrize("metadata", [None, ["name"], AttributeError("metadata")])
+def test_an_environment_without_metadata_is_played_in_turns(monkeypatch, metadata):
+    def read(env):
+        if isinstance(metadata, Exception):
+            raise metadata
+        return metadata
+
+    monkeypatch.setattr(PassItOn, "metadata", property(read))
+    env = PettingZooEnv(1, module="helpers.turn_based:PassItOn")
+    assert env.turn_based
+    Rollout(env, random_policies(env), explore=True).steps(4)
+
+
+@pytest.mark.parametrize("module", ["mpe2.simple_tag_v3", "pettingzoo.classic.rps_v2"])
+@OLD_API
+def test_cycles_are_those_of_pettingzoo(module):
+    build = importlib.import_module(module).env
+    theirs, ours = aec_to_parallel(build()), CycledAgents(build())
+    for seed in range(2):
+        observations = theirs.reset(seed=seed)[0], ours.reset(seed=seed)[0]
+        number = 0
+        while theirs.agents:
+            number += 1
+            for agent in theirs.agents:
+                assert np.array_equal(*(seen[agent] for seen in observations))
+            spaces_of = {a: theirs.action_space(a) for a in theirs.agents}
+            actions = {
+                a: (number + i) % s.n for i, (a, s) in enumerate(spaces_of.items())
+            }
+            steps = theirs.step(actions), ours.step(actions)
+            assert steps[0][1:4] == steps[1][1:4]
+            assert theirs.agents == ours.agents
+            observations = steps[0][0], steps[1][0]
 
 
 def test_processes_play_the_same_turns():
