@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import os
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -241,8 +240,7 @@ def _parsers(
     what = "folder or URL of a run, or folder of a policy; or of several runs"
     add(f"{readers} play", what=what, nargs="*", **run)
     add("report", what="folders or URLs of runs", nargs="*", **run)
-    what = "new folder for results; of a single run in place of its own"
-    add(readers, "--out", what, metavar="DIR")
+    add(readers, "--out", "new folder for the files written", metavar="DIR")
     add(
         f"resume {readers} play report export",
         "--plugin",
