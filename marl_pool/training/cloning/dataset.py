@@ -265,6 +265,11 @@ class CloneDataset:
 
     def _long(self, played: Trajectories) -> Trajectories:
         """Keep trajectories with at least ``min_length`` steps."""
+        if not len(played):
+            raise InputError(
+                f"env: expected episodes in which an agent of {self.roles.group!r} "
+                "acts, got none with such a step: there is nothing to learn from"
+            )
         least = self.settings.min_length
         long = played.lengths >= least
         if not long.any():
