@@ -113,8 +113,8 @@ class Run:
         version: version of the package that wrote ``config``.
         verb: command that made the run: train, evolve, clone or fit.
         metrics: ``metrics.csv``.
-        on_saved: called after each checkpoint, or None.
-        results: folder above evaluations and videos; by default ``path``.
+        on_saved: called after each checkpoint.
+        results: folder that takes evaluations and videos in place of ``path``.
     """
 
     path: Path
@@ -128,7 +128,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.path / METRICS)
-        self.results = self.path
+        self.results: Path | None = None
 
     @override
     def __repr__(self) -> str:
@@ -631,7 +631,7 @@ class Run:
     @property
     def evaluation_dir(self) -> Path:
         """Folder of evaluations, which exists after the first one."""
-        return self.results / "evaluation"
+        return self._output("evaluation")
 
     def make_evaluation_dir(self) -> Path:
         """Create `evaluation_dir`, or raise `InputError` if it is not writable."""
@@ -641,10 +641,13 @@ class Run:
         """Return an unused path in ``videos/``; see `make_evaluation_dir`."""
         return free(self._writable("videos") / f"{stem}{suffix}")
 
+    def _output(self, name: str) -> Path:
+        return self.results or self.path / name
+
     def _writable(self, name: str) -> Path:
         """Create a folder; raise an error before any work if it is not writable."""
-        folder = self.results / name
-        atomic.validate_inside(self.results, folder)
+        folder = self._output(name)
+        atomic.validate_inside(self.results or self.path, folder)
         with explain_os_errors(f"{folder} cannot be written to"):
             atomic.make_folder(folder)
             tempfile.TemporaryFile(dir=folder).close()

@@ -249,8 +249,7 @@ def _parsers(
     help_text = "folder or URL of a run, or folder of a policy; or of several runs"
     add(f"{readers} play", help_text=help_text, nargs="*", **run)
     add("report", help_text="folders or URLs of runs", nargs="*", **run)
-    help_text = "new folder for results; of a single run in place of its own"
-    add(readers, "--out", help_text, metavar="DIR")
+    add(readers, "--out", "new folder for the files written", metavar="DIR")
     add(
         f"resume {readers} play report export",
         "--plugin",

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,14 +62,15 @@ class Reader:
 
         Args:
             path: folder of either; None if ``pretrained`` names a policy.
-            out: new folder for the results; by default the run's, or a new one for a
-                standalone policy.
+            out: new folder for the results; by default the run's, or a new run's of a
+                standalone policy. Evaluations and diagnoses of such a policy make
+                ``out`` itself that run, which can be reported.
 
         Yields:
             The run, ``env``, the changed environment's complete options or None, and
             ``plugins``, the names that the run may use.
         """
-        from marl_pool.evaluation.standalone import find_standalone, results_folder
+        from marl_pool.evaluation.standalone import find_standalone, new_results
         from marl_pool.runs import CONFIG
 
         policy = find_standalone(path, self.settings.pretrained)
@@ -79,12 +80,13 @@ class Reader:
         # A run, which holds its own results.
         if policy is None:
             run = open_run(self.verb, path)
-            if out is not None:
-                run.results = results_folder("", out)
             with naming_file(run.path / CONFIG):
                 trained = _env(run.env, None, run.path, run.config)
             env = _env(self.change, trained, run.path)
-            yield run, {"env": env, "plugins": plugins}
+            with ExitStack() as stack:
+                if out is not None:
+                    run.results = stack.enter_context(new_results(out))
+                yield run, {"env": env, "plugins": plugins}
             return
         # A policy without a run: its environment is saved with it, or typed.
         if policy.env is None and "name" not in (self.change or {}):
@@ -92,8 +94,15 @@ class Reader:
         trained = _env(policy.env, None, policy.source)
         env = _env(self.change, trained, policy.source) or trained
         assert env is not None
-        # The new run states the trained environment; a change is passed on as one.
-        with policy.new_run(trained or env, out, self.verb) as run:
+        with ExitStack() as stack:
+            results, place = None, out
+            if out is not None and self.verb == "render":
+                results = stack.enter_context(new_results(out))
+                place = str(Path(stack.enter_context(TemporaryDirectory()), "run"))
+            # The new run states the trained environment; a change is passed on as one.
+            new = policy.new_run(trained or env, place, self.verb)
+            run = stack.enter_context(new)
+            run.results = results
             yield run, {"env": None if env == run.env else env, "plugins": plugins}
 
     def one(self, act: Act, path: str | None, out: str | None = None) -> list[Path]:
@@ -108,12 +117,11 @@ class Reader:
         path = next(iter(self.arguments.run), None)
         paths = self.one(act, path, self.arguments.out)
         print_paths(paths)
-        # Results that lie elsewhere are no run, and a report does not find them.
-        folder = paths[0].parent.parent
-        is_run = (folder / CONFIG).is_file()
-        run = quoted(folder if is_run else path or folder)
+        is_run = path is not None and Path(path, CONFIG).is_file()
+        run = quoted(path if is_run else paths[0].parent.parent)
         flags = plugin_flags(self.arguments.plugin)
-        is_elsewhere = self.arguments.out is not None and not is_run
+        # A report does not find a run's results that lie elsewhere.
+        is_elsewhere = self.arguments.out is not None and is_run
         verbs = [verb for verb in following if verb != "report" or not is_elsewhere]
         print_next(*(f"marl-pool {verb} {run}{flags}" for verb in verbs))
         return 0
@@ -198,16 +206,17 @@ def render(arguments: Namespace, overrides: list[str]) -> int:
 
     if len(arguments.run) < 2:
         return reader.only(render_one)
-    from marl_pool.evaluation.standalone import results_folder
+    from marl_pool.evaluation.standalone import new_results
     from marl_pool.evaluation.video.render import load_target, render_side_by_side
 
-    folder = results_folder("videos", arguments.out)
     targets: dict[str, EvaluationTarget] = {}
-    for path in arguments.run:
-        name = path if Path(path).name in targets else Path(path).name
-        with reader.opened(path) as (run, options):
-            targets[name] = load_target(run, reader.settings, **options)
-    print_paths([render_side_by_side(folder, targets, reader.settings, perturbation)])
+    with new_results(arguments.out, "videos") as folder:
+        for path in arguments.run:
+            name = path if Path(path).name in targets else Path(path).name
+            with reader.opened(path) as (run, options):
+                targets[name] = load_target(run, reader.settings, **options)
+        video = render_side_by_side(folder, targets, reader.settings, perturbation)
+    print_paths([video])
     return 0
 
 
@@ -243,11 +252,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.play import server
     from marl_pool.play.session import Session
 
-    # Ctrl-C is the way to end it.
-    with (
-        computing(settings.threads, settings.kernels, settings.env_timeout),
-        suppress(KeyboardInterrupt),
-    ):
+    with computing(settings.threads, settings.kernels, settings.env_timeout):
         server.play(
             lambda: Session(targets, settings.seed, settings.stochastic),
             port=int(port),

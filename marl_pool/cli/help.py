@@ -95,8 +95,9 @@ EVALUATE = """\
 {keys}
 env.KEY=… measures a run in another environment than it was trained in. A policy without
 a run is named by its folder, with env=NAME if that names no environment, or by
-pretrained=NAME if it is shipped with the package. Its results are written to --out, by
-default a new folder in evaluations/; --out DIR writes those of one run elsewhere too.
+pretrained=NAME if it is shipped with the package. Results are written to the run, or
+with --out DIR to that folder. A policy without a run gets one, DIR or a new folder in
+evaluations/, in whose evaluation/ its results are.
 `marl-pool report` compares several runs, by the evaluations in their folders.
 
 examples:
@@ -112,8 +113,9 @@ DIAGNOSE = """\
 {keys}
 The policy plays unperturbed in an environment that marks which tokens matter for the
 task. Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12
-are written to the run. A table of several runs is written to --out.
-Environments and policies without a run are named as for `marl-pool evaluate`.
+are written to the run, or with --out DIR to that folder, which also takes the table of
+several runs. Environments and policies without a run are named as for `marl-pool
+evaluate`.
 
 examples:
   marl-pool diagnose runs/my-run
@@ -124,8 +126,9 @@ examples:
 RENDER = """\
 {keys}
 env.KEY=… shows a run in another environment than it was trained in. Policies without a
-run are named as for `marl-pool evaluate`; their video is written to --out. Several runs
-are shown side by side in one video, which is also written to --out. Tokens that the
+run are named as for `marl-pool evaluate`. Several runs are shown side by side in one
+video. --out DIR takes the video in place of the run's videos/, or of a new folder in
+evaluations/ where there is no run, or there are several. Tokens that the
 policy perceives otherwise than they are have a mark, which a legend names.
 
 examples:

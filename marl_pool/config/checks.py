@@ -5,7 +5,7 @@ and its value if it fits the annotation.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from marl_pool.config.sections import (
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.overrides import Override
 from marl_pool.utils.signatures import (
     check_options,
     check_settings,
@@ -33,12 +34,15 @@ from marl_pool.utils.signatures import (
 from marl_pool.utils.types import UnitInterval
 
 
-def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def check(
+    verb: str, config: Mapping[str, Any], overrides: Sequence[str | Override] = ()
+) -> dict[str, Any]:
     """Check a composed configuration and fill in the defaults.
 
     Args:
         verb: a key of `VERBS`.
         config: groups and settings as plain data.
+        overrides: those that it was composed with, to repeat them in a message.
 
     Returns:
         The same with every key, as plain data: sections first, then settings.
@@ -62,9 +66,9 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         if key not in choices:
             settings = check_settings(kind.settings, {})
             if places := places_of(key, {**checked, **settings}):
-                raise InputError(
-                    f"{key}: unknown key {key!r}: did you mean {' or '.join(places)}?"
-                )
+                value = _written(key, config[key], overrides)
+                meant = " or ".join(f"{place}={value}" for place in places)
+                raise InputError(f"{key}: unknown key {key!r}. Did you mean {meant}?")
             raise unknown_key(key, choices)
     checked |= check_settings(kind.settings, top_level)
     # Check the values that are sections themselves.
@@ -88,6 +92,13 @@ def check(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
             env_options = check_group(where, {**env, **change}, GROUPS["env"])
             holder[key] = {option: env_options[option] for option in change}
     return checked
+
+
+def _written(key: str, value: Any, overrides: Sequence[str | Override]) -> str:
+    """Return a value as the user typed it, or as a message shows it."""
+    typed = [text.lstrip("+") for text in overrides if isinstance(text, str)]
+    values = [text.partition("=")[2] for text in typed if text.startswith(f"{key}=")]
+    return [show(value), *values][-1]
 
 
 def places_of(key: str, config: Mapping[str, Any], prefix: str = "") -> list[str]:

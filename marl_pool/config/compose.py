@@ -96,7 +96,7 @@ def check_composed(
 ) -> Config:
     """Check what `compose_only` returned; a message names the user's own files."""
     try:
-        return check(verb, composed)
+        return check(verb, composed, overrides)
     except names.UntrustedError:
         raise
     except InputError as error:

@@ -203,7 +203,7 @@ def _composer(
                 config.pop(key, None)
             config["threads"] = settings["cpus_per_trial"]
             typed: list[str | Override] = [*fixed, *overrides]
-            fit, lines = fit_batch(study, check(verb, config), typed, config_dir)
+            fit, lines = fit_batch(study, check(verb, config, typed), typed, config_dir)
             for line in lines:
                 if line not in printed_lines:
                     print(f"marl-pool: {line}", file=sys.stderr)

@@ -107,6 +107,17 @@ def find_standalone(
     return StandalonePolicy(name, folder, source, load_env_config(folder))
 
 
+@contextmanager
+def new_results(out: str | None, name: str = "") -> Iterator[Path]:
+    """Yield the path of `results_folder`; the folder is removed if it stays empty."""
+    folder = results_folder(name, out)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # missing, or with results
+            folder.rmdir()
+
+
 def results_folder(name: str, out: str | None, hint: str = "") -> Path:
     """Return the path of a new folder for results that belong to no run.
 

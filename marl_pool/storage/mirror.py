@@ -20,11 +20,18 @@ from marl_pool.utils.manifest import MANIFEST, problem_of
 from marl_pool.utils.text import printable
 
 UNIT = re.compile(
-    r"((?:.*/)?(?:checkpoints/[^./][^/]*|trajectories/[^./][^/]*|policy|teacher))/.+"
+    r"(checkpoints/iter_[0-9]{6,12}|trajectories/round_[0-9]+|policy|teacher)/.+"
 )
 """Files of folders that change as a whole; any other file changes on its own."""
-OUTPUT = re.compile(r"(?:.*/)?(?:evaluation|videos)/.+")
+OUTPUT = re.compile(r"(?:evaluation|videos)/.+")
 """Files that are written once and never replaced."""
+SINGLE = re.compile(
+    r"config\.yaml|metrics\.csv|error\.txt|results\.json|events\.out\.tfevents\.[\w.-]+"
+    r"|sweep\.yaml|proposals\.yaml|table\.csv"
+    r"|evaluation/[\w-]+\.(csv|json|npz|png)|videos/[\w-]+\.(webm|mp4|gif|webp)"
+    r"|networks/(manifest\.json|fold_[0-9]+\.safetensors)|pictures/\w+\.png|data/.+"
+)
+"""All other files of runs and sweeps: what else a mirror has is not downloaded."""
 ASIDE = re.compile(r"((?:.*/)?)\.([^/]+)\.old/.+")
 """Old content of a folder that is being replaced."""
 ATTEMPTS, PAUSE = 3, 1.0
@@ -58,6 +65,8 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
         # Bytes of this download, and the time of the last line about it.
         self._fetched, self._told = 0, 0.0
+        # Names that no run has, seen in this download.
+        self._unknown: set[str] = set()
 
     def list(self) -> set[str]:
         """List the files of the mirror, relative to it; none if it does not exist.
@@ -95,13 +104,8 @@ class Mirror:
         try:
             _retry(lambda: self._update(only))
         except Exception as error:  # errors depend on the file system
-            pending = sorted({_unit(name) or name for name in self._changed(only)})
-            suffix = f" and {len(pending) - SHOWN} more" if len(pending) > SHOWN else ""
-            names = (
-                f"{', '.join(pending[:SHOWN])}{suffix}"
-                if pending
-                else "what was removed"
-            )
+            pending = {_unit(name) or name for name in self._changed(only)}
+            names = _few(pending) or "what was removed"
             self.problem = f"not mirrored to {self.url}: {names}: {_reason(error)}"
             return False
         self.problem = ""
@@ -178,7 +182,8 @@ class Mirror:
         """Download what the folder lacks or has in another state.
 
         What is damaged in the mirror is fetched too: the checks of local folders
-        report it where it is read. Results in the folder are never replaced.
+        report it where it is read. Results in the folder are never replaced. Names
+        that no run has, as in a stranger's mirror, are left there, with a warning.
 
         Args:
             only: top-level names to download.
@@ -189,15 +194,20 @@ class Mirror:
         """
         atomic.make_folder(self.folder)
         self._fetched, self._told = 0, time.monotonic()
+        self._unknown = set[str]()
         # Something may be replaced while it is read.
         for attempt in range(ATTEMPTS):
             if self._reached(lambda: self._fetch(only, exact)):
-                return
+                break
             time.sleep(PAUSE * 2**attempt)
+        if self._unknown:
+            _tell(f"{self.url}: not fetched, as no run has it: {_few(self._unknown)}")
 
     def _fetch(self, only: Collection[str], exact: bool) -> bool:
         """Download once; return True if all folders are whole."""
-        remote = _chosen(self._list(), only)
+        names = _chosen(self._list(), only)
+        remote = {name for name in names if _is_known(name)}
+        self._unknown |= names - remote
         units = {unit for name in remote if (unit := _unit(name) or _aside_of(name))}
         whole = [self._get_unit(unit, remote) for unit in sorted(units)]
         if exact:
@@ -238,8 +248,7 @@ class Mirror:
             self._fetched += new.stat().st_size
         if time.monotonic() - self._told >= INTERVAL:
             self._told = time.monotonic()
-            line = printable(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
-            print(f"marl-pool: {line}", file=sys.stderr, flush=True)
+            _tell(f"fetching {self.url}: {self._fetched / 1e6:,.1f} MB")
 
     # Helpers
 
@@ -316,6 +325,19 @@ def _states(folder: Path) -> dict[str, tuple[int, int]]:
 def _chosen(names: set[str], only: Collection[str]) -> set[str]:
     """Return the names below some top-level ones, or all."""
     return {name for name in names if not only or name.split("/")[0] in only}
+
+
+def _is_known(name: str) -> bool:
+    return bool(_unit(name) or _aside_of(name) or SINGLE.fullmatch(name))
+
+
+def _few(names: Collection[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(sorted(names)[:SHOWN]) + more
+
+
+def _tell(line: str) -> None:
+    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _unit(name: str) -> str:

@@ -52,10 +52,12 @@ def test_values_are_refused_in_words_of_the_package(refused, override, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "lr=3e-4"], "lr: unknown key 'lr': did you mean ppo.lr?"),
+        (["train", "lr=3e-4"], "lr: unknown key 'lr'. Did you mean ppo.lr=3e-4?"),
+        (["sweep", "+lr=3e-4", "seed=0,1"], "Did you mean ppo.lr=3e-4?"),
+        (["sweep", "lr=3e-4,1e-3"], "Did you mean ppo.lr=0.0003?"),
         (["train", "--lr", "3e-4"], "got a flag. Did you mean ppo.lr=3e-4?"),
         (["train", "--every=3"], "got a flag. Did you mean checkpoint.every=3?"),
-        (["train", "num_heads=2"], "did you mean encoder.num_heads or pooling.num_h"),
+        (["train", "num_heads=2"], "mean encoder.num_heads=2 or pooling.num_heads=2?"),
         (["train", "--run-dir="], "--run-dir: expected a path, got an empty text"),
         (["evaluate", "--out", ""], "--out: expected a path, got an empty text"),
         (["evaluate", "--run-dir", "x"], "without a flag: marl-pool evaluate x"),

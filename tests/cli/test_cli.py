@@ -282,17 +282,29 @@ def ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
+JOBS = {
+    "train": ("marl_pool.training.ppo", "train"),
+    "evolve": ("marl_pool.training.evolution.evolve", "evolve"),
+    "clone": ("marl_pool.training.cloning.clone", "clone"),
+    "fit": ("marl_pool.training.supervised.fit", "fit"),
+}
+"""Module and function of each verb that makes a run."""
+
+
 @pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("verb", JOBS)
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
-def test_a_signal_says_how_to_go_on(capsys, provide, number, status):
+def test_a_signal_says_how_to_go_on(capsys, provide, verb, number, status):
     before = signal.getsignal(signal.SIGTERM)
 
     def train(run, config):
         run.metrics_path.touch()
         signal.raise_signal(signal.Signals[number])
 
-    provide("marl_pool.training.ppo", train=train)
-    assert cli.main(["train", "--run-dir", "new"]) == status
+    module, function = JOBS[verb]
+    provide(module, **{function: train})
+    words = {"clone": ["teacher=heuristic"], "fit": ["task=knn_centroid"]}.get(verb, [])
+    assert cli.main([verb, *words, "--run-dir", "new"]) == status
     assert capsys.readouterr().err == (
         "marl-pool: stopped; resume with: marl-pool resume new\n"
     )

@@ -182,9 +182,10 @@ def perturb_actions(page):
     page.click("#pause")
 
 
-def test_ctrl_c_ends_the_command_cleanly(tmp_path):
-    name = "pretrained=cartpole_attention_neuron"
-    command = [sys.executable, "-m", "marl_pool", "play", name, "--no-browser"]
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_the_command_cleanly(tmp_path, name, status):
+    policy = "pretrained=cartpole_attention_neuron"
+    command = [sys.executable, "-m", "marl_pool", "play", policy, "--no-browser"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -198,11 +199,11 @@ def test_ctrl_c_ends_the_command_cleanly(tmp_path):
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("http://127.0.0.1:")
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.Signals[name])
             _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
-    assert (process.returncode, errors) == (0, "")
+    assert (process.returncode, errors) == (status, "marl-pool: stopped\n")
     assert not list(tmp_path.iterdir())
 
 

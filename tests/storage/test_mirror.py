@@ -76,6 +76,57 @@ def test_a_crafted_mirror_replaces_no_local_results(run, tmp_path, name):
     assert {*tree(local)} == {*tree(run), "evaluation/mine.csv"}
 
 
+STRANGE = (
+    *("setup.py", "notes.txt", "config.yaml.bak", "evil/config.yaml", "policy.pkl"),
+    *("evaluation/run.py", "evaluation/a/results.csv", "videos/clean.html"),
+    *("checkpoints/state", "checkpoints/best/state", "trajectories/x/about.json"),
+    *(
+        f"checkpoints/iter_{'9' * 40}/manifest.json",
+        "x/policy/weights",
+        "wandb/settings",
+    ),
+)
+"""Names that no run has."""
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_names_that_no_run_has_stay_in_the_mirror(run, tmp_path, capsys, name):
+    Mirror(run, f"file://{tmp_path}/store/run").update()
+    crafted = tmp_path / "store" / "run" / name
+    crafted.parent.mkdir(parents=True, exist_ok=True)
+    crafted.write_text("theirs")
+    Mirror(tmp_path / "copy", f"file://{tmp_path}/store/run").fetch()
+    assert tree(tmp_path / "copy") == tree(run)
+    prefix = f"marl-pool: file://{tmp_path}/store/run: not fetched, as no run has it: "
+    assert capsys.readouterr().err == f"{prefix}{name}\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("error.txt", "results.json", "sweep.yaml", "proposals.yaml", "table.csv"),
+        *(
+            "events.out.tfevents.1795711731.vm-1.example.1.bf1106a2",
+            "data/knn/train.npz",
+        ),
+        *("evaluation/results-2.csv", "evaluation/returns.npz", "videos/clean-3.webm"),
+        *("networks/fold_12.safetensors", "networks/manifest.json"),
+        *("pictures/policies.png", "teacher/config.json"),
+        *("checkpoints/iter_1234567/state", "trajectories/round_010/about.json"),
+    ],
+)
+def test_every_file_of_a_run_is_fetched(run, tmp_path, capsys, name):
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).write_text("mine")
+    if name.split("/")[0] in ("teacher", "checkpoints", "trajectories"):
+        write_manifest((run / name).parent)
+    Mirror(run, f"file://{tmp_path}/store/run").update()
+    Mirror(tmp_path / "copy", f"file://{tmp_path}/store/run").fetch()
+    assert (tmp_path / "copy" / name).read_text() == "mine"
+    assert tree(tmp_path / "copy") == tree(run)
+    assert capsys.readouterr().err == ""
+
+
 def train_further(run: Path) -> None:
     """Save another checkpoint and a better policy, and remove the oldest."""
     (run / "metrics.csv").write_text("iteration\n1\n2\n3\n")

@@ -1,5 +1,6 @@
 """Frames of a video: captions and grids of them, and the files that they become."""
 
+import errno
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -151,6 +152,7 @@ def write_frames(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
 
     Raises:
         InputError: OpenCV without the codec.
+        OSError: a file that cannot be written whole, as on a full disk.
     """
     remaining = iter(frames)
     # Libraries open files by name and would follow a link: write beside the path.
@@ -183,8 +185,18 @@ def _write_video(
             f"{path.name}: OpenCV {cv2.__version__} cannot write {path.suffix}; "
             "install opencv-python-headless"
         )
+    count = 0
     try:
         for image in chain((first,), later_frames):
             video.write(image[..., ::-1])  # OpenCV expects blue first
+            count += 1
     finally:
         video.release()
+    # OpenCV tells nobody that a disk is full.
+    with silenced():
+        written = cv2.VideoCapture(str(path))
+        is_whole = all(written.grab() for _ in range(count))
+        written.release()
+    if not is_whole:
+        reason = "not all frames could be written; the disk may be full"
+        raise OSError(errno.EIO, reason)

@@ -267,6 +267,11 @@ class CloneDataset:
 
     def _long(self, trajectories: Trajectories) -> Trajectories:
         """Keep trajectories with at least ``min_length`` steps."""
+        if not len(trajectories):
+            raise InputError(
+                f"env: expected episodes in which an agent of {self.roles.group!r} "
+                "acts, got none with such a step: there is nothing to learn from"
+            )
         min_length = self.settings.min_length
         long = trajectories.lengths >= min_length
         if not long.any():

@@ -7,8 +7,8 @@ import pytest
 from pettingzoo.utils.conversions import aec_to_parallel
 from pettingzoo.utils.wrappers import BaseParallelWrapper, OrderEnforcingWrapper
 
-from helpers.turn_based import PassItOn
 from helpers.rule_breaker import Breaker
+from helpers.turn_based import PassItOn
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.utils.errors import InputError
 

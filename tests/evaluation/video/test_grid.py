@@ -1,5 +1,6 @@
 """Several episodes in one picture: in step, complete, and each its own."""
 
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,28 @@ def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) ->
     paths = [str(run.path), str(longer.path)]
     assert main(["render", *paths, f"size={SIZE}", "--out", str(out)]) == 0
     assert len(read(out / "clean.webm")) == STEPS + 5
+
+
+@pytest.mark.parametrize("suffix", ["webm", "mp4", "gif", "webp"])
+def test_a_full_disk_leaves_no_half_video(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    suffix: str,
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    out = tmp_path / "film"
+    words = ["render", str(run.path), f"size={SIZE}", "--format", suffix]
+    # Stands for a disk with little space left, of which OpenCV would not tell.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        assert main([*words, "--out", str(out)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"marl-pool: {out}/clean.{suffix}: ")
+    assert line.endswith("the disk may be full") or line.endswith("File too large")
+    assert not out.exists()
 
 
 def test_the_format_is_a_flag(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -555,7 +555,7 @@ def test_a_runs_results_are_its_own_or_written_elsewhere(
 
     make_run(tmp_path / "run", sensory())
     assert cli.main(["evaluate", "run", *QUICK, "--out", "results"]) == 0
-    assert Path("results/evaluation/results.json").is_file()
+    assert Path("results/results.json").is_file()
     assert not Path("run/evaluation").exists()
     # What follows reads the run.
     assert "next: marl-pool render run\n" in capsys.readouterr().err
@@ -580,9 +580,27 @@ def test_a_policy_without_a_run_is_rendered(command: Any) -> None:
     keys = ("env.max_steps=3", "size=64", "env.duplicates=2", "--out", "film")
     status, lines = command("render", "mine", *keys)
     assert status == 0
-    assert lines[-1] == "film/videos/clean.webm"
+    assert lines == ["film/clean.webm"]
+    assert [file.name for file in Path("film").iterdir()] == ["clean.webm"]
     assert command("render", "mine", "head=77", "--out", "other")[0] == 2
     assert not Path("other").exists()
+    status, lines = command("render", "mine", *keys)
+    assert (status, lines) == (2, ["marl-pool: film exists; choose another --out"])
+    # By default its run is new, and holds the video.
+    assert command("render", "mine", *keys[:-2])[0] == 0
+    (folder,) = Path("evaluations").iterdir()
+    assert (folder / "videos/clean.webm").is_file()
+
+
+def test_a_video_of_a_run_lies_in_the_folder_that_is_named(
+    command: Any, tmp_path: Path
+) -> None:
+    make_run(tmp_path / "run", sensory())
+    keys = ("env.max_steps=3", "size=64", "--out", "videos")
+    assert command("render", "run", *keys) == (0, ["videos/clean.webm"])
+    assert not Path("run/videos").exists()
+    status, lines = command("render", "run", *keys)
+    assert (status, lines) == (2, ["marl-pool: videos exists; choose another --out"])
 
 
 @pytest.fixture
@@ -600,10 +618,11 @@ def test_pretrained_policies_are_listed_loaded_and_played(command: Any) -> None:
     assert status == 0
     assert lines[0].split() == ["tiny", "sensory", "in", "cartpole", "max_steps=12"]
     keys = ("pretrained=tiny", "size=64", "--out", "film")
-    assert command("render", *keys)[1][-1] == "film/videos/clean.webm"
-    assert Run.open("film").config["policy_from"] == "pretrained=tiny"
+    assert command("render", *keys)[1][-1] == "film/clean.webm"
     assert command("evaluate", "pretrained=tiny", *QUICK, "--out", "results")[0] == 0
-    assert Run.open("results").config["env"]["max_steps"] == 12
+    results = Run.open("results").config
+    assert results["policy_from"] == "pretrained=tiny"
+    assert results["env"]["max_steps"] == 12
     status, lines = command("evaluate", "pretrained=tinny", *QUICK)
     assert status == 2
     assert "Did you mean 'tiny'?" in lines[0]

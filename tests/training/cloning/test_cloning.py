@@ -18,6 +18,7 @@ from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
+from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
@@ -94,6 +95,25 @@ def small_overrides(*overrides: str) -> list[str]:
     has_policy = any(text.startswith("policy=") for text in overrides)
     base = [text for text in SMALL if not (has_policy and "pooling" in text)]
     return [*base, *overrides]
+
+
+class Audience(CartPole):
+    """A cart pole whose agent never acts."""
+
+    @property
+    def active(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(each) for name, each in super().active.items()}
+
+
+def test_episodes_without_a_step_are_refused_in_one_line(tmp_path, capsys):
+    teacher = "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
+    words = [f"env={__name__}:Audience", "env.max_steps=5", f"teacher={teacher}"]
+    more = ["policy=feed_forward", "clone.episodes=2", "clone.validation_episodes=2"]
+    path = tmp_path / "run"
+    assert cli.main(["clone", *words, *more, "threads=1", "--run-dir", str(path)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("marl-pool: env: expected episodes in which an agent of ")
+    assert not path.exists()
 
 
 def run_clone(path: Path, *overrides: str, stop_after: int | None = None) -> Run:
