@@ -21,7 +21,7 @@ from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
 from marl_pool.utils.construction import build
 from marl_pool.utils.devices import may_read
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 
 Part = Mapping[str, Any]
 """An encoder or a head: its ``name`` and the keyword options of its constructor."""
@@ -184,6 +184,50 @@ class SetNetwork(nn.Module):
         parts = (self.embedding, self.encoder, self.pooling)
         self._native = NativeNetwork.plan(*parts, pooled=True)
         self._native_encoder = NativeNetwork.plan(*parts, pooled=False)
+        for kind, part in (("encoder", encoder), ("pooling", pooling)):
+            if ":" in part["name"] and not isinstance(self.pooling, MemoryPooling):
+                self._try(f"{kind} {part['name']!r}")
+
+    def _try(self, where: str) -> None:
+        """Raise an `InputError` if a plug-in cannot pool zeros, or changes by it."""
+        before = {name: part.clone() for name, part in self.state_dict().items()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                pooled = SetNetwork.forward(self, self._zeros(2))
+            except InputError:
+                raise
+            except Exception as error:  # a plug-in may raise any exception
+                raise InputError(
+                    f"{where}: expected to pool 2 sets of zeros, got {described(error)}"
+                ) from error
+            if pooled.dtype != torch.get_default_dtype():
+                raise InputError(
+                    f"{where}: expected a result of {torch.get_default_dtype()}, got "
+                    f"{pooled.dtype}"
+                )
+            after = self.state_dict()
+            changed = before.keys() ^ after.keys()
+            changed |= {
+                name
+                for name in before.keys() & after.keys()
+                if before[name].shape != after[name].shape
+            }
+            if changed:
+                raise InputError(
+                    f"{where}: expected a state of the same tensors and shapes before "
+                    f"and after a forward pass, got another {min(changed)!r}"
+                )
+            for name, part in before.items():
+                after[name].copy_(part)
+
+    def _zeros(self, count: int) -> Tokens:
+        shape = (count, self.spec.num_tokens)
+        dtype = torch.uint8 if self.spec.dtype == "uint8" else None
+        return Tokens(
+            torch.zeros(*shape, self.spec.num_features, dtype=dtype),
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.bool),
+        )
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
@@ -319,14 +363,23 @@ def build_part(
     module: nn.Module = build(name, registry, kind, base, options, context)
     # Found here, and not when the trained policy is saved.
     for key, tensor in module.state_dict().items():
-        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
-            raise InputError(
-                f"{kind} {name!r}: expected parameters that have a shape, got {key!r} "
-                "of a lazy layer"
-            )
-        if not isinstance(tensor, Tensor):
-            raise InputError(
-                f"{kind} {name!r}: expected a state of tensors, got {key!r}, "
-                f"{type(tensor).__name__}"
-            )
+        if problem := _state_problem(key, tensor):
+            raise InputError(f"{kind} {name!r}: expected {problem}")
     return module
+
+
+def _state_problem(key: str, tensor: Any) -> str:
+    """Return what is expected of a tensor that no file can hold; empty for others."""
+    if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
+        return f"parameters that have a shape, got {key!r} of a lazy layer"
+    if not isinstance(tensor, Tensor):
+        return f"a state of tensors, got {key!r}, {type(tensor).__name__}"
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else tensor.layout
+        return f"dense tensors with numbers, got {key!r}, {kind}"
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    if any(size > 1 and stride == 0 for size, stride in sizes):
+        return f"tensors with memory for each number, got {key!r}, an expanded one"
+    if "/" in key:
+        return f"names of parameters without /, got {key!r}"
+    return ""

@@ -19,9 +19,9 @@ def mask_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
     Empty if the space is neither a vector nor a Tuple of vectors.
     """
     rows = space.spaces if isinstance(space, spaces.Tuple) else (space,)
-    if not all(isinstance(row, PlainSpace) and len(row.shape) == 1 for row in rows):
-        return ()
-    return tuple(int(np.prod(row.shape)) for row in rows)
+    shapes = [(row.shape or ()) if isinstance(row, PlainSpace) else () for row in rows]
+    is_vector = all(len(shape) == 1 for shape in shapes)
+    return tuple(size for shape in shapes for size in shape) if is_vector else ()
 
 
 def fits(sizes: tuple[int, ...], choices: tuple[int, ...]) -> bool:

@@ -481,6 +481,87 @@ class CountingHead(TiedHead):
         pass
 
 
+class StateHead(TiedHead):
+    """A head with one more entry in its state."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.register_parameter("more", self.make(dim))
+
+    def make(self, dim: int) -> Any:
+        return None
+
+
+class MetaHead(StateHead):
+    def make(self, dim: int) -> Any:
+        return nn.Parameter(torch.ones(dim, device="meta"))
+
+
+class SparseHead(StateHead):
+    def make(self, dim: int) -> Any:
+        return nn.Parameter(torch.eye(dim).to_sparse())
+
+
+class ExpandedHead(StateHead):
+    def make(self, dim: int) -> Any:
+        return nn.Parameter(torch.ones(1).expand(dim))
+
+
+class PathHead(StateHead):
+    def make(self, dim: int) -> Any:
+        self.parts = nn.ParameterDict({"a/b": torch.ones(dim)})
+
+
+class LateHead(TiedHead):
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        self.late = nn.Linear(x.shape[-1], x.shape[-1])
+        return self.late(x).sum(1)
+
+
+class GrowingHead(TiedHead):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.register_buffer("means", torch.zeros(0))
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        self.means = torch.cat([self.means, x.mean().detach()[None]])
+        return x.sum(1)
+
+
+class HalfHead(TiedHead):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.down.half()
+
+
+class FailingHead(TiedHead):
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        raise KeyError("no such\ntoken")
+
+
+class RoundedHead(TiedHead):
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        return x.sum(1).half()
+
+
+class FlatHead(TiedHead):
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        return self.up(x)
+
+
+class RandomHead(TiedHead):
+    """A head that counts its calls, and draws random numbers in each."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        nn.utils.parametrizations.spectral_norm(self.down)
+
+    def forward(self, x: Any, padding: Any = None, types: Any = None) -> Any:
+        self.calls += 1
+        return self.down(x + 0 * torch.rand(())).sum(1)
+
+
 def head_policy(head: type[Pooling]) -> TokenPolicy:
     name = f"{__name__}:{head.__name__}"
     parts: Any = {"encoder": {"name": "identity"}, "pooling": {"name": name}}
@@ -502,8 +583,40 @@ def test_tied_weights_are_saved_and_tied_again(tmp_path: Path) -> None:
     [
         (LazyHead, "expected parameters that have a shape, got 'up.weight' of a lazy"),
         (CountingHead, "expected a state of tensors, got '_extra_state', dict"),
+        (MetaHead, "expected dense tensors with numbers, got 'more', meta"),
+        (
+            SparseHead,
+            "expected dense tensors with numbers, got 'more', torch.spa",
+        ),
+        (ExpandedHead, "memory for each number, got 'more', an expanded one"),
+        (PathHead, "expected names of parameters without /, got 'parts.a/b'"),
+        (LateHead, "same tensors and shapes before .* got another 'pooling.late.bias'"),
+        (GrowingHead, "same tensors and shapes before .* got another 'pooling.means'"),
+        (HalfHead, r"pool 2 sets of zeros, got RuntimeError: .*test_policy_sto.*:\d+"),
+        (FailingHead, "pool 2 sets of zeros, got KeyError: 'no such.*py:\\d+\\)$"),
+        (RoundedHead, "RoundedHead': expected a result of torch.float32, got torch.fl"),
+        (FlatHead, r"FlatHead: expected a result of shape \(B, \d+\), got \(2, "),
     ],
 )
 def test_a_head_that_cannot_be_saved_is_refused_at_once(head, message) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         head_policy(head)
+    assert "\n" not in str(caught.value)
+
+
+def test_trying_a_head_leaves_it_and_random_numbers_as_they_were(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(3)
+    policy = head_policy(RandomHead)
+    number = torch.rand(())
+    assert int(policy.network.pooling.calls) == 0
+    torch.manual_seed(3)
+    again = head_policy(RandomHead)
+    assert torch.equal(torch.rand(()), number)
+    assert policy.training
+    save_policy(policy, tmp_path)
+    loaded = load_policy(tmp_path, plugins=[f"{__name__}:RandomHead"])
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+        assert torch.equal(again.state_dict()[name], tensor)

@@ -1,4 +1,4 @@
-"""Checks that an environment can be called as PettingZoo and Gymnasium call it."""
+"""Signatures of the methods by which a user's environment is called."""
 
 import inspect
 from typing import Any

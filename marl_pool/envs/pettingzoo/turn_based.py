@@ -47,7 +47,7 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
         """Steps taken in the episode."""
 
     @property
-    def possible_agents(self) -> Any:  # type: ignore[override]
+    def possible_agents(self) -> Any:
         """Names of all agents."""
         return self.env.possible_agents
 
@@ -87,8 +87,9 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
     def _listed(self) -> list[Any]:
         """Return the agents of the episode; what is wrong with them, `Lives` says."""
         agents = getattr(self.env, "agents", None)
-        is_list = isinstance(agents, Collection) and not isinstance(agents, str)
-        return [*agents] if is_list else []
+        if isinstance(agents, Collection) and not isinstance(agents, str):
+            return [*agents]
+        return []
 
     def _selected(self) -> Any:
         """Return the agent in turn, None if there is no such attribute."""
