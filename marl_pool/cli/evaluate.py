@@ -229,7 +229,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.export is None:
         import websockets  # noqa: F401 - missing ones are told before any loading
     port = arguments.port
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if not (port.isascii() and port.isdigit() and int(port[:6]) < 1 << 16):
         raise InputError(f"--port: expected a number from 0 to 65535, got {port!r}")
     config = composed(arguments, overrides)
     if config is None:

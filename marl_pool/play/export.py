@@ -28,8 +28,8 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling
-from marl_pool.utils.atomic import new_file
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.atomic import make_folder, new_file
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.randomness import EVALUATION_ENVS
 
 GOLDEN_STEPS = 16
@@ -78,6 +78,8 @@ def export(targets: Mapping[str, EvaluationTarget], path: Path, seed: int = 0) -
     }
     # A closing tag within the data would end the script.
     data = json.dumps(demo, separators=(",", ":")).replace("<", "\\u003c")
+    with explain_os_errors(f"--export: {path} cannot be written"):
+        make_folder(path.parent)
     with new_file(path) as out:
         out.write(wrapped(data))
     return path

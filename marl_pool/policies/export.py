@@ -18,8 +18,8 @@ from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.atomic import new_path
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.atomic import make_folder, new_path
+from marl_pool.utils.errors import InputError, explain_os_errors
 
 Format = Literal["torch", "onnx"]
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
@@ -99,6 +99,8 @@ def export_policy(
     if path.exists():
         raise InputError(f"{path} exists; choose another --out")
     network, free = ActionNetwork(policy.eval()), _allows_more_tokens(policy)
+    with explain_os_errors(f"{path} cannot be written"):
+        make_folder(path.parent)
     with (
         use_kernels("torch"),
         torch.no_grad(),

@@ -28,6 +28,8 @@ ESCAPED = re.compile(r"\\([,\[\]{}'\"\\ ])")
 """A character that is written with a backslash before it."""
 NAME = re.compile(r"\s*([\w.-]+)\s*:")
 """Key of a mapping."""
+MOST_DIGITS = 400
+"""Longest integer, as no float is larger; Python converts none of thousands."""
 MOST_VALUES = 10_000
 """Limit of the values of one key."""
 
@@ -136,7 +138,7 @@ def scalar(text: str) -> Any:
     """Read a number, a word of `WORDS`, or text."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
-    if INTEGER.fullmatch(text):
+    if INTEGER.fullmatch(text) and len(text) <= MOST_DIGITS:
         return int(text)
     return float(text) if REAL.fullmatch(text) else text
 

@@ -1,6 +1,8 @@
 """Mistakes that once gave a traceback, another's words or a late refusal."""
 
 import io
+import resource
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -149,6 +151,8 @@ def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb)
             "grid: expected at most 10,000 trials, got 39,800",
         ),
         ("sweep seed=1,2 --concurrency 1000000", "concurrency: expected at most"),
+        (f"train seed={'9' * 5000}", "seed: expected an integer in [0, 2**63), got"),
+        (f"play --port {'9' * 5000}", "--port: expected a number from 0 to 65535"),
         ("train ppo.batch_size=1000000000000", "ppo.batch_size: expected at most"),
         ("render rows=100000", "rows: expected at most 1,024, got 100,000"),
     ],
@@ -189,3 +193,38 @@ def test_the_last_value_of_a_key_counts(capsys, words):
     assert cli.main(["train", *words.split(), "--cfg"]) == 0
     printed = capsys.readouterr()
     assert (printed.err, "seed: 2" in printed.out) == ("", True)
+
+
+@pytest.mark.parametrize("digits", [20, 200])
+def test_a_checkpoint_of_a_huge_number_is_ignored(run_folder, refused, capsys, digits):
+    number = "9" * digits
+    (run_folder / "checkpoints" / f"iter_{number}").mkdir(parents=True)
+    (run_folder / "checkpoints" / number).mkdir()
+    assert cli.main(["show", str(run_folder)]) == 0
+    assert cli.main(["ls", str(run_folder.parent)]) == 0
+    assert number not in capsys.readouterr().out
+    words = ("evaluate", str(run_folder), "suite=quick", "episodes=1")
+    assert f"has no policy {number}; checkpoints: none yet" in refused(
+        *words, f"checkpoint={number}"
+    )
+    assert "has no policy 'last'" in refused(*words, "checkpoint=last")
+    # What `resume` continues from.
+    assert Run.open(run_folder).latest_checkpoint() is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_a_command_without_memory_ends_in_one_line(run_folder):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))  # below torch's
+
+    done = subprocess.run(
+        [sys.executable, "-m", "marl_pool", "evaluate", str(run_folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("marl-pool: the memory is used up: ")
+    assert done.stderr.count("\n") == 1

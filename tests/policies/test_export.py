@@ -85,6 +85,12 @@ def test_axes_of_onnx_have_names(tmp_path, pooling, masked, axes):
     assert action.shape[0] == "batch"
 
 
+def test_a_place_that_is_no_folder_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"new\.onnx cannot be written: Not a dir"):
+        export_policy(policy("max"), tmp_path / "file" / "new.onnx", "onnx")
+
+
 def test_a_full_disk_ends_no_process(tmp_path):
     # Stands for a disk with a block left; torch's writer would abort.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
