@@ -201,6 +201,16 @@ def test_a_log_beyond_reason_is_not_read(run, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("header", ["iteration", "iteration,loss", "loss", ""])
+def test_a_log_without_rows_gets_the_columns_of_the_first(run, header):
+    run.metrics_path.write_text(f"{header}\n")
+    resumed = Run.open(run.path)
+    resumed.resume_at(0)
+    resumed.log({"iteration": 1, "kl": 0.5})
+    resumed.close()
+    assert resumed.rows() == [{"iteration": 1, "kl": 0.5}]
+
+
 def test_resuming_drops_later_rows_and_goes_on(run):
     for iteration in range(1, 6):
         run.log({"iteration": iteration, "loss": iteration / 10})

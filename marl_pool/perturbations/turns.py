@@ -70,9 +70,9 @@ class OwnTurns:
             )
             started = self.perturbation.start(groups, keys, episodes=episodes)
             state = _merge(first, started, state)
-        seen, after = self.perturbation(groups, flatten(state))
+        perturbed, after = self.perturbation(groups, flatten(state))
         state = {**_merge(acting, after, state), BEGUN: state[BEGUN] | acting}
-        return seen.map(lambda part: _own(part, count)), state
+        return perturbed.map(lambda part: _of_each_agent(part, count)), state
 
     def act(
         self,
@@ -85,7 +85,7 @@ class OwnTurns:
         count = acting.shape[1]
         groups = actions.repeat_interleave(count, 0)
         changed, after = self.perturbation.act(groups, flatten(state), space)
-        return _own(changed, count), _merge(acting, after, state)
+        return _of_each_agent(changed, count), _merge(acting, after, state)
 
 
 def flatten(state: PerturbationState) -> PerturbationState:
@@ -93,10 +93,10 @@ def flatten(state: PerturbationState) -> PerturbationState:
     return {key: part.flatten(0, 1) for key, part in state.items() if key != BEGUN}
 
 
-def _own(part: Tensor, count: int) -> Tensor:
+def _of_each_agent(part: Tensor, count: int) -> Tensor:
     """Return each agent's part ``(num_envs, agents, …)`` of its group's results."""
-    own = part.unflatten(0, (-1, count)).diagonal(dim1=1, dim2=2)
-    return own.movedim(-1, 1).contiguous()
+    diagonal = part.unflatten(0, (-1, count)).diagonal(dim1=1, dim2=2)
+    return diagonal.movedim(-1, 1).contiguous()
 
 
 def _merge(

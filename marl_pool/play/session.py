@@ -312,12 +312,12 @@ class Session:
     ) -> PerturbationState:
         """Return the state with the chosen entities; see `LivePerturbation.choose`."""
         env = lane.episode.env
-        shown = self.scene.entities(env, group)[None]
+        token_entities = self.scene.entities(env, group)[None]
         # An observer's own token is left alone.
         has_self = env.groups[group].tokens.has_self
         free = (tokens.types != SELF_TYPE) | (not has_self)
         masks = {
-            name: torch.isin(shown, torch.tensor(sorted(entities))) & free
+            name: torch.isin(token_entities, torch.tensor(sorted(entities))) & free
             for name, entities in self.chosen.items()
         }
         return lane.live.choose(tokens, state, masks)

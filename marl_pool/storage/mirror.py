@@ -332,8 +332,8 @@ def _is_known(name: str) -> bool:
 
 
 def _few(names: Collection[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(sorted(names)[:SHOWN]) + more
+    suffix = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(sorted(names)[:SHOWN]) + suffix
 
 
 def _tell(line: str) -> None:

@@ -94,8 +94,8 @@ class Metrics:
             message = f"{bad} lines that cannot be read are kept in {copied.name} only"
             with new_binary_file(copied) as copy:
                 copy.write(self.path.read_bytes())
-        # Write the remaining rows, or remove a file without any.
-        if not header:
+        # Write the remaining rows. A file without any goes: the next row has columns.
+        if not header or (columns is None and not kept):
             self.path.unlink(missing_ok=True)
             return message
         with new_file(self.path) as out:
