@@ -361,10 +361,12 @@ def build_part(
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
     name = options.pop("name")
     module: nn.Module = build(name, registry, kind, base, options, context)
-    # Found here, and not when the trained policy is saved.
-    for key, tensor in module.state_dict().items():
-        if problem := _state_problem(key, tensor):
-            raise InputError(f"{kind} {name!r}: expected {problem}")
+    # Find this before the training, not when the policy is saved. Where the caller
+    # asks for tensors without numbers, nothing is trained.
+    if torch.get_default_device().type != "meta":
+        for key, tensor in module.state_dict().items():
+            if problem := _state_problem(key, tensor):
+                raise InputError(f"{kind} {name!r}: expected {problem}")
     return module
 
 

@@ -83,7 +83,7 @@ def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkey
         "FaultyPole: rewards of 'agent': expected a tensor of floats of shape (8, 1)"
         in line
     )
-    assert "got (8, 1, 1)" in line
+    assert "got float32 of shape (8, 1, 1)" in line
 
 
 def clone_of_a_faulty_pole(path, fault: str, monkeypatch) -> int:

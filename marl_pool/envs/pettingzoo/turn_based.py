@@ -56,6 +56,11 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
         """The agents of the episode."""
         return self.env.agents
 
+    @property
+    def unwrapped(self) -> Any:
+        """The environment below all wrappers, whose state a tokenizer may read."""
+        return self.env.unwrapped
+
     @override
     def observation_space(self, agent: Any) -> Any:
         return self.env.observation_space(agent)

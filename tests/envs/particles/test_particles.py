@@ -45,7 +45,7 @@ class PhysicsOnly(ParticleEnv):
     ) -> tuple[dict[str, Tensor], Tensor]:
         self.integrate(actions["agent"])
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return {"agent": self.state[:, :1, 0]}, never
+        return {"agent": self.state[:, : self.num_movable, 0]}, never
 
 
 def oracle(entities: Sequence[Entities], state: np.ndarray) -> OracleWorld:

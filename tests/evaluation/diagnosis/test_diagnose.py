@@ -105,6 +105,11 @@ class Changing(FoxAndHens):
         living["hen"][:, 0] = self.steps < 4
         return living
 
+    def advance(self, actions: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        living = self.active["hen"]
+        rewards, terminated = super().advance(actions)
+        return {**rewards, "hen": rewards["hen"] * living}, terminated
+
 
 class Slow(Changing):
     simulated = True
@@ -309,6 +314,11 @@ class ThreeHeads(ExtraToken):
         self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
         return super().weights(x).expand(-1, 3, -1)
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        return theory.pool(x, super().weights(x))
 
 
 def test_the_weight_of_an_extra_token_stays_in_the_result() -> None:

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers.farm import TOKENS, FoxAndHens
+from helpers.farm import TOKENS, AlikeFoxAndHens, FoxAndHens
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
@@ -97,22 +96,29 @@ def small_overrides(*overrides: str) -> list[str]:
     return [*base, *overrides]
 
 
-class Audience(CartPole):
-    """A cart pole whose agent never acts."""
+class Henhouse(AlikeFoxAndHens):
+    """A fox that never acts."""
 
     @property
     def active(self) -> dict[str, torch.Tensor]:
-        return {name: torch.zeros_like(each) for name, each in super().active.items()}
+        masks = super().active
+        return {**masks, "fox": torch.zeros_like(masks["fox"])}
+
+    def advance(self, actions):
+        rewards, terminated = super().advance(actions)
+        return {**rewards, "fox": torch.zeros_like(rewards["fox"])}, terminated
 
 
 def test_episodes_without_a_step_are_refused_in_one_line(tmp_path, capsys):
-    teacher = "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic"
-    words = [f"env={__name__}:Audience", "env.max_steps=5", f"teacher={teacher}"]
-    more = ["policy=feed_forward", "clone.episodes=2", "clone.validation_episodes=2"]
-    path = tmp_path / "run"
-    assert cli.main(["clone", *words, *more, "threads=1", "--run-dir", str(path)]) == 2
+    path, still = tmp_path / "run", "helpers.farm:StillHens"
+    words = [f"env={__name__}:Henhouse", f"teacher={still}", f"fixed.hen={still}"]
+    sizes = ["policy=feed_forward", "clone.episodes=2", "clone.validation_episodes=2"]
+    assert cli.main(["clone", *words, *sizes, "threads=1", "--run-dir", str(path)]) == 2
     *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("marl-pool: env: expected episodes in which an agent of ")
+    assert line == (
+        "marl-pool: env: expected episodes in which an agent of 'fox' acts, got none "
+        "with such a step: there is nothing to learn from"
+    )
     assert not path.exists()
 
 
