@@ -168,8 +168,8 @@ class PNAPooling(Pooling):
         scalers: names from identity, amplification and attenuation, the lines of the
             first bracket.
         avg_log_size: δ, the mean of log(N + 1) over the training sets; by default
-            log(num_tokens + 1).
-        num_tokens: N of a set without padding, for that default.
+            log(N + 1) of a set without padding.
+        num_tokens: N of a set without padding.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ UNIT = re.compile(
 OUTPUT = re.compile(r"(?:evaluation|videos)/.+")
 """Files that are written once and never replaced."""
 SINGLE = re.compile(
-    r"config\.yaml|metrics\.csv|error\.txt|results\.json|events\.out\.tfevents\.[\w.-]+"
+    r"config\.yaml|metrics(\.damaged(-[0-9]+)?)?\.csv|error\.txt|results\.json|events\.out\.tfevents\.[\w.-]+"
     r"|sweep\.yaml|proposals\.yaml|table\.csv"
     r"|evaluation/[\w-]+\.(csv|json|npz|png)|videos/[\w-]+\.(webm|mp4|gif|webp)"
     r"|networks/(manifest\.json|fold_[0-9]+\.safetensors)|pictures/\w+\.png|data/.+"

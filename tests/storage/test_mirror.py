@@ -105,6 +105,7 @@ def test_names_that_no_run_has_stay_in_the_mirror(run, tmp_path, capsys, name):
     "name",
     [
         *("error.txt", "results.json", "sweep.yaml", "proposals.yaml", "table.csv"),
+        *("metrics.damaged.csv", "metrics.damaged-2.csv"),
         *(
             "events.out.tfevents.1795711731.vm-1.example.1.bf1106a2",
             "data/knn/train.npz",
