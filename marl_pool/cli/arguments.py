@@ -259,7 +259,13 @@ def _parsers(
         default=[],
     )
     composers = f"train evolve clone fit sweep {readers} play report"
-    add(composers, "--config-dir", "folder of your own YAML", metavar="DIR", type=Path)
+    add(
+        composers,
+        "--config-dir",
+        "folder of your own YAML",
+        metavar="DIR",
+        type=_folder,
+    )
     add(composers, "--cfg", "print the configuration and stop", **flag)
 
     # Arguments of the other verbs.
@@ -279,6 +285,12 @@ def _parsers(
     add("ls", "folder", help_text, metavar="DIR", nargs="?", default=".")
     add("help", "about", "a verb", metavar="VERB", nargs="?")
     return parser, dict(verbs.choices)
+
+
+def _folder(path: str) -> Path:
+    if not path:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(path)
 
 
 def _studied(verb: str) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
@@ -25,6 +26,7 @@ class BrokenContractError(Exception):
     """A broken rule: the expected and the actual value, in one line."""
 
 
+@kept_workers()  # each rule builds environments
 def check_env(name: str, **options: Any) -> dict[str, str]:
     """Play a few steps with random actions, and compare an environment with its rules.
 

@@ -68,15 +68,16 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
 
-    *Agents* may leave and join during an episode. An absent agent has reward 0,
+    *Agents* may leave and join during an episode, also those that left before, which
+    PettingZoo's ``parallel_api_test`` does not allow. An absent agent has reward 0,
     observes padding only, and its action is ignored. An agent leaves when a step flags
     it as terminated or truncated, even if ``env.agents`` still lists it; it must then
     stay flagged and earn nothing. The value of an agent that is truncated while others
     stay is not bootstrapped. When the last agents leave in the same step, those that
     are truncated and not terminated stay active and the episode is truncated; if all of
-    them terminate, the episode is terminated. An environment that breaks a rule of
-    PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
-    without a flag or goes on after one; a missing observation, reward or flag; a reward
+    them terminate, the episode is terminated. An environment that breaks another
+    rule of PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
+    without a flag, or stays after one and loses it; a missing observation, reward or flag; a reward
     that is not one number; a flag of another name such as ``__all__``; an info that is
     no dict. An info may be missing, and PettingZoo allows observations and infos of
     other names, such as ``common``, which are ignored.

@@ -98,7 +98,6 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
             methods that cannot be called as in the API.
     """
     factory = find_factory(module)
-    # Report any error of the factory as one of the options.
     try:
         env = factory(**options)
     except InputError:
@@ -106,9 +105,9 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     except PettingZooRegistryError as error:
         raise InputError(f"env.module: {described(error)}") from error
     except Exception as error:  # third-party code may raise any exception
-        raise InputError(
-            f"env.options: {module} rejects {dict(options)}: {described(error)}"
-        ) from error
+        problem = f"{module} rejects {dict(options)}" if options else str(module)
+        key = "env.options" if options else "env.module"
+        raise InputError(f"{key}: {problem}: {described(error)}") from error
     if isinstance(env, aec_to_parallel_wrapper):
         env = env.aec_env  # of which more can be checked
     if isinstance(env, gymnasium.Env | AECEnv | ParallelEnv):
