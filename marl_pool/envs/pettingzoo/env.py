@@ -75,12 +75,12 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     stay flagged and earn nothing. The value of an agent that is truncated while others
     stay is not bootstrapped. When the last agents leave in the same step, those that
     are truncated and not terminated stay active and the episode is truncated; if all of
-    them terminate, the episode is terminated. An environment that breaks another
-    rule of PettingZoo is refused, with the step, the agent and the rule: an agent that leaves
-    without a flag, or stays after one and loses it; a missing observation, reward or flag; a reward
-    that is not one number; a flag of another name such as ``__all__``; an info that is
-    no dict. An info may be missing, and PettingZoo allows observations and infos of
-    other names, such as ``common``, which are ignored.
+    them terminate, the episode is terminated. An environment that breaks another rule
+    of PettingZoo is refused, with the step, the agent and the rule: an agent that
+    leaves without a flag, or stays after one and loses it; a missing observation,
+    reward or flag; a reward that is not one number; a flag of another name such as
+    ``__all__``; an info that is no dict. An info may be missing, and PettingZoo allows
+    observations and infos of other names, such as ``common``, which are ignored.
 
     *Turns.* A turn-based (AEC) environment is played in cycles of all agents where its
     metadata says ``is_parallelizable``: each agent has one turn, in the order of
