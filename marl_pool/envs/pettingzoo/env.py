@@ -62,8 +62,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     *Actions* are Discrete, MultiDiscrete, MultiBinary, a bounded Box of floats of one
     dimension, or a Tuple or Dict of them. In a batch an action is a row of numbers, as
     `marl_pool.policies.action_spaces.ActionRows` makes it: choices, counted from 0,
-    then the numbers of Boxes. The mask of several choices is one row, or a tuple of
-    masks with one for each choice, in their order.
+    then the numbers of Boxes. The mask of several choices is one row, or a tuple or
+    matrix of masks with one for each choice, in their order.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
