@@ -112,18 +112,19 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         print_help()
         return 0
-    flags, overrides = parse(arguments)
-    if overrides and flags.verb in KEYLESS:
-        raise InputError(f"{flags.verb} takes no keys, got {overrides[0]!r}")
-    if flags.verb in MAKING:
+    namespace, overrides = parse(arguments)
+    if overrides and namespace.verb in KEYLESS:
+        raise InputError(f"{namespace.verb} takes no keys, got {overrides[0]!r}")
+    if namespace.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.
-    if flags.verb in WORKING and sys.stderr.isatty() and not getattr(flags, "cfg", 0):
-        runs = getattr(flags, "run", None) or []
+    shows_config = getattr(namespace, "cfg", 0)
+    if namespace.verb in WORKING and sys.stderr.isatty() and not shows_config:
+        runs = getattr(namespace, "run", None) or []
         paths = [runs] if isinstance(runs, str) else runs
-        words = ["marl-pool", flags.verb, *paths, *overrides]
+        words = ["marl-pool", namespace.verb, *paths, *overrides]
         print(f"{printable(' '.join(words))}: starting", file=sys.stderr, flush=True)
-    if flags.verb not in READING:
-        return VERBS[flags.verb](flags, overrides)
-    with reading(flags, overrides), local_runs(flags):
-        return VERBS[flags.verb](flags, overrides)
+    if namespace.verb not in READING:
+        return VERBS[namespace.verb](namespace, overrides)
+    with reading(namespace, overrides), local_runs(namespace):
+        return VERBS[namespace.verb](namespace, overrides)

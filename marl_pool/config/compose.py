@@ -180,7 +180,7 @@ def _read(
     verb: str, overrides: Sequence[str | Override], folder: Path | None
 ) -> tuple[list[Override], dict[str, str | None]]:
     """Return the parsed overrides, and the option of each group."""
-    parsed = [parse(text) if isinstance(text, str) else text for text in overrides]
+    parsed = _parse_all(overrides)
     # Separate the options of groups from the values of keys.
     user_options: dict[str, str] = {}
     for override in parsed:
@@ -191,14 +191,20 @@ def _read(
     return parsed, _choose(verb, user_options, folder)
 
 
+def _parse_all(overrides: Sequence[str | Override]) -> list[Override]:
+    return [
+        parse(override) if isinstance(override, str) else override
+        for override in overrides
+    ]
+
+
 def assign(config: Mapping[str, Any], overrides: Sequence[str | Override]) -> Config:
     """Return ``config``, composed earlier, with some keys replaced, unchecked.
 
     Interpolations are not resolved: a stored text may contain ``${``.
     """
     changed = copy.deepcopy(dict(config))
-    for text in overrides:
-        override = parse(text) if isinstance(text, str) else text
+    for override in _parse_all(overrides):
         *parents, last = override.key.split(".")
         section: Any = changed
         for parent in parents:

@@ -296,8 +296,10 @@ def _validate_space(space: Space) -> None:
 
 def _validate_number(where: str, trials: int) -> None:
     if trials > MOST_VALUES:
-        num = f"{trials:,}" if where == "grid" else "more"
-        raise InputError(f"{where}: expected at most {MOST_VALUES:,} trials, got {num}")
+        actual = f"{trials:,}" if where == "grid" else "more"
+        raise InputError(
+            f"{where}: expected at most {MOST_VALUES:,} trials, got {actual}"
+        )
 
 
 def _whole_grid(

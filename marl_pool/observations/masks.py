@@ -14,12 +14,15 @@ MASK = "action_mask"
 
 
 def mask_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Return the lengths of a mask's rows: of one, or of each entry of a Tuple.
+    """Return the lengths of a mask's rows: one, a matrix's, or a Tuple's entries.
 
-    Empty if the space is neither a vector nor a Tuple of vectors.
+    Empty if the space is neither a vector, a matrix nor a Tuple of vectors.
     """
     rows = space.spaces if isinstance(space, spaces.Tuple) else (space,)
     shapes = [(row.shape or ()) if isinstance(row, PlainSpace) else () for row in rows]
+    if isinstance(space, PlainSpace) and len(shapes[0]) == 2:
+        count, length = shapes[0]
+        return (length,) * count
     is_vector = all(len(shape) == 1 for shape in shapes)
     return tuple(size for shape in shapes for size in shape) if is_vector else ()
 
@@ -41,9 +44,10 @@ class MaskPart:
     def of(cls, space: spaces.Space[Any], number: Any) -> Self:
         """Describe the storage of a mask; ``number`` is the dtype of stored floats."""
         sizes, row = mask_sizes(space), space
-        if isinstance(space, spaces.Tuple):
+        if space.shape != sizes:  # a Tuple or a matrix
+            rows = space.spaces if isinstance(space, spaces.Tuple) else (space,)
             row = spaces.MultiBinary(sum(sizes))
-            if any(np.dtype(row.dtype).kind == "f" for row in space.spaces):
+            if any(np.dtype(row.dtype).kind == "f" for row in rows):
                 row = spaces.Box(-np.inf, np.inf, row.shape, number)
         return cls(Part.of(row, MASK, number), sizes)  # type: ignore[arg-type]
 
@@ -52,13 +56,15 @@ def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
     """Concatenate the masks of several choices; one row is returned as it is.
 
     Args:
-        mask: a row, or a tuple or list of rows.
+        mask: a row, or a tuple, list or array of rows.
         sizes: lengths of the rows.
         name: begin of the error.
 
     Raises:
         InputError: rows of other lengths.
     """
+    if getattr(mask, "ndim", 1) == 2:
+        mask = [*mask]
     if not isinstance(mask, tuple | list):
         return mask
     rows = [*map(as_array, mask)]
@@ -69,7 +75,7 @@ def join_masks(mask: Any, sizes: tuple[int, ...], name: str = MASK) -> Any:
         expected = f"masks of the sizes {sizes}, one for each choice"
         if len(sizes) == 1:
             expected = f"one row of {sizes[0]} numbers"
-        actual = lengths if len(lengths) == len(rows) else f"{mask!r:.80}"
+        actual = lengths if len(lengths) == len(rows) else _shown(mask)
         raise InputError(f"{name}: expected {expected}, got {actual}")
     return np.concatenate(mask)
 
@@ -88,10 +94,14 @@ def read_mask(mask: Any, choices: tuple[int, ...], name: str) -> np.ndarray:
     row = as_array(join_masks(mask, choices, name))
     if row is None or row.shape != (sum(choices),) or not _is_binary(row):
         raise InputError(
-            f"{name}: expected {sum(choices)} numbers 0 and 1, got {mask!r:.80}"
+            f"{name}: expected {sum(choices)} numbers 0 and 1, got {_shown(mask)}"
         )
     return row != 0
 
 
 def _is_binary(row: np.ndarray) -> bool:
     return row.dtype.kind in "biuf" and bool(np.isin(row, (0, 1)).all())
+
+
+def _shown(mask: Any) -> str:
+    return " ".join(f"{mask!r:.80}".split())

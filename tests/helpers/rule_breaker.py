@@ -35,6 +35,8 @@ class Breaker(ParallelEnv):
         return np.full((20, 40, 3), 40 * self.time, np.uint8)
 
     def reset(self, seed=None, options=None):
+        if self.fault == "stops at reset":
+            raise StopIteration
         self.start = np.random.default_rng(seed).random()
         self.agents, self.time = list(self.possible_agents), 0
         return self._break((self._observe(), {a: {} for a in self.agents}))
@@ -42,6 +44,8 @@ class Breaker(ParallelEnv):
     def step(self, actions):
         if self.fault == "raises":
             raise RuntimeError("the door\nis shut")
+        if self.fault == "stops":
+            raise StopIteration
         assert set(actions) == set(self.agents)
         self.time += 1
         acted, over = self.agents, self.time == 5

@@ -268,8 +268,8 @@ class BoxWorld(BatchedEnv):
     @override
     def advance(self, actions: Mapping[str, Tensor]) -> Advance:
         # Find the place ahead of the agent; at a wall it is the agent's own.
-        codes, current = self.codes, self.places[:, :1]
-        ahead = self._neighbors[current, actions["agent"]]
+        codes, place = self.codes, self.places[:, :1]
+        ahead = self._neighbors[place, actions["agent"]]
         held, beside = codes[:, :1], ahead - 1
         # The code that the agent moves onto, or NOTHING if the way is blocked.
         meeting = torch.add(codes.gather(1, ahead), held, alpha=CODES)
@@ -279,10 +279,10 @@ class BoxWorld(BatchedEnv):
         content = codes.gather(1, beside)
         item = torch.where(opened, content, entered)
         hand = torch.where(takes, _look_up(self._held, item), held)
-        after = torch.where(entered == NOTHING, current, ahead)
+        after = torch.where(entered == NOTHING, place, ahead)
         # Remove content and lock of an opened box, then move the agent.
         codes.scatter_(1, beside, content.masked_fill_(opened, FLOOR))
-        codes.scatter_(1, current, FLOOR).scatter_(1, after, AGENT)
+        codes.scatter_(1, place, FLOOR).scatter_(1, after, AGENT)
         codes[:, :1] = hand
         self.places[:, :1] = after
         # The loose key's token becomes the held key's.

@@ -1,7 +1,7 @@
 """Any PettingZoo environment as a batched environment."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -62,8 +62,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     *Actions* are Discrete, MultiDiscrete, MultiBinary, a bounded Box of floats of one
     dimension, or a Tuple or Dict of them. In a batch an action is a row of numbers, as
     `marl_pool.policies.action_spaces.ActionRows` makes it: choices, counted from 0,
-    then the numbers of Boxes. The mask of several choices is one row, or a tuple of
-    masks with one for each choice, in their order.
+    then the numbers of Boxes. The mask of several choices is one row, or a tuple or
+    matrix of masks with one for each choice, in their order.
 
     Options that describe the observations hold for all groups; a mapping gives values
     by group: ``env.presence={car: 0}``.
@@ -260,7 +260,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
             if f"{name}/{MASK}" in self._state and MASK not in view.parts
         )
         steps = self._replay_saved(state)
-        finished = self._finished(steps.values())
+        finished = self._finished([*steps.values()])
         arrays = self._arrays_of(finished, [*steps], self.num_envs)
         replayed = arrays.tensors(self.device, self.dtype)
         if not all(
@@ -285,8 +285,9 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
     @override
     def place(self, rows: Tensor, keys: Tensor) -> None:
         pairs = zip(rows.tolist(), reset_seeds(keys), strict=True)
-        resets = (self._replay(row, ActionLog(seed)) for row, seed in pairs)
-        steps = [*self._finished(resets)]
+        steps = self._finished(
+            [self._replay(row, ActionLog(seed)) for row, seed in pairs]
+        )
         self._find_masks(steps)
         arrays = self._arrays_of(steps, range(len(rows)), len(rows))
         state = {key: tensor.clone() for key, tensor in self._state.items()}
@@ -324,7 +325,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         ]
         numbers = np.concatenate(encoded, axis=1)
         rows = range(self.num_envs)
-        steps = self._finished(self._step_one(row, numbers[row]) for row in rows)
+        # A generator would replace an environment's StopIteration by a RuntimeError.
+        steps = self._finished([self._step_one(row, numbers[row]) for row in rows])
         arrays = self._arrays_of(steps, rows, self.num_envs)
         # Move everything to the device at once.
         self._set_tensors(arrays.tensors(self.device, self.dtype))
@@ -348,17 +350,17 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         }
         return StepArrays(places, self._teams, self._views, self._number, masked)
 
-    def _finished(self, steps: Iterable[ParallelStep]) -> Iterable[ParallelStep]:
+    def _finished(self, steps: list[ParallelStep]) -> list[ParallelStep]:
         """Wait for the steps in other processes."""
-        return steps if self._workers is None else self._workers.finish([*steps])
+        return steps if self._workers is None else self._workers.finish(steps)
 
     def _arrays_of(
-        self, steps: Iterable[ParallelStep], rows: Sequence[int], count: int
+        self, steps: Sequence[ParallelStep], rows: Sequence[int], count: int
     ) -> StepArrays:
         """Return arrays of ``count`` rows with steps at ``rows``."""
         arrays = self._step_arrays(count)
         if self._workers is not None:
-            arrays.copy(rows, [*steps], self._workers.arrays)
+            arrays.copy(rows, steps, self._workers.arrays)
             return arrays
         for row, step in zip(rows, steps, strict=True):
             arrays.write(row, step)

@@ -122,13 +122,27 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
 
     def _bury(self, agent: Any) -> None:
         """Let an agent that ended leave, by the action None."""
-        self.env.step(None)
+        # PettingZoo's own step deletes all of these, in which it may fail halfway.
+        missing = [name for name in (*LAST, "rewards") if self._lacks(name, agent)]
+        try:
+            self.env.step(None)
+        except (AttributeError, LookupError, TypeError) as error:
+            if missing:
+                raise self._missing(missing[0], agent) from error
+            raise
         if agent in self._listed():
             raise self._error(
                 "ended and is in env.agents after its action None, expected it to "
                 "leave",
                 agent,
             )
+
+    def _lacks(self, name: str, agent: Any) -> bool:
+        values = getattr(self.env, name, None)
+        return not isinstance(values, Mapping) or agent not in values
+
+    def _missing(self, name: str, agent: Any) -> InputError:
+        return self._error(f"{name}: expected one of each agent, got none", agent)
 
     def _error(self, problem: str, agent: Any = None) -> InputError:
         where = f"step {self.number}" if self.number else "reset"
@@ -268,8 +282,7 @@ class TurnBasedAgents(AECAgents):
             return
         for name in LAST:
             if agent not in self._by_agent(name):
-                problem = f"{name}: expected one of each agent, got none"
-                raise self._error(problem, agent) from error
+                raise self._missing(name, agent) from error
 
     def _require_paid(self, agent: Any, paid: float) -> None:
         unpaid = self._unpaid[agent]

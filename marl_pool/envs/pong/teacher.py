@@ -257,16 +257,16 @@ def solve(frame_skip: int, sticky: float) -> np.ndarray:
     values = np.zeros((FRAMES + 1, len(SHOTS), 3, 3, size, size), np.float32)
     # Coordinates of the grid: indices of the rest position, offsets of the paddle.
     rest_index, paddle = np.arange(size)[:, None], OFFSETS[None]
-    for frames_left, last, current in product(range(1, FRAMES + 1), range(3), range(3)):
+    for frames_left, last, action in product(range(1, FRAMES + 1), range(3), range(3)):
         frames, total = (
             min(frames_left, frame_skip),
-            values[frames_left, :, last, current],
+            values[frames_left, :, last, action],
         )
         # Average over the number of frames for which the last action sticks.
         for stuck in range(frames + 1):
             # The dynamics are linear: paddle' = kept * paddle + gained * rest + shift.
             chance = sticky**stuck * (1 - sticky if stuck < frames else 1)
-            moved, kept, gained, shift = _move(last, current, stuck, frames)
+            moved, kept, gained, shift = _move(last, action, stuck, frames)
             place = kept * paddle + gained * OFFSETS[:, None] + shift
             place = np.clip(place / CELL + HALF_WIDTH, 0, size - 1.001)
             i, x = place.astype(int), (place % 1).astype(np.float32)
@@ -274,13 +274,13 @@ def solve(frame_skip: int, sticky: float) -> np.ndarray:
             if frames_left <= frame_skip:
                 low, high = ends[:, i], ends[:, i + 1]
             else:
-                executed = current if stuck < frames else last
+                executed = action if stuck < frames else last
                 after = values[frames_left - frame_skip, :, executed].max(1)
                 to = np.clip(rest_index + moved, 0, size - 1)
                 low, high = after[:, to, i], after[:, to, i + 1]
             # Interpolate between the two nearest offsets.
             total += chance * ((1 - x) * low + x * high)
-        total -= PRESS_COST * (current > 0)
+        total -= PRESS_COST * (action > 0)
     return values
 
 
@@ -297,7 +297,7 @@ def _arrival_values(down: bool, up: bool) -> np.ndarray:
 
 
 def _move(
-    last: int, current: int, stuck: int, frames: int
+    last: int, action: int, stuck: int, frames: int
 ) -> tuple[int, float, float, float]:
     """Compute the motion of the paddle if the first frames of an action stick.
 
@@ -309,5 +309,5 @@ def _move(
     for frame in range(frames):
         kept, gained = (1 - LAG) * kept, (1 - LAG) * gained + LAG
         shift = (1 - LAG) * shift + LAG * moved * CELL
-        moved += 3 * SIGNS[last if frame < stuck else current]
+        moved += 3 * SIGNS[last if frame < stuck else action]
     return moved, kept, gained, shift

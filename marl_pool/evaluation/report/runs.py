@@ -191,12 +191,12 @@ def usual_settings(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     }
 
 
-def load(run: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
+def load(reported: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
-    record = run.evaluation.record if run.evaluation else {}
+    record = reported.evaluation.record if reported.evaluation else {}
     try:
         return EvaluationTarget.from_run(
-            run.run,
+            reported.run,
             TargetSettings.from_config(
                 {key: record[key] for key in ("checkpoint", "seed") if record}
             ),
@@ -204,7 +204,7 @@ def load(run: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | str:
             plugins=plugins,
         )
     except InputError as error:
-        return run.without_folders(error)
+        return reported.without_folders(error)
 
 
 def _metrics(run: Run) -> tuple[pd.DataFrame, str]:

@@ -84,7 +84,7 @@ def episode_frames(
     Args:
         rollout: rollout of one environment.
         source: name of the policy.
-        text: text in all frames.
+        text: caption of all frames.
         head: attention head to draw, or None for none.
         size: width of a frame in pixels; the caption adds to its height.
         top: number of most attended patches to outline; 0 draws tints instead.

@@ -60,9 +60,9 @@ class Score(NamedTuple):
     steps: int
     """Number of valid steps."""
 
-    def plus(self, score: "Score") -> "Score":
+    def plus(self, other: "Score") -> "Score":
         """Add two scores."""
-        pairs: Any = zip(self, score, strict=True)
+        pairs: Any = zip(self, other, strict=True)
         return Score(*(first + second for first, second in pairs))
 
 

@@ -266,11 +266,11 @@ class BatchedEnvRunner(EnvRunner, Checkpointable):
                 (module, learner.module[mid]) for mid, module in self.module.items()
             ]
             self._weights = [
-                (_tensors(module), _tensors(source)) for module, source in modules
+                (_tensors(local), _tensors(remote)) for local, remote in modules
             ]
         with torch.no_grad():
-            for target, source in self._weights:
-                torch._foreach_copy_(target, source)
+            for local, remote in self._weights:
+                torch._foreach_copy_(local, remote)
         self._weights_seq_no = learner._weights_seq_no
 
     @override

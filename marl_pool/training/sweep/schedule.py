@@ -94,9 +94,11 @@ def run_trials(
     def placement(params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
         plain = params[CONFIG] if CONFIG in params else configs[params[TRIAL]]
         config = JOBS[sweep.verb].config.from_plain(plain)
-        needed = bundles(config, settings)
         return tune.PlacementGroupFactory(
-            [{kind: count for kind, count in b.items() if count} for b in needed]
+            [
+                {kind: count for kind, count in bundle.items() if count}
+                for bundle in bundles(config, settings)
+            ]
         )
 
     # A grid is known, a search proposes its trials one by one.

@@ -158,6 +158,9 @@ def test_masks_that_begin_after_the_reset_are_refused():
         ((np.ones(5),), r"of the sizes \(3, 2\), .*, got \(5,\)"),
         ([np.ones(3), 1], r"of the sizes \(3, 2\), .*, got \[array"),
         ([[1, 1, 1], [[1, 1]]], r"of the sizes \(3, 2\), .*, got \[\[1, 1, 1\], "),
+        (np.ones((2, 3)), r"of the sizes \(3, 2\), .*, got \(3, 3\)"),
+        (np.ones((1, 2, 2)), "expected 5 numbers 0 and 1, got array"),
+        ([np.ones((2, 2)), np.ones(2)], r"of the sizes \(3, 2\), .*, got \[array"),
     ],
 )
 def test_wrong_masks_in_infos_are_refused(monkeypatch, mask, message):
@@ -181,8 +184,8 @@ THREE, TWO = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 ROW = np.concatenate([THREE, TWO])
 
 
-def masked_by(monkeypatch, mask, space=None):
-    """Return an env of choices among 3 and 2, with one mask in each observation.
+def masked_by(monkeypatch, mask, space=None, kind="several"):
+    """Return an env, of choices among 3 and 2, with one mask in each observation.
 
     Without a space, the mask is in the infos.
     """
@@ -197,9 +200,30 @@ def masked_by(monkeypatch, mask, space=None):
         seen = spaces.Dict(observation=seen, action_mask=space)
     monkeypatch.setattr(JointEnv, "observation_space", lambda *_: seen)
     monkeypatch.setattr(JointEnv, "_observe", lambda *_: (observations, infos))
-    env = joint_env(1)
+    env = joint_env(1, kind=kind)
     env.reset()
     return env
+
+
+PAIRS = np.array([[1, 0], [0, 1], [1, 1]], np.int8)
+
+
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (None, PAIRS),
+        (None, PAIRS.tolist()),
+        (None, torch.from_numpy(PAIRS)),
+        (BITS((3, 2)), PAIRS),
+        (BITS((3, 2)), PAIRS.flatten()),
+        (spaces.Box(0, 1, (3, 2), np.float32), PAIRS.astype(np.float32)),
+        (spaces.Tuple([BITS(2)] * 3), PAIRS),
+    ],
+)
+def test_masks_of_equal_lengths_may_be_a_matrix(monkeypatch, space, mask):
+    env = masked_by(monkeypatch, mask, space, kind="bits")
+    allowed = (PAIRS != 0).flatten().tolist()
+    assert env.observe()["a"].action_mask[0].tolist() == [allowed] * 2
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,7 @@ def by_agent(value):
     ]
     + [
         (False, "infos", {}, 0, "reset: agent 'leader': infos: expected one of each"),
+        (True, "infos", {}, 0, "step 4: agent 'leader': infos: expected one of each"),
         (
             False,
             "_cumulative_rewards",

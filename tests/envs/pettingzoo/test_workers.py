@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from envs.pettingzoo.test_life import REFUSED
+from envs.pettingzoo.test_life import REFUSED, zeros
 from torch.utils._pytree import tree_leaves
 
 from helpers.changing_agents import ChangingAgents
@@ -111,22 +111,37 @@ def test_results_are_those_of_one_process(module, options):
     assert_same(played(1, module, options), played(3, module, options))
 
 
+def play(env: PettingZooEnv) -> None:
+    env.reset()
+    for _ in range(4):
+        env.step(zeros(env))
+
+
 def error_of(workers: int, module: str, **options: Any) -> str:
     env = PettingZooEnv(2, module=module, options=options, workers=workers)
-    with pytest.raises((InputError, RemoteError, RuntimeError)) as caught:
-        rollout_of(env).steps(4)
+    raised = (InputError, RemoteError, RuntimeError, StopIteration)
+    with pytest.raises(raised) as caught:
+        play(env)
     return described(caught.value)
 
 
+RAISED = {
+    "raises": "RuntimeError: the door is shut (",
+    "stops": "StopIteration (",
+    "stops at reset": "StopIteration (",
+}
+"""By fault, the error that the environment raises itself."""
+
+
 @pytest.mark.parametrize(
-    "fault", ["nobody after reset", "lives on", "observation shape", "raises"]
+    "fault", ["nobody after reset", "lives on", "observation shape", *RAISED]
 )
 def test_errors_are_those_of_one_process(fault):
-    assert fault in {*REFUSED, "raises"}
+    assert fault in REFUSED | RAISED
     line = error_of(1, BREAKER, fault=fault)
     assert error_of(2, BREAKER, fault=fault) == line
-    if fault == "raises":
-        assert line.startswith("RuntimeError: the door is shut (")
+    if fault in RAISED:
+        assert line.startswith(RAISED[fault])
         assert "rule_breaker.py:" in line
 
 
