@@ -197,7 +197,8 @@ class Perturber:
             self.specs[name] = env_groups[name].tokens if name in env_groups else spec
             for member in agents:
                 space, _ = split_action_mask(observation_spaces[member])
-                self.token_views[member] = TokenDictView(space, space["features"].dtype)
+                number = space["features"].dtype  # type: ignore[index]
+                self.token_views[member] = TokenDictView(space, number)
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
         by_turns = batched is not None and batched.turn_based

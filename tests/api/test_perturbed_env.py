@@ -289,7 +289,7 @@ class Malformed(TokenAgents):
         (
             "types",
             np.array([0, 9, 1]),
-            r"part 'types': expected numbers in \[0, 2\].* got 9",
+            r"part 'types': .* in \[0, 2\].* got 9",
         ),
     ],
 )
