@@ -22,7 +22,7 @@ from marl_pool.envs.rules import (
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.perturbations.base import Perturbation, PerturbationState
-from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten
+from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, steps_of_agent
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
 from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
@@ -209,7 +209,9 @@ class Rollout:
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
         if perturbation is not None:
             counts = {name: group.num_agents for name, group in env.groups.items()}
-            perturbation.validate_env(counts, env.max_steps)
+            agents = sum(counts.values())
+            steps = steps_of_agent(agents, env.max_steps, env.turn_based)
+            perturbation.validate_env(counts, steps)
             covered = filter(perturbation.covers, env.groups)
             by_turns = OwnTurns(perturbation) if env.turn_based else perturbation
             self._perturbations = dict.fromkeys(covered, by_turns)
@@ -396,20 +398,29 @@ class Rollout:
 
         Returns:
             For each group ``(num_envs, agents)`` float64.
+
+        Raises:
+            InputError: as in `steps`; with ``sync_free`` after the last step.
         """
+        unchecked: list[tuple[Transition, Presence, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with self._many_steps(reads=not self.sync_free):
             for _ in range(count):
                 lives, lengths = presence_of(self.env), self._lengths
-                step = self._step(reads=not self.sync_free).step
-                if not self.sync_free:
-                    validate_lives(self.env, lives, step.rewards, first_steps=lengths)
+                transition = self._step(reads=not self.sync_free)
+                if self.sync_free:
+                    unchecked.append((transition, lives, lengths))
+                else:
+                    self._validate_step(transition, lives, lengths)
+                step = transition.step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
                 self._observe()
                 ended = step.terminated | step.truncated
                 if self.sync_free or ended.any():
                     self._restart(ended)
+        for arguments in unchecked:
+            self._validate_step(*arguments)
         return totals
 
     @torch.no_grad()
@@ -462,23 +473,7 @@ class Rollout:
             # Act and step.
             lives, lengths = presence_of(self.env), self._lengths
             transition = self._step(reads=True, playing=~over)
-            validate_lives(
-                self.env,
-                lives,
-                transition.step.rewards,
-                first_steps=lengths,
-                playing=~over,
-            )
-            for name, decision in transition.decisions.items():
-                validate_finite(
-                    name,
-                    transition.tokens[name].map(lambda part: part[None]),
-                    decision.logits[None],
-                    transition.step.rewards[name][None],
-                    env_ids=self.env.env_ids,
-                    first_steps=lengths,
-                    playing=~over,
-                )
+            self._validate_step(transition, lives, lengths, ~over)
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
@@ -585,6 +580,34 @@ class Rollout:
             self._returns[name] = self._returns[name] + rewards
         self._lengths = self._lengths + 1
         return transition
+
+    def _validate_step(
+        self,
+        transition: Transition,
+        lives: Presence,
+        lengths: Tensor,
+        playing: Tensor | None = None,
+    ) -> None:
+        """Raise InputError if a step breaks the contract or has a number not finite.
+
+        Args:
+            transition: the step.
+            lives: agents that lived and acted.
+            lengths: ``(num_envs,)`` steps of the episodes before this one.
+            playing: ``(num_envs,)`` bool, environments to look at; None for all.
+        """
+        env, rewards = self.env, transition.step.rewards
+        validate_lives(env, lives, rewards, first_steps=lengths, playing=playing)
+        for name, decision in transition.decisions.items():
+            validate_finite(
+                name,
+                transition.tokens[name].map(lambda part: part[None]),
+                decision.logits[None],
+                rewards[name][None],
+                env_ids=env.env_ids,
+                first_steps=lengths,
+                playing=playing,
+            )
 
     def _validate_masks(self, playing: Tensor | None) -> None:
         """Raise InputError if an agent may do nothing at all."""
@@ -768,7 +791,7 @@ class Rollout:
         step = transition.step
         # Masks of agents that are always there need not be made again.
         next_lives = presence_of(self.env) if may_be_absent(self.env) else lives
-        by_turns, is_same = self.env.turn_based, lives.alive is lives.active
+        by_turns = self.env.turn_based
         return {
             name: Trajectory(
                 tokens=transition.tokens[name],
@@ -784,7 +807,10 @@ class Rollout:
                 next_active=next_lives.active[name],
                 states=transition.states[name],
                 next_alive=next_lives.alive[name] if by_turns else None,
-                alive=None if is_same else lives.alive[name],
+                # Do not stack one mask twice.
+                alive=None
+                if lives.alive[name] is lives.active[name]
+                else lives.alive[name],
             )
             for name, decision in transition.decisions.items()
         }

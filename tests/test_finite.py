@@ -1,6 +1,7 @@
 """NaN and infinity are refused wherever a rollout plays."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,29 +67,39 @@ class PoisonedEnv(BatchedEnv):
         return {"pair": rewards}, torch.zeros(self.num_envs, dtype=torch.bool)
 
 
-def rollout(**options: Any) -> Rollout:
+def rollout(sync_free: bool = False, **options: Any) -> Rollout:
     env = PoisonedEnv(3, **options)
     group = env.groups["pair"]
-    return Rollout(env, {"pair": make_policy(group.tokens, group.action_space)})
+    policies = {"pair": make_policy(group.tokens, group.action_space)}
+    return Rollout(env, policies, sync_free=sync_free)
 
 
+PLAYS: dict[str, Callable[[Rollout], Any]] = {
+    "steps": lambda playing: playing.steps(4),
+    "advance": lambda playing: playing.advance(4),
+    "episodes": lambda playing: playing.episodes(),
+}
+plays = pytest.mark.parametrize("play", PLAYS)
+
+
+@pytest.mark.parametrize("sync_free", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("poison", ["observations", "rewards"])
-@pytest.mark.parametrize("play", ["steps", "episodes"])
-def test_a_bad_number_is_named_with_its_place(play, poison, value):
-    playing = rollout(poison=poison, value=value)
+@plays
+def test_a_bad_number_is_named_with_its_place(play, poison, value, sync_free):
+    playing = rollout(sync_free, poison=poison, value=value)
     message = (
         f"NaN or infinite: {poison} of 1 .*first of agent 1 of group 'pair' in "
         f"environment 1 at step {BAD_STEP}"
     )
     with pytest.raises(NonFiniteError, match=message):
-        playing.steps(4) if play == "steps" else playing.episodes()
+        PLAYS[play](playing)
 
 
-@pytest.mark.parametrize("play", ["steps", "episodes"])
+@plays
 def test_padding_may_hold_anything(play):
     playing = rollout(poison="padding")
-    playing.steps(4) if play == "steps" else playing.episodes()
+    PLAYS[play](playing)
 
 
 def test_large_finite_numbers_are_fine():
@@ -96,14 +107,14 @@ def test_large_finite_numbers_are_fine():
     assert returns.isfinite().all()
 
 
-@pytest.mark.parametrize("play", ["steps", "episodes"])
+@plays
 def test_bad_weights_are_refused(play):
     playing = rollout(poison="none")
     with torch.no_grad():
         for parameter in playing.policies["pair"].parameters():
             parameter.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="NaN or infinite: action logits of "):
-        playing.steps(4) if play == "steps" else playing.episodes()
+        PLAYS[play](playing)
 
 
 def test_no_number_of_an_evaluation_is_decided_on_nan():

@@ -14,12 +14,14 @@ from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.teams import by_name
+from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
-from marl_pool.observations.token_dict import TOKEN_PARTS, token_spec
+from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.perturbations.turns import OwnTurns
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
@@ -41,7 +43,8 @@ def perturb_env(
     """Wrap an env so that its observations, or the actions it executes, are perturbed.
 
     For an environment of this package, the observations equal the ones of a
-    `Rollout` of the same environment and seed.
+    `Rollout` of the same environment and seed. Where its agents take turns, the steps
+    of an agent are its own turns.
 
     Args:
         env: a PettingZoo ``ParallelEnv`` or a Gymnasium ``Env`` whose observations are
@@ -176,11 +179,13 @@ class Perturber:
         check_argument("seed", seed, Seed)
         # Describe the tokens of each group.
         self.groups = {name: list(agents) for name, agents in groups.items()}
-        view = getattr(env.unwrapped, "view", env.unwrapped)
-        batched = getattr(view, "env", None)
-        env_groups = batched.groups if isinstance(batched, BatchedEnv) else {}
-        self.specs = {}
-        for name, (agent, *_) in self.groups.items():
+        self.view = getattr(env.unwrapped, "view", env.unwrapped)
+        batched = self.batched
+        env_groups = {} if batched is None else batched.groups
+        self.specs: dict[str, TokenSpec] = {}
+        self.token_views: dict[Any, TokenDictView] = {}
+        for name, agents in self.groups.items():
+            agent = agents[0]
             space, _ = split_action_mask(observation_spaces[agent])
             spec = token_spec(space)
             if spec is None:
@@ -190,8 +195,14 @@ class Perturber:
                     f"{', '.join(TOKEN_PARTS)}, got {description}"
                 )
             self.specs[name] = env_groups[name].tokens if name in env_groups else spec
+            for member in agents:
+                space, _ = split_action_mask(observation_spaces[member])
+                number = space["features"].dtype  # type: ignore[index]
+                self.token_views[member] = TokenDictView(space, number)
         # The options of a perturbation are checked against the tokens' specs.
         self.perturbation = _perturbation(perturbation, list(self.specs.values()))
+        by_turns = batched is not None and batched.turn_based
+        self.turns = OwnTurns(self.perturbation) if by_turns else None
         counts = {name: len(agents) for name, agents in self.groups.items()}
         self.perturbation.validate_env(counts, None)
         # Observations keep their dtypes; their spaces may have more tokens.
@@ -222,12 +233,20 @@ class Perturber:
                 )
         # Episodes are counted since the last seed, and since construction for ramps.
         self.seed, self.episode, self.played = seed, -1, -1
+        self.steps = 0
+        self.keys: dict[str, Tensor] = {}
         self.states: dict[str, PerturbationState] = {}
         self.spaces = {
             agent: self._space(name, agent)
             for name, agents in self.groups.items()
             for agent in agents
         }
+
+    @property
+    def batched(self) -> BatchedEnv | None:
+        """The environment of this package behind the view; a seed replaces it."""
+        env = getattr(self.view, "env", None)
+        return env if isinstance(env, BatchedEnv) else None
 
     def act(self, actions: Mapping[Any, Any]) -> dict[Any, Any]:
         """Perturb the actions of the present agents in one step.
@@ -253,9 +272,12 @@ class Perturber:
             no_action = np.zeros(spec.shape, np.int64 if spec.integral else np.float32)
             stacked = np.stack([flat.get(agent, no_action) for agent in agents])[None]
             tensor = torch.from_numpy(stacked)
-            changed, self.states[name] = self.perturbation.act(
-                tensor, self.states[name], spec
-            )
+            arguments = tensor, self.states[name], spec
+            if self.turns is None:
+                changed, self.states[name] = self.perturbation.act(*arguments)
+            else:
+                acting = self._acting(name)
+                changed, self.states[name] = self.turns.act(*arguments, acting)
             for agent, row in zip(agents, changed[0].numpy(), strict=True):
                 if agent in executed:
                     executed[agent] = (
@@ -278,24 +300,51 @@ class Perturber:
             check_argument("seed", seed, Seed)
             self.episode, self.seed = 0, int(seed)
         self.played += 1
+        self.steps = 0
         env_id, episode, played = torch.tensor([[0], [self.episode], [self.played]])
         for number, name in enumerate(self.groups):
             tokens = self._tokens(name, observations, infos)
             keys = stream_keys(self.seed, env_id, episode, Purpose.PERTURBATION, number)
-            if self.perturbation.covers(name):
+            self.keys[name] = keys
+            if not self.perturbation.covers(name):
+                continue
+            if self.turns is None:
                 start = self.perturbation.start(tokens, keys, episodes=played)
-                self.states[name] = start
-        return self.observe(observations, infos)
+            else:
+                start = self.turns.start(self._acting(name), None, None)
+            self.states[name] = start
+        return self._perceive(observations, infos)
 
     def observe(
         self, observations: Mapping[Any, Observation], infos: Mapping[Any, Any]
     ) -> dict[Any, Observation]:
-        """Perturb the observations of the present agents in one step."""
+        """Perturb the observations of the present agents after a step."""
+        self.steps += 1
+        return self._perceive(observations, infos)
+
+    def _acting(self, name: str) -> Tensor:
+        """Return a group's agents in turn, ``(1, agents)`` bool."""
+        assert self.batched is not None
+        return self.batched.active[name].cpu()
+
+    def _perceive(
+        self, observations: Mapping[Any, Observation], infos: Mapping[Any, Any]
+    ) -> dict[Any, Observation]:
         new_observations: dict[Any, Observation] = {}
         for name, agents in self.groups.items():
             tokens = self._tokens(name, observations, infos)
             if name in self.states:
-                tokens, self.states[name] = self.perturbation(tokens, self.states[name])
+                state = self.states[name]
+                if self.turns is None:
+                    tokens, self.states[name] = self.perturbation(tokens, state)
+                else:
+                    tokens, self.states[name] = self.turns(
+                        tokens,
+                        state,
+                        self._acting(name),
+                        self.keys[name],
+                        torch.tensor([self.played]),
+                    )
             for i, agent in enumerate(agents):
                 parts = tokens.at((0, i)).columns
                 new_observations[agent] = {
@@ -319,17 +368,34 @@ class Perturber:
             "types": np.zeros(spec.num_tokens, np.int64),
             "padding": np.ones(spec.num_tokens, np.bool_),
         }
-        rows = [observations.get(agent, blank) for agent in agents]
+        rows = [
+            self._read(agent, observations[agent]) if agent in observations else blank
+            for agent in agents
+        ]
         # Stack (1, agents, N, …), as a batch of one environment.
         stacked = {
             part: np.stack([row[part] for row in rows])[None] for part in TOKEN_PARTS
         }
         tokens = Tokens(**{k: torch.from_numpy(v) for k, v in stacked.items()})
-        return tokens._replace(
-            types=tokens.types.long(),
-            padding=tokens.padding.bool(),
-            action_mask=self._mask(name, observations, infos),
+        tokens = tokens._replace(
+            types=tokens.types.long(), padding=tokens.padding.bool()
         )
+        steps = torch.tensor([self.steps])
+        batch = tokens.map(lambda part: part[None])
+        validate_finite(name, batch, env_ids=torch.zeros_like(steps), first_steps=steps)
+        return tokens._replace(action_mask=self._mask(name, observations, infos))
+
+    def _read(self, agent: Any, observation: Any) -> Observation:
+        """Return an agent's arrays, which fit its space, padding aside."""
+        view = self.token_views[agent]
+        arrays = view.arrays(1)
+        try:
+            view.write(arrays, 0, observation)
+        except InputError as error:
+            raise InputError(f"env: agent {agent!r}: {error}") from error
+        if misfit := view.misfit(arrays, np.ones(1, np.bool_)):
+            raise InputError(f"env: agent {agent!r}: {misfit.message}")
+        return {part: array[0] for part, array in arrays.items()}
 
     def _mask(
         self,

@@ -302,7 +302,11 @@ class BatchedEnv(ABC):
         self._validate_actions(actions)
         rewards, terminated = validate_results(self, self.advance(actions))
         self.steps += 1
-        return Step(rewards, terminated, self.steps >= self.max_steps)
+        return Step(rewards, terminated, self.at_limit())
+
+    def at_limit(self) -> Tensor:
+        """Return ``(num_envs,)`` bool: the episode has reached its time limit."""
+        return self.steps >= self.max_steps
 
     def _validate_actions(self, actions: Mapping[str, Tensor]) -> None:
         groups = self.groups

@@ -232,7 +232,10 @@ class _Tails:
     """Sums of each environment's rewards from some steps on, for `Rollout.episodes`."""
 
     def __init__(self, rollout: Rollout, after: Collection[int]) -> None:
-        self.env_ids, self.step = rollout.env.env_ids, 0
+        self.env_ids = rollout.env.env_ids
+        # Steps begun by each agent: where agents take turns, a perturbation counts
+        # their own turns only.
+        self.begun = {name: part.long() for name, part in _counting(rollout.env)}
         self.sums: dict[int, dict[str, Tensor]] = {
             step: {
                 name: self.env_ids.new_zeros(
@@ -248,9 +251,18 @@ class _Tails:
         rows = torch.searchsorted(self.env_ids, transition.env.env_ids)
         for step, sums in self.sums.items():
             for name, rewards in transition.step.rewards.items():
-                if step <= self.step:
-                    sums[name].index_add_(0, rows, rewards.double())
-        self.step += 1
+                later = self.begun[name][rows] > step
+                sums[name].index_add_(0, rows, rewards.double() * later)
+        for name, counting in _counting(transition.env):
+            self.begun[name].index_add_(0, rows, counting.long())
+
+
+def _counting(env: BatchedEnv) -> Iterable[tuple[str, Tensor]]:
+    """Return the groups and the agents to which the next step is one of their own."""
+    return [
+        (name, active if env.turn_based else torch.ones_like(active))
+        for name, active in env.active.items()
+    ]
 
 
 def _joined(returns: Iterable[Mapping[str, Tensor]]) -> EpisodeReturns:

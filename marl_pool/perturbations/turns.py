@@ -1,5 +1,7 @@
 """Perturbations in turn-based environments, where an agent's time is its own turns."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,11 @@ from marl_pool.utils.devices import may_read
 
 BEGUN = "begun"
 """Entry of a state: ``(num_envs, agents)`` bool, the agent has had a turn."""
+
+
+def steps_of_agent(num_agents: int, max_steps: int, turn_based: bool) -> int:
+    """Return the most steps of an agent in an episode, if agents take equal turns."""
+    return math.ceil(max_steps / num_agents) if turn_based else max_steps
 
 
 class OwnTurns:

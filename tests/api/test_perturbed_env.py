@@ -262,6 +262,50 @@ def test_what_cannot_be_perturbed(
         perturb_env(make(), perturbation)
 
 
+class Malformed(TokenAgents):
+    """Agents of which one observation, that of the second step, has a wrong part."""
+
+    part, value = "features", None
+
+    def _observe(self, agents: Any) -> dict[str, Any]:
+        observations = super()._observe(agents)
+        if self.time == 2:
+            first = next(iter(observations.values()))
+            first[self.part] = self.value
+            if self.value is None:
+                del first[self.part]
+        return observations
+
+
+@pytest.mark.parametrize("name", ["bias", "occlude"])
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("features", np.zeros((1, 1)), r"part 'features': expected .* shape \(3, 1\)"),
+        ("features", np.zeros((3, 5)), r"part 'features': expected .* got \(3, 5\)"),
+        ("features", "abc", "part 'features': expected"),
+        ("features", np.full((3, 1), np.nan), "NaN or infinite: .* at step 2"),
+        ("types", None, "part 'types'"),
+        (
+            "types",
+            np.array([0, 9, 1]),
+            r"part 'types': .* in \[0, 2\].* got 9",
+        ),
+    ],
+)
+def test_malformed_tokens_are_refused(
+    name: str, part: str, value: Any, message: str
+) -> None:
+    env = Malformed(horizon=30)
+    env.part, env.value = part, value
+    perturbed = perturb_env(env, name)
+    perturbed.reset(seed=0)
+    perturbed.step({agent: env.action_space(agent).sample() for agent in env.agents})
+    actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+    with pytest.raises(InputError, match=message):
+        perturbed.step(actions)
+
+
 @pytest.mark.parametrize(
     "make",
     [

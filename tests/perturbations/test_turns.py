@@ -7,12 +7,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.api.perturb import perturb_env
+from marl_pool.envs import make_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.evaluation.cases import play as play_episodes
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
 
 NUM_ENVS, TURNS, AGENTS = 3, 6, 2
 SPEC = TokenSpec(5, 4, ("self", "friend", "stone"), num_frames=2)
@@ -157,3 +161,42 @@ def test_a_rollout_goes_on_from_its_state(name: str, options: dict[str, Any]) ->
     other.load_state_dict(first.state_dict())
     one, two = (rollout.steps(9)["pair"].tokens for rollout in (first, other))
     assert all(map(torch.equal, one.parts, two.parts))
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_view_shows_what_a_rollout_shows(name: str, options: dict[str, Any]) -> None:
+    if "ramp" in options:
+        options = {**options, "ramp": None}
+    env = InTurn(1, seed=5)
+    rollout = Rollout(env, {"pair": Echo()}, perturbation=build(name, options))
+    view = perturb_env(make_env(f"{__name__}:InTurn"), build(name, options), seed=5)
+    observations, _ = view.reset(seed=5)
+    for _ in range(env.max_steps - 1):
+        tokens = rollout.tokens["pair"]
+        for agent in range(AGENTS):
+            if env.active["pair"][0, agent]:
+                for part, tensor in tokens.at((0, agent)).columns.items():
+                    shown = torch.as_tensor(observations[f"pair_{agent}"][part])
+                    assert tensor.equal(shown.to(tensor.dtype))
+        rollout.steps(1)
+        observations, *_ = view.step(dict.fromkeys(view.agents, 0))
+
+
+@pytest.mark.parametrize(("end", "expected"), [(1, 10), (4, 4), (TURNS, 0)])
+def test_rewards_after_the_end_are_of_own_turns(end: int, expected: int) -> None:
+    """Each step pays 1 to the agent in turn and to none else."""
+
+    class Paid(InTurn):
+        def advance(self, actions: Any) -> Any:
+            rewards, over = super().advance(actions)
+            return {"pair": rewards["pair"] + self.active["pair"].float()}, over
+
+    played = play_episodes({"pair": Echo()}, Paid(NUM_ENVS, seed=5), after=[end])
+    assert played.after[end]["pair"].tolist() == [expected / AGENTS] * NUM_ENVS
+
+
+def test_an_onset_after_an_agents_last_turn_is_refused() -> None:
+    env, policies = InTurn(NUM_ENVS, seed=5), {"pair": Echo()}
+    Rollout(env, policies, perturbation=build("bias", {"onset": TURNS - 1}))
+    with pytest.raises(InputError, match="onset: expected a step below"):
+        Rollout(env, policies, perturbation=build("bias", {"onset": TURNS}))

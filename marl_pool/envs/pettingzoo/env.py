@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.envs.base import Advance, AgentGroup, EnvOptions, Step
+from marl_pool.envs.base import Advance, AgentGroup, EnvOptions
 from marl_pool.envs.pettingzoo.env_copy import (
     FrameRenderer,
     ParallelSimulator,
@@ -247,9 +247,8 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         return observations
 
     @override
-    def step(self, actions: Mapping[str, Tensor]) -> Step:
-        step = super().step(actions)
-        return step._replace(truncated=step.truncated | self._truncated)
+    def at_limit(self) -> Tensor:
+        return super().at_limit() | self._truncated
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -297,8 +297,13 @@ class BehaviourPolicy(SpecifiedPolicy):
             "student": _with_executed(student, prev_action),
         }
         no_action = torch.zeros_like(prev_action[..., 0])
-        # Log-probabilities, values and logits are not needed here.
-        return Decision(action, no_action, no_action, prev_action, state)
+        # Log-probabilities and values are not needed here. The rollout refuses logits
+        # that are not finite: these stand for the labels of the agents that act.
+        labels = answer.logits
+        if labels is None:
+            labels = self.actions.to_vectors(answer.action).float()
+        labels = labels.masked_fill(~env.active[self.group][..., None], 0)
+        return Decision(action, no_action, no_action, labels, state)
 
     def _record(self, tokens: Tokens, state: Any, answer: TeacherLabel) -> None:
         """Record a step of the agents alive, before the environments take it."""

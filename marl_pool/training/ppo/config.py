@@ -11,6 +11,7 @@ from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_m
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.description import describe_env
 from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.turns import steps_of_agent
 from marl_pool.training.errors import one_line
 from marl_pool.training.fixed_policies import frozen_module, load_fixed, zero_tokens
 from marl_pool.training.ppo.algorithm import BatchedPPO
@@ -136,7 +137,8 @@ def algorithm_config(config: TrainConfig, saved: Path | None = None) -> PPOConfi
         specs = [group.tokens for group in groups.values()]
         counts = {name: group.num_agents for name, group in groups.items()}
         env_perturbation = make_perturbation(specs=specs, **perturbation)
-        env_perturbation.validate_env(counts, env.max_steps)
+        steps = steps_of_agent(sum(counts.values()), env.max_steps, env.turn_based)
+        env_perturbation.validate_env(counts, steps)
     # One iteration: every environment takes `fragment` steps.
     agents: Counter[str] = Counter()
     for name, module in modules.items():

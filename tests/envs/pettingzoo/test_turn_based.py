@@ -525,3 +525,16 @@ def test_ppo_pays_the_turn_that_earned(tmp_path):
     returns = [last[f"{name}/return_mean"] for name in PassItOn.possible_agents]
     # Chance gives a third of it.
     assert min(returns) > 0.9 * PassItOn.ROUNDS
+
+
+@pytest.mark.parametrize("turn_based", [False, True])
+def test_living_agents_are_recorded_where_not_all_act(turn_based, monkeypatch):
+    checks = []
+    monkeypatch.setattr(
+        "marl_pool.envs.rules.validate_step", lambda *_: checks.append("again")
+    )
+    changing = {"module": "helpers.changing_agents:ChangingAgents", "max_steps": 9}
+    env = turn_env(2) if turn_based else PettingZooEnv(2, **changing)
+    parts = Rollout(env, random_policies(env), explore=True).steps(3)
+    assert {part.alive is not None for part in parts.values()} == {turn_based}
+    assert not checks  # `BatchedEnv.step` has validated the step

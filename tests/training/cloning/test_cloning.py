@@ -18,6 +18,7 @@ from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
+from marl_pool.finite import NonFiniteError
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
@@ -306,6 +307,17 @@ def test_games_go_on_where_they_were_left() -> None:
     # Each trajectory's return is what its environment has brought in all the steps.
     sums = sum(part.returns.view(3, -1)[:, 0] for part in parts)
     assert torch.equal(whole.returns.view(3, -1), sums[:, None].expand(3, 3))
+
+
+@pytest.mark.parametrize("play", ["advance", "episodes"])
+def test_labels_that_are_no_numbers_are_refused(play) -> None:
+    games = walker_games(3)
+    teacher = make_agent(games.spec, spaces.Discrete(2), "feed_forward", seed=3)
+    for parameter in teacher.parameters():
+        parameter.data.fill_(torch.nan)
+    games.teacher = PolicyTeacher(teacher.eval())
+    with pytest.raises(NonFiniteError, match="action logits of .* at step 0"):
+        games.advance(4) if play == "advance" else games.episodes()
 
 
 # Bytes
