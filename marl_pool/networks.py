@@ -185,7 +185,7 @@ class SetNetwork(nn.Module):
         self._native = NativeNetwork.plan(*parts, pooled=True)
         self._native_encoder = NativeNetwork.plan(*parts, pooled=False)
         for kind, part in (("encoder", encoder), ("pooling", pooling)):
-            if ":" in part["name"] and not isinstance(self.pooling, MemoryPooling):
+            if ":" in part["name"]:
                 self._try(f"{kind} {part['name']!r}")
 
     def _try(self, where: str) -> None:
@@ -361,13 +361,21 @@ def build_part(
         raise InputError(f"{kind}: expected a mapping with a name, got {dict(part)}")
     name = options.pop("name")
     module: nn.Module = build(name, registry, kind, base, options, context)
-    # Find this before the training, not when the policy is saved. Where the caller
-    # asks for tensors without numbers, nothing is trained.
-    if torch.get_default_device().type != "meta":
-        for key, tensor in module.state_dict().items():
-            if problem := _state_problem(key, tensor):
-                raise InputError(f"{kind} {name!r}: expected {problem}")
+    validate_state(f"{kind} {name!r}", module)
     return module
+
+
+def validate_state(where: str, module: nn.Module) -> None:
+    """Raise InputError for a state that no file of tensors can hold.
+
+    So it is found before the training, not when the policy is saved. Where the caller
+    asks for tensors without numbers, nothing is trained, and all is accepted.
+    """
+    if torch.get_default_device().type == "meta":
+        return
+    for key, tensor in module.state_dict().items():
+        if problem := _state_problem(key, tensor):
+            raise InputError(f"{where}: expected {problem}")
 
 
 def _state_problem(key: str, tensor: Any) -> str:

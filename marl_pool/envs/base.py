@@ -297,7 +297,7 @@ class BatchedEnv(ABC):
 
         Raises:
             InputError: wrong groups, shapes or dtypes of the actions, or of what
-                `advance` returns.
+                `advance` returns; on a CPU, choices that are no options.
         """
         self._validate_actions(actions)
         rewards, terminated = validate_results(self, self.advance(actions))
@@ -329,6 +329,8 @@ class BatchedEnv(ABC):
                 raise InputError(
                     f"actions of {name!r}: expected int64, got {action.dtype}"
                 )
+            if spec.integral and action.numel() and may_read(action):
+                _validate_choices(name, action, spec.sizes)
 
     @abstractmethod
     def observe(self) -> dict[str, Tokens]:
@@ -500,3 +502,15 @@ class BatchedEnv(ABC):
         A picture of another size, or of what `to_rgb` converts, is made to fit.
         """
         raise InputError(f"{type(self).__name__} cannot be rendered")
+
+
+def _validate_choices(name: str, actions: Tensor, sizes: tuple[int, ...]) -> None:
+    """Raise InputError unless each choice is one of its options; it reads values."""
+    lowest, highest = actions.reshape(-1, len(sizes)).aminmax(dim=0)
+    for size, *ends in zip(sizes, lowest.tolist(), highest.tolist(), strict=True):
+        for number in ends:
+            if not 0 <= number < size:
+                raise InputError(
+                    f"actions of {name!r}: expected choices from 0 to {size - 1}, "
+                    f"got {number}"
+                )

@@ -11,6 +11,7 @@ from marl_pool.envs.rules import (
     presence_of,
     validate_lives,
 )
+from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
 from marl_pool.tokens import Tokens
 
@@ -30,14 +31,16 @@ class CheckedEnv:
 
     def reset(self, where: Tensor | None = None) -> None:
         """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
-        self.env.reset(where)
+        with env_call(self.env, "a reset"):
+            self.env.reset(where)
         self.lives = presence_of(self.env)
         validate_lives(self.env, self.lives, first_steps=self.env.steps)
 
     def step(self, actions: Mapping[str, Tensor]) -> Step:
         """Advance every environment by one step; see `BatchedEnv.step`."""
         env, steps = self.env, self.env.steps.clone()
-        step = checked_step(env, actions)
+        with env_call(env, "a step"):
+            step = checked_step(env, actions)
         validate_lives(env, self.lives, step.rewards, first_steps=steps)
         for name, rewards in step.rewards.items():
             validate_finite(
@@ -50,7 +53,8 @@ class CheckedEnv:
 
     def observe(self) -> dict[str, Tokens]:
         """Return tokens for each group; see `BatchedEnv.observe`."""
-        observed = checked_observation(self.env)
+        with env_call(self.env, "an observation"):
+            observed = checked_observation(self.env)
         for name, tokens in observed.items():
             validate_finite(
                 name,

@@ -25,8 +25,13 @@ class EnvTimeoutError(RuntimeError):
     """A call of an environment that took longer than ``env_timeout``."""
 
 
-class EnvExitError(RuntimeError):
-    """An environment that raised what ends a process, such as `SystemExit`."""
+# No RuntimeError: contextlib takes one with a StopIteration as its cause for Python's
+# own, and lets the cause pass.
+class EnvExitError(Exception):
+    """An environment that raised what ends a process or a loop of its caller.
+
+    Such are `SystemExit` and `StopIteration`.
+    """
 
 
 class Watchdog(threading.Thread):
@@ -113,20 +118,21 @@ def env_call(env: object, operation: str) -> Iterator[None]:
     Exceptions take a note that names the call; see `raised_by`.
 
     Raises:
-        EnvExitError: in place of an exception that would end the process without a
-            word. Ctrl-C and the signals remain what they are.
+        EnvExitError: in place of an exception that would end the process, or a
+            generator that plays, without a word. Ctrl-C and the signals remain what
+            they are.
     """
     watchdog, call = _active, f"{operation} of {type(env).__name__}"
     if watchdog is not None:
         watchdog.call = call, time.monotonic()
     try:
         yield
-    except Exception as error:
-        error.add_note(RAISED_BY + call)
-        raise
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            error.add_note(RAISED_BY + call)
+            raise
         fatal = EnvExitError(f"{type(error).__name__}: {error}".removesuffix(": "))
         fatal.add_note(RAISED_BY + call)
         raise fatal.with_traceback(error.__traceback__) from error

@@ -78,11 +78,18 @@ def make_agent(
             dimension, or a Tuple or Dict of them; see `ActionSpec`.
         name: a key of `AGENTS`, or ``package.module:Class``.
         **options: options of that class.
+
+    Raises:
+        InputError: an unknown name, a wrong option, or a state that no file of tensors
+            can hold.
     """
+    from marl_pool.networks import validate_state
     from marl_pool.policies.agent import Agent
 
     context = {"spec": spec, "action_space": action_space}
-    return build(name, AGENTS, "policy", Agent, options, context)
+    agent: Agent = build(name, AGENTS, "policy", Agent, options, context)
+    validate_state(f"policy {name!r}", agent)
+    return agent
 
 
 def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -134,3 +134,31 @@ def test_wrong_options_are_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(InputError, match=r"env\.max_steps: .*got 0"):
             describe_env({"name": "cartpole", "max_steps": 0})
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "message"),
+    [
+        (spaces.Discrete(3), 2, ""),
+        (spaces.Discrete(3), 7, "from 0 to 2, got 7"),
+        (spaces.Discrete(3), -3, "from 0 to 2, got -3"),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], ""),
+        (spaces.MultiDiscrete([2, 3]), [2, 0], "from 0 to 1, got 2"),
+        (spaces.MultiDiscrete([2, 3]), [0, -1], "from 0 to 2, got -1"),
+    ],
+)
+def test_choices_that_are_no_options_never_reach_an_environment(
+    space, action, message
+) -> None:
+    env = docstring_example()(2)
+    env.groups = {"agent": AgentGroup(1, TokenSpec(1, 1, ("self",)), space)}
+    env.advance = lambda actions: ({"agent": torch.ones(2, 1)}, torch.zeros(2).bool())
+    env.reset()
+    right = torch.zeros_like(torch.tensor([[action]]))
+    actions = {"agent": torch.cat([right, torch.tensor([[action]])])}
+    if message:
+        with pytest.raises(InputError, match=f"^actions of 'agent': .*{message}$"):
+            env.step(actions)
+    else:
+        env.step(actions)
+    assert env.steps.tolist() == ([0, 0] if message else [1, 1])

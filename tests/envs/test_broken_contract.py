@@ -1,6 +1,7 @@
 """A user's environment that breaks its contract is refused wherever it is played."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,11 +15,12 @@ from marl_pool.cli import main as cli
 from marl_pool.envs import make_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.checks import check_env
+from marl_pool.envs.timeout import EnvExitError
 from marl_pool.envs.vector_view import OneAgentVectorView
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.errors import InputError
+from marl_pool.utils.errors import InputError, described
 
 Change = Callable[[Any], Any]
 """From a right result of a method to a wrong one."""
@@ -242,6 +244,10 @@ LIVES: dict[str, tuple[dict[str, Change], str]] = {
 NAME = f"{__name__}:Yard"
 
 
+def run_out(_: Any) -> None:
+    raise StopIteration("no map is left")
+
+
 def policies(env: BatchedEnv) -> dict[str, RandomPolicy]:
     return {name: RandomPolicy(g.action_space) for name, g in env.groups.items()}
 
@@ -272,6 +278,13 @@ def view(**options: Any) -> None:
     env.reset(seed=0)
     while env.agents:
         env.step(dict.fromkeys(env.agents, 0))
+
+
+def view_many(**options: Any) -> None:
+    env = OneAgentVectorView(NAME, 3, alone=True, **options)
+    env.reset(seed=0)
+    for _ in range(6):
+        env.step(np.zeros(3, np.int64))
 
 
 PATHS = [train, train_on_a_gpu, gather, evaluate, view]
@@ -311,6 +324,19 @@ def test_lives_against_the_rules_are_refused(monkeypatch, play, case) -> None:
     assert str(error.value).endswith(" in environment 0 at step 2")
 
 
+@pytest.mark.parametrize("play", [*PATHS, view_many])
+@pytest.mark.parametrize("part", ["advance", "observe"])
+def test_an_iterator_that_is_used_up_ends_no_loop_of_others(
+    monkeypatch, play, part
+) -> None:
+    monkeypatch.setattr(Yard, "faults", {part: run_out})
+    with pytest.raises(EnvExitError) as error:
+        play(after=2)
+    line = described(error.value)
+    assert line.startswith("EnvExitError: StopIteration: no map is left (")
+    assert f"{Path(__file__).name}:{run_out.__code__.co_firstlineno + 1})" in line
+
+
 @pytest.mark.parametrize("case", [*FORMS, *LIVES])
 def test_check_env_names_them(monkeypatch, case) -> None:
     faults, message = (FORMS | LIVES)[case]
@@ -326,14 +352,8 @@ def test_the_vector_view_refuses_them(monkeypatch, case) -> None:
     faults, message = FORMS[case]
     monkeypatch.setattr(Yard, "faults", faults)
 
-    def play() -> None:
-        env = OneAgentVectorView(NAME, 3, alone=True, after=1)
-        env.reset(seed=0)
-        for _ in range(3):
-            env.step(np.zeros(3, np.int64))
-
     with pytest.raises(InputError) as error:
-        play()
+        view_many(after=1)
     assert message in str(error.value)
 
 

@@ -61,15 +61,22 @@ def test_evolution_ends_in_one_line_and_keeps_its_checkpoint(
     assert "env_timeout" in line
 
 
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("raises", "RuntimeError: no such state ("),
+        ("runs_out", "EnvExitError: StopIteration ("),
+    ],
+)
 def test_evolution_in_an_env_that_raises_ends_in_one_line(
-    tmp_path, capsys, monkeypatch
+    tmp_path, capsys, monkeypatch, fault, error
 ):
     path = tmp_path / "run"
-    assert evolve_faulty_pole(path, "raises", monkeypatch) == 1
+    assert evolve_faulty_pole(path, fault, monkeypatch) == 1
     errors = capsys.readouterr().err
     assert "Traceback" not in errors
     line = errors.splitlines()[-1]
-    assert "RuntimeError: no such state (" in line
+    assert error in line
     assert "faulty_pole.py:" in line
     assert ", raised by a step of FaultyPole" in line
     assert f"kept {path / 'checkpoints'}" in line

@@ -14,7 +14,7 @@ class FaultyPole(CartPole):
     """CartPole until a number of steps, then a fault in each.
 
     Args:
-        fault: raises, hangs, spins (without a system call), slow, NaN_reward,
+        fault: raises, runs_out, hangs, spins (without a system call), slow, NaN_reward,
             NaN_observation, wrong_shape or none.
         after: steps before the first fault.
     """
@@ -52,6 +52,8 @@ class FaultyPole(CartPole):
             return rewards, terminated
         if self.fault == "raises":
             raise RuntimeError("no such state")
+        if self.fault == "runs_out":
+            raise StopIteration
         if self.fault == "hangs":
             time.sleep(10_000)
         while self.fault == "spins":

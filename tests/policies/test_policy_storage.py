@@ -19,8 +19,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import marl_pool
+from helpers.campaign import CLONE, EVOLVE
 from helpers.samples import SPEC, heads, random_tokens
+from marl_pool.cli import main as cli
 from marl_pool.policies import make_policy
+from marl_pool.policies.sensory import FeedForward
 from marl_pool.policies.storage import (
     CONFIG,
     FORMAT,
@@ -32,6 +35,7 @@ from marl_pool.policies.storage import (
 )
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import pooling_names
+from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.pretrained import pretrained_names, pretrained_path
 from marl_pool.tokens import TokenSpec
@@ -602,6 +606,63 @@ def test_a_head_that_cannot_be_saved_is_refused_at_once(head, message) -> None:
     with pytest.raises(InputError, match=message) as caught:
         head_policy(head)
     assert "\n" not in str(caught.value)
+
+
+class MemoryHead(AttentionNeuronPooling):
+    def unroll(self, *arguments: Any) -> Any:
+        raise KeyError("no memory")
+
+
+def test_a_head_with_a_memory_is_tried_too() -> None:
+    with pytest.raises(InputError, match="pool 2 sets of zeros, got KeyError: 'no mem"):
+        head_policy(MemoryHead)
+
+
+class PathAgent(FeedForward):
+    def __init__(
+        self, spec: Any, action_space: Any, *, hidden: Any = (3,), seed: Any = None
+    ) -> None:
+        super().__init__(spec, action_space, hidden=hidden, seed=seed)
+        self.parts = self.make()
+
+    def make(self) -> nn.Module:
+        return nn.ModuleDict({"a/b": nn.Linear(1, 1)})
+
+
+class LazyAgent(PathAgent):
+    def make(self) -> nn.Module:
+        return nn.LazyLinear(1)
+
+
+class MetaAgent(PathAgent):
+    def make(self) -> nn.Module:
+        return nn.Linear(1, 1, device="meta")
+
+
+class CountingAgent(PathAgent):
+    def get_extra_state(self) -> Any:
+        return {"calls": 3}
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (PathAgent, "names of parameters without /, got 'parts.a/b.weight'"),
+        (LazyAgent, "parameters that have a shape, got 'parts.weight' of a lazy layer"),
+        (MetaAgent, "dense tensors with numbers, got 'parts.weight', meta"),
+        (CountingAgent, "a state of tensors, got '_extra_state', dict"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["evolve", "clone"])
+def test_an_agent_that_cannot_be_saved_is_refused_at_once(
+    tmp_path, capsys, verb, agent, message
+) -> None:
+    name = f"{__name__}:{agent.__name__}"
+    base = EVOLVE if verb == "evolve" else CLONE
+    words = [verb, *base, f"policy.name={name}", "--run-dir", str(tmp_path / "run")]
+    assert cli.main(words) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(f"policy {name!r}: expected {message}")
 
 
 def test_trying_a_head_leaves_it_and_random_numbers_as_they_were(

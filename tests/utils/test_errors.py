@@ -95,7 +95,12 @@ class Fatal(BaseException):
 
 @pytest.mark.parametrize(
     ("fatal", "message"),
-    [(SystemExit(3), "SystemExit: 3"), (Fatal(), "Fatal"), (Fatal("gone"), "gone")],
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (Fatal(), "Fatal"),
+        (Fatal("gone"), "gone"),
+        (StopIteration("no map is left"), "StopIteration: no map is left"),
+    ],
 )
 def test_what_would_end_the_process_is_an_error_of_the_environment(fatal, message):
     def fail():

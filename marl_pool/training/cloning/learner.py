@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.networks import seeded
+from marl_pool.networks import seeded, validate_state
 from marl_pool.policies import AGENTS
 from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
 from marl_pool.policies.agent import Agent
@@ -36,7 +36,8 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
     """Build the agent that learns.
 
     Raises:
-        InputError: an invalid option, or a class that is not an `Agent`.
+        InputError: an invalid option, a class that is not an `Agent`, or a state that
+            no file of tensors can hold.
     """
     seed, policy = config.seed, config.policy
     context = {"spec": group.tokens, "action_space": group.action_space, "seed": seed}
@@ -45,6 +46,7 @@ def make_student(config: CloneConfig, group: AgentGroup) -> Agent:
         student: Agent = build(
             policy.name, AGENTS, "policy", Agent, policy.arguments, context
         )
+    validate_state(f"policy {policy.name!r}", student)
     return student.to(config.device)
 
 

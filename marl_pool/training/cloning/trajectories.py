@@ -89,10 +89,10 @@ class Trajectories:
     Attributes:
         steps: tensors ``(S, …)`` by name: ``features`` (``(S, N, F)`` float32, or
             ``(S, N)`` int32 numbers in a `RowTable` for uint8 features), ``types``
-            uint8, ``padding`` bool, ``prev_action`` (a vector, or the number of the
-            only choice, -1 at an episode's start), ``label`` (the teacher's action,
-            numbers of a Box in [-1, 1]) and optionally the teacher's ``logits`` and
-            ``privileged_targets`` and the ``action_mask``.
+            uint8, or int32 of more than 256, ``padding`` bool, ``prev_action`` (a
+            vector, or the number of the only choice, -1 at an episode's start),
+            ``label`` (the teacher's action, numbers of a Box in [-1, 1]) and optionally
+            the teacher's ``logits`` and ``privileged_targets`` and the ``action_mask``.
         digests: n digests of observations, previous actions and labels, equal for
             equal trajectories.
         lengths: ``(n,)`` int64, steps of each trajectory.
@@ -238,6 +238,8 @@ class BehaviourPolicy(SpecifiedPolicy):
         self.teacher, self.student, self.group = roles.teacher, student, roles.group
         self.rows, self.recorded = rows, defaultdict[str, list[Tensor]](list)
         self.noise_size = self.teacher.noise_size
+        few_types = len(self.spec.type_names) <= 256
+        self._types_dtype = torch.uint8 if few_types else torch.int32
         self.env_ids = env.env_ids
         # This policy acts for the cloned group of a separate rollout.
         policies = {**roles.other_policies, roles.group: self}
@@ -324,7 +326,7 @@ class BehaviourPolicy(SpecifiedPolicy):
             "time": env.steps[:, None].expand(shape),
             "agent": torch.arange(shape[1], device=active.device).expand(shape),
             "features": features,
-            "types": tokens.types.byte(),
+            "types": tokens.types.to(self._types_dtype),
             "padding": tokens.padding,
             "prev_action": prev_action,
             "begins": begins,

@@ -490,7 +490,7 @@ def test_a_push_has_the_strength_of_its_kind() -> None:
 def test_an_action_that_there_is_not_is_refused(action: int) -> None:
     env = SimpleTag(2)
     env.reset()
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError, match=f"expected choices from 0 to 4, got {action}"):
         env.step({"predator": torch.tensor([[0], [action]])})
 
 

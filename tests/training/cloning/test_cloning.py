@@ -360,6 +360,30 @@ class Bytes(Walk):
 BYTES = {"name": f"{__name__}:Bytes", "max_steps": 12}
 
 
+class Motley(Walk):
+    """A walk among tokens of many types, the last of which is all that is seen."""
+
+    spec = TokenSpec(4, 2, tuple(f"type_{i}" for i in range(300)))
+
+    @property
+    def groups(self):
+        from marl_pool.envs.base import AgentGroup
+
+        return {"walker": AgentGroup(1, self.spec, spaces.Discrete(2))}
+
+    def observe(self):
+        tokens = super().observe()["walker"]
+        return {"walker": tokens._replace(types=torch.full_like(tokens.types, 299))}
+
+
+MOTLEY = {"name": f"{__name__}:Motley", "max_steps": 12}
+
+
+def test_types_from_256_on_are_recorded_as_they_are_seen():
+    played, _ = collected(Left(), MOTLEY)
+    assert (played.steps["types"] == 299).all()
+
+
 class TeacherWithTargets(PolicyTeacher):
     """A teacher with the targets time and, in the first half, place."""
 
@@ -383,6 +407,7 @@ def with_targets(teacher: Policy) -> TeacherWithTargets:
         (Left(), BYTES),
         (with_targets(sensory(seed=7)), CARTPOLE),
         (with_targets(Left()), BYTES),
+        (Left(), MOTLEY),
     ],
 )
 def test_trajectories_are_read_as_they_were_written(tmp_path, teacher, env):
