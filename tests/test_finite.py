@@ -79,7 +79,7 @@ def test_a_bad_number_is_named_with_its_place(play, poison, value):
     playing = rollout(poison=poison, value=value)
     message = (
         f"NaN or infinite: {poison} of 1 .*first of agent 1 of group 'pair' in "
-        f"environment 1 at step {BAD_STEP}"
+        f"environment 1 at step {BAD_STEP + (poison == 'rewards')}"
     )
     with pytest.raises(NonFiniteError, match=message):
         playing.steps(4) if play == "steps" else playing.episodes()

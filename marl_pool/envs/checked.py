@@ -10,6 +10,7 @@ from marl_pool.envs.rules import (
     checked_step,
     presence_of,
     validate_lives,
+    validate_types,
 )
 from marl_pool.finite import validate_finite
 from marl_pool.tokens import Tokens
@@ -52,6 +53,7 @@ class CheckedEnv:
         """Return tokens for each group; see `BatchedEnv.observe`."""
         observed = checked_observation(self.env)
         for name, tokens in observed.items():
+            validate_types(self.env, name, tokens, self.env.steps)
             validate_finite(
                 name,
                 tokens.map(lambda part: part[None]),
