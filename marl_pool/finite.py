@@ -33,8 +33,9 @@ def validate_finite(
         logits: parameters of the action distributions ``(T, num_envs, agents, L)``.
         rewards: ``(T, num_envs, agents)``. Parts that are None are not looked at.
         env_ids: ``(num_envs,)`` numbers of the environments, for the message.
-        first_steps: ``(num_envs,)`` number of the first of the T steps, for the
-            message; None for 0.
+        first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
+            ``(num_envs,)`` if T is 1, for the message; None for 0, 1, … A reward counts
+            to the step after its observation.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
     features = None if tokens is None else tokens.features
@@ -55,7 +56,9 @@ def validate_finite(
         summary = ", ".join(
             f"{kind} of {count} steps" for kind, count in counts.items()
         )
-        step += 0 if first_steps is None else int(first_steps[row])
+        if first_steps is not None:
+            step = int(first_steps.view(-1, len(env_ids))[step, row])
+        step += kind == "rewards"
         raise NonFiniteError(
             f"NaN or infinite: {summary}; first of agent {agent} of group {group!r} in "
             f"environment {place_in_batch(int(env_ids[row]))} at step {step}"

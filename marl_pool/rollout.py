@@ -18,6 +18,7 @@ from marl_pool.envs.rules import (
     may_be_absent,
     presence_of,
     validate_lives,
+    validate_types,
 )
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
@@ -265,11 +266,11 @@ class Rollout:
         Raises:
             InputError: ``count`` is below 1, an action mask allows nothing, or the
                 environment breaks its contract.
-            NonFiniteError: an observation, logit or reward is NaN or infinite; its step
-                is counted from the start of the fragment.
+            NonFiniteError: an observation, logit or reward is NaN or infinite.
         """
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
+        first_steps = self._lengths.clone()
         with self._many_steps(reads=not self.sync_free):
             fragment, endings = self._play(count)
             finals, episodes = _collect(endings)
@@ -288,8 +289,11 @@ class Rollout:
             for name, part in played
         }
         rewards = {name: part.rewards for name, part in played}
-        validate_lives(self.env, Presence(alive, active), rewards)
+        numbers = _step_numbers(first_steps, next(iter(trajectories.values())))
+        presence = Presence(alive, active)
+        validate_lives(self.env, presence, rewards, first_steps=numbers)
         for name, trajectory in trajectories.items():
+            validate_types(self.env, name, trajectory.tokens, numbers)
             if self.sync_free and trajectory.tokens.action_mask is not None:
                 # Steps are counted from the start of the fragment.
                 for t, mask in enumerate(trajectory.tokens.action_mask):
@@ -307,6 +311,7 @@ class Rollout:
                 trajectory.logits,
                 trajectory.rewards,
                 env_ids=self.env.env_ids,
+                first_steps=numbers,
             )
         return trajectories
 
@@ -535,15 +540,7 @@ class Rollout:
         if reads:
             self._validate_masks(playing)
         # Act: every policy decides from the perturbed tokens of its group.
-        decisions = {
-            name: policy.act(
-                self.tokens[name],
-                self.states[name],
-                self.noise[name] if policy.noise_size else None,
-                self.explore,
-            )
-            for name, policy in self.policies.items()
-        }
+        decisions = {name: self._decide(name) for name in self.policies}
         # Step: actions are scaled from the policy's units to the space's.
         has_memory = any(self.states.values())
         alive = self.env.alive if has_memory else {}
@@ -599,15 +596,27 @@ class Rollout:
         env, rewards = self.env, transition.step.rewards
         validate_lives(env, lives, rewards, first_steps=lengths, playing=playing)
         for name, decision in transition.decisions.items():
+            tokens = transition.tokens[name]
+            validate_types(env, name, tokens, lengths, playing=playing)
             validate_finite(
                 name,
-                transition.tokens[name].map(lambda part: part[None]),
+                tokens.map(lambda part: part[None]),
                 decision.logits[None],
                 rewards[name][None],
                 env_ids=env.env_ids,
                 first_steps=lengths,
                 playing=playing,
             )
+
+    def _decide(self, name: str) -> Decision:
+        """Let the policy of a group act; name a type that it has no number for."""
+        policy, tokens = self.policies[name], self.tokens[name]
+        noise = self.noise[name] if policy.noise_size else None
+        try:
+            return policy.act(tokens, self.states[name], noise, self.explore)
+        except IndexError:
+            validate_types(self.env, name, tokens, self._lengths)
+            raise
 
     def _validate_masks(self, playing: Tensor | None) -> None:
         """Raise InputError if an agent may do nothing at all."""
@@ -854,6 +863,19 @@ def collect(
     """
     rollout = Rollout(env, policies, perturbation=perturbation, explore=explore)
     return rollout.steps(steps)
+
+
+def _step_numbers(first_steps: Tensor, steps: Trajectory) -> Tensor:
+    """Return the numbers of a fragment's steps in their episodes, ``(T, num_envs)``.
+
+    ``first_steps`` ``(num_envs,)`` are those of its first steps.
+    """
+    ended = steps.terminated | steps.truncated
+    times = torch.arange(len(ended), device=ended.device)[:, None]
+    # The time at which the running episode began, below 0 if before the fragment.
+    begins = torch.where(ended, times + 1, -first_steps).roll(1, 0)
+    begins[0] = -first_steps
+    return times - begins.cummax(0).values
 
 
 def _collect(endings: list[_Ending]) -> tuple[list[_FinalObservation], list[Episodes]]:

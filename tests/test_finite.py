@@ -90,7 +90,7 @@ def test_a_bad_number_is_named_with_its_place(play, poison, value, sync_free):
     playing = rollout(sync_free, poison=poison, value=value)
     message = (
         f"NaN or infinite: {poison} of 1 .*first of agent 1 of group 'pair' in "
-        f"environment 1 at step {BAD_STEP}"
+        f"environment 1 at step {BAD_STEP + (poison == 'rewards')}"
     )
     with pytest.raises(NonFiniteError, match=message):
         PLAYS[play](playing)

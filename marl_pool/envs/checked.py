@@ -10,6 +10,7 @@ from marl_pool.envs.rules import (
     checked_step,
     presence_of,
     validate_lives,
+    validate_types,
 )
 from marl_pool.envs.timeout import env_call
 from marl_pool.finite import validate_finite
@@ -56,6 +57,7 @@ class CheckedEnv:
         with env_call(self.env, "an observation"):
             observed = checked_observation(self.env)
         for name, tokens in observed.items():
+            validate_types(self.env, name, tokens, self.env.steps)
             validate_finite(
                 name,
                 tokens.map(lambda part: part[None]),

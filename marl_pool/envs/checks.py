@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.base import AgentGroup, BatchedEnv
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.rules import (
     checked_observation,
     checked_step,
     presence_of,
     validate_lives,
+    validate_types,
 )
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
 from marl_pool.tokens import Tokens
@@ -91,25 +92,17 @@ def _check_observations(build: Build) -> None:
     env.reset()
     for number in range(STEPS):
         observed = checked_observation(env)
-        for name, group in env.groups.items():
-            _check_tokens(name, group, observed[name], env.dtype)
+        for name, tokens in observed.items():
+            validate_types(env, name, tokens, env.steps)
+            _check_features(name, tokens)
         step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
 
 
-def _check_tokens(
-    name: str, group: AgentGroup, tokens: Tokens, dtype: torch.dtype
-) -> None:
-    """Check the values, and the precision, of tokens of the right form."""
-    features, types = (part[~tokens.padding] for part in tokens[:2])
-    if features.is_floating_point():
-        _expect(features.dtype == dtype, f"{name}: features", dtype, features.dtype)
-        finite = bool(features.isfinite().all())
-        _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
-    count = group.tokens.num_types
-    wrong = types[(types < 0) | (types >= count)]
-    numbers = f"numbers below {count}"
-    _expect(not len(wrong), f"{name}: types", numbers, wrong[:1].tolist())
+def _check_features(name: str, tokens: Tokens) -> None:
+    """Check that the features of tokens of the right form are finite."""
+    finite = bool(tokens.features[~tokens.padding].isfinite().all())
+    _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
 
 
 def _check_steps(build: Build) -> None:
@@ -118,8 +111,6 @@ def _check_steps(build: Build) -> None:
     for number in range(STEPS):
         step = checked_step(env, _actions(env, number))
         for name, rewards in step.rewards.items():
-            kind = rewards.dtype
-            _expect(kind == env.dtype, f"{name}: dtype of rewards", env.dtype, kind)
             good = bool(rewards.isfinite().all())
             _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
         missed = (env.steps >= env.max_steps) & ~(step.terminated | step.truncated)

@@ -61,11 +61,11 @@ def validate_by_group(
 ) -> None:
     """Raise InputError unless there is a tensor ``(num_envs, agents)`` for each group.
 
-    Without a ``dtype`` they hold floats.
+    Without a ``dtype`` they have that of the environment.
     """
     _validate_names(env, part, tensors)
     for name, group in env.groups.items():
-        form = (env.num_envs, group.num_agents), dtype
+        form = (env.num_envs, group.num_agents), dtype or env.dtype
         if not _has_form(tensors[name], *form):
             raise _wrong_form(env, f"{part} of {name!r}", tensors[name], *form)
 
@@ -76,13 +76,14 @@ def validate_observation(env: "BatchedEnv", observed: Any) -> None:
     for name, group in env.groups.items():
         tokens, spec = observed[name], group.tokens
         shape = (env.num_envs, group.num_agents, spec.num_tokens)
-        real = torch.uint8 if spec.dtype == "uint8" else None
+        real = torch.uint8 if spec.dtype == "uint8" else env.dtype
         # Most often all is right, and then no more than this may be computed.
         if (
             isinstance(tokens, Tokens)
             and _has_form(tokens.features, (*shape, spec.num_features), real)
             and _has_form(tokens.types, shape, torch.int64)
             and _has_form(tokens.padding, shape, torch.bool)
+            and not tokens.features.requires_grad
             and tokens.action_mask is None
             and not group.has_action_masks
         ):
@@ -97,8 +98,13 @@ def validate_observation(env: "BatchedEnv", observed: Any) -> None:
             ("padding", tokens.padding, shape, torch.bool),
             (MASK, tokens.action_mask, options, torch.bool),
         ):
+            if part == MASK and value is None and not group.has_action_masks:
+                continue
             if not _has_form(value, *form):
                 raise _wrong_form(env, f"{part} of {name!r}", value, *form)
+        if tokens.features.requires_grad:
+            part = f"features of {name!r}"
+            raise misfit(env, part, "a tensor without gradient", "one that requires it")
 
 
 def _validate_names(env: "BatchedEnv", part: str, by_group: Any) -> None:
@@ -115,13 +121,9 @@ def _validate_ends(env: "BatchedEnv", part: str, ends: Any) -> None:
         raise _wrong_form(env, part, ends, *form)
 
 
-def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
-    """Return True for a tensor of this shape and dtype, of floats without a dtype."""
-    return (
-        isinstance(value, Tensor)
-        and value.shape == shape
-        and (value.is_floating_point() if dtype is None else value.dtype is dtype)
-    )
+def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Return True for a tensor of this shape and dtype."""
+    return isinstance(value, Tensor) and value.shape == shape and value.dtype is dtype
 
 
 def _wrong_form(
@@ -129,10 +131,10 @@ def _wrong_form(
     part: str,
     value: object,
     shape: tuple[int, ...],
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> InputError:
-    expected = f"{_name_of(dtype) if dtype else 'floats'} of shape {shape}"
-    return misfit(env, part, f"a tensor of {expected}", kind_of(value))
+    expected = f"a tensor of {_name_of(dtype)} of shape {shape}"
+    return misfit(env, part, expected, kind_of(value))
 
 
 def misfit(env: object, part: str, expected: object, actual: object) -> InputError:

@@ -37,6 +37,47 @@ def checked_observation(env: BatchedEnv) -> dict[str, Tokens]:
     return dict(observed)
 
 
+def validate_types(
+    env: BatchedEnv,
+    group: str,
+    tokens: Tokens,
+    steps: Tensor,
+    playing: Tensor | None = None,
+) -> None:
+    """Raise InputError if a token that is no padding has a type of no name.
+
+    It reads values.
+
+    Args:
+        env: the environment.
+        group: the agents' group.
+        tokens: observations ``(T, num_envs, agents)``, or without T.
+        steps: ``(T, num_envs)``, or without T, numbers of the steps, for the message.
+        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+    """
+    count = env.groups[group].tokens.num_types
+    low, high = tokens.types.aminmax()
+    if low >= 0 and high < count:
+        return
+    wrong = (tokens.types < 0) | (tokens.types >= count)
+    # The types of padding are arbitrary.
+    wrong = (wrong & ~tokens.padding).view(-1, *wrong.shape[-3:])
+    if playing is not None:
+        wrong &= playing[:, None, None]
+    if not wrong.any():
+        return
+    step, row, agent, slot = wrong.nonzero()[0].tolist()
+    types = tokens.types.reshape(wrong.shape)
+    raise misfit(
+        env,
+        f"types of {group!r}",
+        f"numbers below {count}",
+        f"{int(types[step, row, agent, slot])} of agent {agent} in environment "
+        f"{place_in_batch(int(env.env_ids[row]))} at step "
+        f"{int(steps.view(-1, len(env.env_ids))[step, row])}",
+    )
+
+
 def checked_step(env: BatchedEnv, actions: Mapping[str, Tensor]) -> Step:
     """Step, and check the result of an overridden `BatchedEnv.step` as well.
 
@@ -91,8 +132,9 @@ def validate_lives(
         env: the environment.
         lives: before each of T steps, ``(T, num_envs, agents)`` or without T.
         rewards: of the steps, likewise, or None if not known yet.
-        first_steps: ``(num_envs,)`` number of the first of the steps, for the message;
-            None for 0.
+        first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
+            without T, for the message; None for 0, 1, … A reward counts to the step
+            after.
         playing: ``(num_envs,)`` bool, environments to look at; None for all.
     """
     if not may_be_absent(env):
@@ -115,7 +157,9 @@ def validate_lives(
         part = rewards[rule.group]
         earned = part.view(-1, *part.shape[-2:])[step, row, agent]
         actual = f"{float(earned):g} of {actual}"
-    step += 0 if first_steps is None else int(first_steps[row])
+    if first_steps is not None:
+        step = int(first_steps.view(-1, len(env.env_ids))[step, row])
+    step += rule.part == "rewards"
     actual += f" in environment {place_in_batch(int(env.env_ids[row]))} at step {step}"
     raise misfit(env, rule.part, rule.expected, actual)
 

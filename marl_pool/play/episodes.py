@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.envs.rules import checked_observation
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
@@ -263,7 +264,7 @@ class LiveEpisode:
     def observe(self) -> dict[str, Tokens]:
         """Return what there is to see now, unperturbed."""
         with env_call(self.env, "an observation"):
-            return self.env.observe()
+            return checked_observation(self.env)
 
     def _perturbed(self) -> dict[str, Tokens]:
         return self.rollout.perceived(self.observe())

@@ -21,7 +21,7 @@ from websockets.http11 import Request, Response
 
 from marl_pool.envs.timeout import EnvTimeoutError
 from marl_pool.play.export import page
-from marl_pool.play.messages import MAX_BYTES, parse_message
+from marl_pool.play.messages import MAX_BYTES, PlainMessage, parse_message
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
 
@@ -34,6 +34,8 @@ HOLD = 1.5
 """Seconds that the end of an episode stays on the page."""
 MESSAGES = 8
 """Most messages of a page that are carried out between two of its frames."""
+PLAYING = ("step", "restart", "next")
+"""Plain messages that play; their errors are the environment's or the policy's."""
 MAX_REASON = 123
 """Most bytes of the reason for which a websocket is closed, by its protocol."""
 SLOW = 15
@@ -189,9 +191,15 @@ class Viewer:
 
     async def _listen(self) -> None:
         async for text in self.connection:
+            playing = False
             try:
-                self.session.act(parse_message(text))
+                message = parse_message(text)
+                playing = isinstance(message, PlainMessage) and message.do in PLAYING
+                self.session.act(message)
             except InputError as error:
+                # An episode that fails cannot go on; a refused change leaves it be.
+                if playing:
+                    raise
                 await self._send({"kind": "error", "text": str(error)})
             self.heard += 1
             self.touched.set()

@@ -142,7 +142,7 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
     ),
     "reward None": (
         {"advance": rewards(hens(constant(None)))},
-        "rewards of 'hen': expected a tensor of floats of shape (",
+        "rewards of 'hen': expected a tensor of float32 of shape (",
     ),
     "reward list": ({"advance": rewards(hens(torch.Tensor.tolist))}, "got list"),
     "reward number": ({"advance": rewards(hens(constant(1.0)))}, ", got float"),
@@ -150,14 +150,19 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
         {"advance": rewards(hens(torch.Tensor.numpy))},
         ", got ndarray",
     ),
+    "reward double": (
+        {"advance": rewards(hens(torch.Tensor.double))},
+        "got float64 of",
+    ),
+    "reward half": ({"advance": rewards(hens(torch.Tensor.half))}, "got float16 of sh"),
     "reward int": ({"advance": rewards(hens(torch.Tensor.long))}, "got int64 of shape"),
     "reward shape": (
         {"advance": rewards(hens(lambda r: r[..., None]))},
-        "rewards of 'hen': expected a tensor of floats of shape (",
+        "rewards of 'hen': expected a tensor of float32 of shape (",
     ),
     "reward of envs": (
         {"advance": rewards(hens(lambda r: r.sum(1)))},
-        "rewards of 'hen': expected a tensor of floats of shape (",
+        "rewards of 'hen': expected a tensor of float32 of shape (",
     ),
     "ends None": (
         {"advance": ends(constant(None))},
@@ -187,9 +192,14 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
     "tokens None": ({"observe": hens(constant(None))}, "expected Tokens, got None"),
     "feature width": (
         shown(features=lambda f: f[..., :2]),
-        "features of 'hen': expected a tensor of floats of shape (",
+        "features of 'hen': expected a tensor of float32 of shape (",
     ),
     "features int": (shown(features=torch.Tensor.long), "features of 'hen': expected"),
+    "features double": (shown(features=torch.Tensor.double), "got float64 of shape ("),
+    "features with gradient": (
+        shown(features=torch.Tensor.requires_grad_),
+        "features of 'hen': expected a tensor without gradient, got one that requires",
+    ),
     "one token": (shown(types=lambda t: t[..., :1]), "types of 'hen': expected a tens"),
     "types float": (shown(types=torch.Tensor.float), "types of 'hen': expected a tens"),
     "padding None": (shown(padding=constant(None)), "padding of 'hen': expected a ten"),
@@ -240,6 +250,10 @@ LIVES: dict[str, tuple[dict[str, Change], str]] = {
         {"advance": rewards(hens(lambda r: torch.where(r > 0, r, torch.nan)))},
         "rewards: expected 0 for an agent that is not alive, got nan of agent 1 of g",
     ),
+}
+TYPES = {
+    "too large": (shown(types=lambda t: t + 1), "got 2 of agent 0"),
+    "below 0": (shown(types=lambda t: t - 1), "got -1 of agent 0"),
 }
 NAME = f"{__name__}:Yard"
 
@@ -321,7 +335,28 @@ def test_lives_against_the_rules_are_refused(monkeypatch, play, case) -> None:
     with pytest.raises(InputError) as error:
         play(after=2)
     assert str(error.value).startswith(f"Yard: {message}")
-    assert str(error.value).endswith(" in environment 0 at step 2")
+    step = 2 + message.startswith("rewards")
+    assert str(error.value).endswith(f" in environment 0 at step {step}")
+
+
+@pytest.mark.parametrize("play", [train, train_on_a_gpu, evaluate, view])
+@pytest.mark.parametrize("case", TYPES)
+def test_types_without_a_name_are_refused(monkeypatch, play, case) -> None:
+    faults, message = TYPES[case]
+    monkeypatch.setattr(Yard, "faults", faults)
+    with pytest.raises(InputError) as error:
+        play(after=2)
+    expected = f"Yard: types of 'hen': expected numbers below 2, {message}"
+    assert str(error.value) == f"{expected} in environment 0 at step 2"
+
+
+def test_a_step_is_counted_in_its_episode(monkeypatch) -> None:
+    env = Yard(2, max_steps=5)
+    rollout = Rollout(env, policies(env))
+    rollout.steps(7)
+    monkeypatch.setattr(Yard, "faults", LIVES["the dead earn"][0])
+    with pytest.raises(InputError, match="environment 0 at step 3$"):
+        rollout.steps(9)
 
 
 @pytest.mark.parametrize("play", [*PATHS, view_many])
@@ -401,7 +436,7 @@ def test_agents_that_take_turns_may_wait_but_the_dead_earn_nothing(
     Rollout(env, policies(env), sync_free=sync_free).steps(9)
     monkeypatch.setattr(Turns, "faults", LIVES["the dead earn"][0])
     rollout = Rollout(Turns(3, after=3), policies(env), sync_free=sync_free)
-    with pytest.raises(InputError, match=r"got 1 of agent 1 of group 'hen' .* step 3"):
+    with pytest.raises(InputError, match=r"got 1 of agent 1 of group 'hen' .* step 4"):
         rollout.steps(9)
 
 
@@ -444,7 +479,8 @@ def test_views_refuse_numbers_that_are_not_finite(
 ) -> None:
     monkeypatch.setattr(Yard, "faults", faults(value))
     message = (
-        f"NaN or infinite: {part} of .* of group 'hen' in environment 0 at step {after}"
+        f"NaN or infinite: {part} of .* of group 'hen' in environment 0 at step "
+        f"{after + (part == 'rewards')}"
     )
     with pytest.raises(InputError, match=message):
         view(after=after, alone=True)

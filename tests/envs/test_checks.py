@@ -78,8 +78,14 @@ class Misshapen(FaultyPole):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: {"types": t.types + 9}, "agent: types: expected numbers below 1"),
-        (lambda t: {"types": t.types - 1}, "agent: types: expected numbers below 1"),
+        (
+            lambda t: {"types": t.types + 9},
+            "types of 'agent': expected numbers below 1",
+        ),
+        (
+            lambda t: {"types": t.types - 1},
+            "types of 'agent': expected numbers below 1",
+        ),
         (
             lambda t: {"types": t.types.int()},
             "types of 'agent': expected a tensor of int64",
@@ -98,11 +104,11 @@ class Misshapen(FaultyPole):
         ),
         (
             lambda t: {"features": t.features.double()},
-            "agent: features: expected torch.float32, got torch.float64",
+            "features of 'agent': expected a tensor of float32 of shape (3, 1, ",
         ),
         (
             lambda t: {"features": t.features[:1]},
-            "features of 'agent': expected a tensor of floats of shape (3, 1, ",
+            "features of 'agent': expected a tensor of float32 of shape (3, 1, ",
         ),
     ],
 )
@@ -137,7 +143,7 @@ class Miscounting(FaultyPole):
         (
             {"rewards": lambda r: {"agent": r["agent"].double()}},
             "rewards",
-            "agent: dtype of rewards: expected torch.float32, got torch.float64",
+            "rewards of 'agent': expected a tensor of float32 of shape (3, 1), ",
         ),
         (
             {"rewards": lambda r: {}},

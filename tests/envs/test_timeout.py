@@ -87,7 +87,7 @@ def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkey
     assert evolve_faulty_pole(tmp_path / "run", "wrong_shape", monkeypatch) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert (
-        "FaultyPole: rewards of 'agent': expected a tensor of floats of shape (8, 1)"
+        "FaultyPole: rewards of 'agent': expected a tensor of float32 of shape (8, 1)"
         in line
     )
     assert "got float32 of shape (8, 1, 1)" in line

@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import json
 import re
@@ -7,13 +8,14 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from websockets.asyncio.client import connect as visitor
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from helpers.played import served, token_target
 from marl_pool.cli.main import main
 from marl_pool.play.messages import MAX_BYTES
-from marl_pool.play.server import MESSAGES, play
+from marl_pool.play.server import MESSAGES, LiveServer, play
 from marl_pool.play.session import Session
 from marl_pool.utils.errors import InputError
 
@@ -132,6 +134,32 @@ def test_messages_are_bounded_and_malformed_ones_answered(server):
         assert closed.value.rcvd.code == 1009  # message too big
     with live(server) as connection:
         assert receive(connection, "frame")["lanes"]
+
+
+@pytest.mark.parametrize("message", ["step", "restart", "next"])
+def test_an_environment_that_breaks_a_rule_ends_the_server(message, monkeypatch):
+    def fail(*_):
+        raise InputError("broken")
+
+    session = Session({"a": token_target(CENTROID)})
+    session.paused = True
+    monkeypatch.setattr(session, "step", fail)
+    monkeypatch.setattr(session, "restart", fail)
+    running = LiveServer(lambda: session)
+
+    async def visit(server):
+        url = f"ws://127.0.0.1:{server.port}/live?token={server.token}"
+        origin = f"http://127.0.0.1:{server.port}"
+        async with visitor(url, origin=origin, proxy=None) as page:
+            await page.send(json.dumps({"do": message}))
+            await page.wait_closed()
+
+    async def main():
+        visits = []
+        await running.run(lambda s: visits.append(asyncio.create_task(visit(s))))
+
+    with pytest.raises(InputError, match="^broken$"):
+        asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def test_a_slow_environment_says_so(server, monkeypatch):
