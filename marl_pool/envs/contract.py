@@ -92,12 +92,14 @@ def validate_observation(env: "BatchedEnv", observed: Any) -> None:
             part = f"observations of {name!r}"
             raise misfit(env, part, "Tokens", kind_of(tokens))
         options = (*shape[:2], group.actions.num_options)
-        for part, value, *form in (
-            ("features", tokens.features, (*shape, spec.num_features), real),
-            ("types", tokens.types, shape, torch.int64),
-            ("padding", tokens.padding, shape, torch.bool),
-            (MASK, tokens.action_mask, options, torch.bool),
-        ):
+        forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "features": ((*shape, spec.num_features), real),
+            "types": (shape, torch.int64),
+            "padding": (shape, torch.bool),
+            MASK: (options, torch.bool),
+        }
+        for part, form in forms.items():
+            value = getattr(tokens, part)
             if part == MASK and value is None and not group.has_action_masks:
                 continue
             if not _has_form(value, *form):
