@@ -12,7 +12,6 @@ import torch
 
 from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.finite import NonFiniteError
 from marl_pool.kernels.native import (
     chosen_kernels,
     describe_kernels,
@@ -286,7 +285,9 @@ class TrainingLoop:
                 self.has_stepped, number = True, self.iteration + 1
                 try:
                     step = method.step(number)
-                except (errors.StepError, NonFiniteError) as error:
+                except StoppedError:
+                    raise
+                except (errors.StepError, InputError) as error:
                     where = method.where(number)
                     raise errors.stopped(self.run, where, str(error)) from error
                 if step is None:

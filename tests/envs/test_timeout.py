@@ -84,8 +84,10 @@ def test_evolution_in_an_env_that_raises_ends_in_one_line(
 
 
 def test_evolution_refuses_rewards_that_would_broadcast(tmp_path, capsys, monkeypatch):
-    assert evolve_faulty_pole(tmp_path / "run", "wrong_shape", monkeypatch) == 2
+    path = tmp_path / "run"
+    assert evolve_faulty_pole(path, "wrong_shape", monkeypatch) == 1
     line = capsys.readouterr().err.splitlines()[-1]
+    assert f"kept {path / 'checkpoints'}" in line
     assert (
         "FaultyPole: rewards of 'agent': expected a tensor of float32 of shape (8, 1)"
         in line
