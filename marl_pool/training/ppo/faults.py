@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from marl_pool.runs import Run
 from marl_pool.training.errors import print_warning
-from marl_pool.utils.errors import described
+from marl_pool.utils.errors import InputError, described
 
 LOGGERS = ("ray.rllib.utils.actor_manager", "ray.rllib.env.env_runner_group")
 """Loggers to which RLlib writes the tracebacks of its processes."""
@@ -36,7 +36,9 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, env: str) -> "Failure":
         """Describe an exception; ``env`` is the name of the environment's class."""
         formatted = "".join(traceback.format_exception(error))
-        return cls(env, described(error), formatted)
+        # The line of an input error names what is wrong; others need their class.
+        line = str(error) if isinstance(error, InputError) else described(error)
+        return cls(env, line, formatted)
 
 
 @contextlib.contextmanager
