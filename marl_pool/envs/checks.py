@@ -94,13 +94,16 @@ def _check_observations(build: Build) -> None:
         observed = checked_observation(env)
         for name, tokens in observed.items():
             validate_types(env, name, tokens, env.steps)
-            _check_features(name, tokens)
+            _check_features(name, tokens, env.dtype)
         step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
 
 
-def _check_features(name: str, tokens: Tokens) -> None:
-    """Check that the features of tokens of the right form are finite."""
+def _check_features(name: str, tokens: Tokens, dtype: torch.dtype) -> None:
+    """Check the values, and the precision, of features of the right form."""
+    kind = tokens.features.dtype
+    if kind.is_floating_point:
+        _expect(kind == dtype, f"{name}: features", dtype, kind)
     finite = bool(tokens.features[~tokens.padding].isfinite().all())
     _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
 
@@ -111,6 +114,8 @@ def _check_steps(build: Build) -> None:
     for number in range(STEPS):
         step = checked_step(env, _actions(env, number))
         for name, rewards in step.rewards.items():
+            kind = rewards.dtype
+            _expect(kind == env.dtype, f"{name}: dtype of rewards", env.dtype, kind)
             good = bool(rewards.isfinite().all())
             _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
         missed = (env.steps >= env.max_steps) & ~(step.terminated | step.truncated)

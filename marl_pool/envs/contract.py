@@ -61,7 +61,7 @@ def validate_by_group(
 ) -> None:
     """Raise InputError unless there is a tensor ``(num_envs, agents)`` for each group.
 
-    Without a ``dtype`` they have that of the environment.
+    Without a ``dtype`` they have the dtype of the environment, or float64.
     """
     _validate_names(env, part, tensors)
     for name, group in env.groups.items():
@@ -124,8 +124,14 @@ def _validate_ends(env: "BatchedEnv", part: str, ends: Any) -> None:
 
 
 def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Return True for a tensor of this shape and dtype."""
-    return isinstance(value, Tensor) and value.shape == shape and value.dtype is dtype
+    """Return True for a tensor of this shape and dtype.
+
+    Evaluation acts in float64, which an environment may carry on to its results.
+    """
+    if not isinstance(value, Tensor) or value.shape != shape:
+        return False
+    is_double = value.dtype is torch.float64 and dtype.is_floating_point
+    return value.dtype is dtype or is_double
 
 
 def _wrong_form(

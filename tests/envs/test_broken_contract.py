@@ -150,10 +150,6 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
         {"advance": rewards(hens(torch.Tensor.numpy))},
         ", got ndarray",
     ),
-    "reward double": (
-        {"advance": rewards(hens(torch.Tensor.double))},
-        "got float64 of",
-    ),
     "reward half": ({"advance": rewards(hens(torch.Tensor.half))}, "got float16 of sh"),
     "reward int": ({"advance": rewards(hens(torch.Tensor.long))}, "got int64 of shape"),
     "reward shape": (
@@ -195,7 +191,6 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
         "features of 'hen': expected a tensor of float32 of shape (",
     ),
     "features int": (shown(features=torch.Tensor.long), "features of 'hen': expected"),
-    "features double": (shown(features=torch.Tensor.double), "got float64 of shape ("),
     "features with gradient": (
         shown(features=torch.Tensor.requires_grad_),
         "features of 'hen': expected a tensor without gradient, got one that requires",

@@ -104,7 +104,7 @@ class Misshapen(FaultyPole):
         ),
         (
             lambda t: {"features": t.features.double()},
-            "features of 'agent': expected a tensor of float32 of shape (3, 1, ",
+            "agent: features: expected torch.float32, got torch.float64",
         ),
         (
             lambda t: {"features": t.features[:1]},
@@ -143,7 +143,7 @@ class Miscounting(FaultyPole):
         (
             {"rewards": lambda r: {"agent": r["agent"].double()}},
             "rewards",
-            "rewards of 'agent': expected a tensor of float32 of shape (3, 1), ",
+            "agent: dtype of rewards: expected torch.float32, got torch.float64",
         ),
         (
             {"rewards": lambda r: {}},

@@ -454,7 +454,7 @@ REFUSED: list[tuple[spaces.Space, str]] = [
     (spaces.Dict(a=box(2), b=spaces.Text(3)), "MultiDiscrete of the char.*got Dict"),
     (spaces.Dict(action_mask=spaces.MultiBinary(2)), "a Dict with an observation"),
     (
-        spaces.Dict(a=box(2), action_mask=spaces.MultiBinary([2, 2])),
+        spaces.Dict(a=box(2), action_mask=spaces.MultiBinary([2, 2, 2])),
         "whose action_mask is",
     ),
     (tokens_space(types=box(4)), "types, a MultiDiscrete or a Box of integers"),
