@@ -16,16 +16,16 @@ import marl_pool
 from marl_pool.cli.main import VERBS, main
 from marl_pool.encoders import ENCODERS
 from marl_pool.envs import CONTRACT
+from marl_pool.options.signatures import describe, options_of
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.policies import POLICIES
 from marl_pool.pooling import POOLING
 from marl_pool.training.supervised import TASKS
-from marl_pool.utils.signatures import describe, options_of
 
 FOLDER = Path(__file__).parent / "reference"
 NOTEBOOK = FOLDER.parents[1] / "examples" / "attention.ipynb"
 TASK = "marl_pool.training.supervised.task:Task"
-RETURNED = ("marl_pool.runs:Run", "marl_pool.evaluation.measure:EvaluationResults")
+RETURNED = ("marl_pool.runs.run:Run", "marl_pool.evaluation.measure:EvaluationResults")
 """Classes of what the public functions return."""
 RESULTS = "marl_pool.evaluation.results"
 OPTIONAL = ("play", "cluster", "reliability")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_pool.envs import make_heuristic as make_heuristic
     from marl_pool.envs.base import AgentGroup as AgentGroup
     from marl_pool.envs.base import BatchedEnv as BatchedEnv
-    from marl_pool.networks import SetNetwork as SetNetwork
+    from marl_pool.networks.set_network import SetNetwork as SetNetwork
     from marl_pool.perturbations import make_perturbation as make_perturbation
     from marl_pool.perturbations import perturbation_names as perturbation_names
     from marl_pool.perturbations.base import Perturbation as Perturbation
@@ -55,7 +55,7 @@ LAZY = (
     "marl_pool.envs:make_heuristic",
     "marl_pool.envs.base:AgentGroup",
     "marl_pool.envs.base:BatchedEnv",
-    "marl_pool.networks:SetNetwork",
+    "marl_pool.networks.set_network:SetNetwork",
     "marl_pool.perturbations:make_perturbation",
     "marl_pool.perturbations:perturbation_names",
     "marl_pool.perturbations.base:Perturbation",

@@ -8,7 +8,6 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-from marl_pool.embedding import TokenEmbedding, clear_padding
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.kernels.cuda import call as cuda
@@ -20,6 +19,7 @@ from marl_pool.kernels.native.call import (
     parameter_shapes,
 )
 from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
+from marl_pool.networks.embedding import TokenEmbedding, clear_padding
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Pooling

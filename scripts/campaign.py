@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from helpers.campaign import CLONE, EVOLVE, FIT, TRAIN, results_of  # noqa: E402
-from marl_pool.runs import Run  # noqa: E402
+from marl_pool.runs.run import Run  # noqa: E402
 from marl_pool.version import commit  # noqa: E402
 
 PATIENCE = 300.0

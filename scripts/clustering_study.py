@@ -15,14 +15,14 @@ from typing import Any
 from markdown_tables import markdown_table
 from study_arguments import reported, study_parser
 
-from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.plotting import (
+from marl_pool.files.figures import (
     INK,
     figure_style,
     new_figure,
     save_png,
     style_axes,
 )
+from marl_pool.training.supervised.results import read_study
 
 TASKS = ("clustering", "mixture")
 PUBLISHED = {

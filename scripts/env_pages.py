@@ -28,12 +28,8 @@ from marl_pool.envs import (
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
 from marl_pool.envs.drawing.canvas import opencv
-from marl_pool.policies import RandomPolicy
-from marl_pool.policies.base import Policy
-from marl_pool.rollout import Rollout
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve
-from marl_pool.utils.signatures import (
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import (
     ANY_OTHER,
     SECTION,
     describe,
@@ -42,6 +38,10 @@ from marl_pool.utils.signatures import (
     show,
     summary,
 )
+from marl_pool.policies import RandomPolicy
+from marl_pool.policies.base import Policy
+from marl_pool.rollout import Rollout
+from marl_pool.utils.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "docs" / "envs"
 PICTURES = FOLDER.parent / "images" / "envs"

@@ -15,7 +15,7 @@ from typing import Any
 
 from markdown_tables import markdown_table
 
-from marl_pool.sweeps import Sweep, trial_name
+from marl_pool.runs.sweep import Sweep, trial_name
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
 

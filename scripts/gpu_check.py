@@ -33,6 +33,7 @@ from marl_pool.encoders import encoder_names
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.kernels.native import use_kernels
+from marl_pool.options.types import Kernels
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -43,7 +44,6 @@ from marl_pool.rollout import Rollout
 from marl_pool.training.ppo.runner import EPISODE_RETURNS
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import UnfitTokensError
-from marl_pool.utils.types import Kernels
 
 NUM_ENVS, STEPS = 16, 24
 ENVS: dict[str, dict[str, Any]] = {

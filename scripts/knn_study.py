@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from markdown_tables import markdown_table
 from study_arguments import reported, study_parser
 
+from marl_pool.files.figures import figure_style, new_figure, save_png, style_axes
 from marl_pool.training.supervised.results import read_study
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 
 METHODS = {"max": "MaxPool", "avg": "AvgPool", "cls": "ClsToken", "ada": "AdaPool"}
 COLORS = {"MaxPool": "C1", "AvgPool": "C2", "ClsToken": "C3", "AdaPool": "C0"}

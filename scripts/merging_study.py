@@ -14,9 +14,7 @@ from typing import Any
 from markdown_tables import markdown_table
 from study_arguments import reported, study_parser
 
-from marl_pool.runs import Run
-from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.plotting import (
+from marl_pool.files.figures import (
     INK,
     figure_style,
     label_rows,
@@ -24,6 +22,8 @@ from marl_pool.utils.plotting import (
     save_png,
     style_axes,
 )
+from marl_pool.runs.run import Run
+from marl_pool.training.supervised.results import read_study
 
 TASKS = ("reconstruction", "merged_classification")
 AgentGroup = dict[str, list[float]]

@@ -18,8 +18,8 @@ WIDTH, ROW, GAP = 720, 30, 6
 """Pixels: of the picture, of a row's height, and between rows and rooms."""
 FAMILIES = {
     "#dbe9f6": {"cli", "api", "config"},
-    "#e5f2dc": {"training", "evaluation", "play", "studies", "callbacks"},
-    "#fdeeda": {"storage", "sweeps", "runs"},
+    "#e5f2dc": {"training", "evaluation", "play", "studies"},
+    "#fdeeda": {"runs", "files"},
     "#f3e3ef": {
         "rollout",
         "rollout_graph",
@@ -38,7 +38,10 @@ def layers() -> list[list[str]]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     rows = next(c["layers"] for c in contracts if c["type"] == "layers")
-    return [[room.strip().split(".")[-1] for room in row.split("|")] for row in rows]
+    return [
+        [room.strip().removeprefix("marl_pool.") for room in row.split("|")]
+        for row in rows
+    ]
 
 
 def draw(rows: list[list[str]]) -> str:

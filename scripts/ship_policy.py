@@ -7,7 +7,7 @@ import argparse
 
 from marl_pool.policies.storage import load_modules, save_policies
 from marl_pool.pretrained import FOLDER
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 
 
 def main() -> None:

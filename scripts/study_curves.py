@@ -17,8 +17,8 @@ from markdown_tables import markdown_table
 from scipy import stats
 from study_arguments import study_parser
 
-from marl_pool.sweeps import read_table
-from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
+from marl_pool.files.figures import figure_style, new_figure, save_png, style_axes
+from marl_pool.runs.sweep import read_table
 
 BINS = 50
 

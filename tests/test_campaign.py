@@ -27,8 +27,8 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
-from marl_pool.runs import Run
-from marl_pool.sweeps import Sweep
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Sweep
 from marl_pool.training.cloning.clone import clone
 from marl_pool.training.evolution.evolve import evolve
 from marl_pool.training.supervised.fit import fit

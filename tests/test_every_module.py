@@ -25,10 +25,10 @@ from helpers.samples import (
     random_tokens,
 )
 from marl_pool.encoders import make_encoder
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
+from marl_pool.options.construction import build
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
-from marl_pool.utils.construction import build
 
 Variant = tuple[str, str, dict[str, Any]]
 ALL: list[Variant] = [

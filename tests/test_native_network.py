@@ -21,7 +21,7 @@ from helpers.set_networks import (
     results,
 )
 from marl_pool.kernels.native import call, use_kernels
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 

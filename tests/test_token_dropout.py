@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.samples import SPEC, random_tokens
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec, drop_tokens
 
 

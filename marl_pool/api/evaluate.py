@@ -12,11 +12,11 @@ from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import Files
 from marl_pool.evaluation.run import evaluate_target, write_results
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.files.atomic import make_folder
+from marl_pool.options.names import texts_in, trust, unknown
+from marl_pool.options.signatures import check_argument
 from marl_pool.policies.base import Policy
-from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.names import texts_in, trust, unknown
-from marl_pool.utils.signatures import check_argument
 
 SUITE_KEYS = ("perturbations", "transfer")
 """Keys of a suite that is given as a mapping."""

@@ -18,6 +18,8 @@ from marl_pool.finite import validate_finite
 from marl_pool.observations.make import split_action_mask
 from marl_pool.observations.masks import MASK, fits, mask_sizes, read_mask
 from marl_pool.observations.token_dict import TOKEN_PARTS, TokenDictView, token_spec
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Seed
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
@@ -27,8 +29,6 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
-from marl_pool.utils.signatures import check_argument
-from marl_pool.utils.types import Seed
 
 Observation = dict[str, np.ndarray]
 """Arrays by the names of `Tokens`: ``features``, ``types`` and ``padding``."""

@@ -13,8 +13,8 @@ from marl_pool.utils.errors import (
 )
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
-    from marl_pool.utils.overrides import Override
+    from marl_pool.options.overrides import Override
+    from marl_pool.runs.run import Run
 
 OnIteration = Callable[["Run", dict[str, float]], Any]
 """Takes the run and the last row of its metrics; true to stop."""
@@ -63,7 +63,7 @@ def train(
             not empty, or a missing extra.
         StoppedError: training failed; the newest checkpoint remains in the run.
     """
-    from marl_pool.utils.signatures import check_argument  # loads pydantic
+    from marl_pool.options.signatures import check_argument  # loads pydantic
 
     for text in overrides:
         check_argument("overrides", text, str)
@@ -71,7 +71,7 @@ def train(
     check_argument("config_dir", config_dir, str | Path | None)
     check_argument("on_iteration", on_iteration, Callable[..., Any] | None)
     with explain_missing_modules():
-        from marl_pool.utils.overrides import overrides_of
+        from marl_pool.options.overrides import overrides_of
 
         typed: list[str | Override] = [*overrides, *overrides_of(options)]
         config = compose_run("train", typed, config_dir)
@@ -137,9 +137,9 @@ def new_run(
         path: of the folder; None chooses a new one in ``runs/``.
     """
     validate_ray_for(verb, config)
-    from marl_pool.callbacks import callback_classes
-    from marl_pool.runs import Run, default_path
-    from marl_pool.storage.runs import validate_new
+    from marl_pool.runs.mirrored import validate_new
+    from marl_pool.runs.run import Run, default_path
+    from marl_pool.training.callbacks import callback_classes
     from marl_pool.training.jobs import JOBS
 
     settings = JOBS[verb].config.from_plain(config)
@@ -164,7 +164,7 @@ def perform(
     Returns:
         What the run's mirror lacks, or an empty text; see `mirrored`.
     """
-    from marl_pool.storage.runs import mirrored
+    from marl_pool.runs.mirrored import mirrored
     from marl_pool.training.jobs import JOBS
 
     stop = on_iteration and _after_each_row(run, on_iteration)
@@ -181,7 +181,7 @@ def perform(
 
 def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]:
     """Make a ``should_stop`` of a callback, which is called once for each row."""
-    from marl_pool.utils.metrics import ITERATION  # loads yaml
+    from marl_pool.runs.metrics import ITERATION  # loads yaml
 
     last_iteration = 0.0
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from marl_pool import __version__
 from marl_pool.cli.help import KEYS, STATUS, VERBS
-from marl_pool.utils import names
+from marl_pool.options import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
+from marl_pool.options import names
 from marl_pool.training.signals import exit_status
-from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, printable, quoted
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 
 def composed(arguments: Namespace, overrides: list[str]) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ def reading(
     """Restrict imports to plug-ins that the user named on the command line.
 
     The names in ``--plugin`` and in typed overrides are allowed; names in files are not
-    (`marl_pool.utils.names.trust`). Only allowed names put the working directory on
+    (`marl_pool.options.names.trust`). Only allowed names put the working directory on
     the search path.
 
     Args:
@@ -67,7 +67,7 @@ def local_runs(arguments: Namespace) -> Iterator[None]:
     if not isinstance(arguments.run, list) or not any(map(is_url, arguments.run)):
         yield
         return
-    from marl_pool.storage.runs import local_copies
+    from marl_pool.runs.mirrored import local_copies
 
     with local_copies(arguments.run) as arguments.run:
         yield
@@ -81,8 +81,8 @@ def search_working_directory() -> None:
 
 def open_run(verb: str, path: str | None) -> "Run":
     """Open a run; all verbs but ``resume`` and ``show`` need a policy."""
-    from marl_pool.runs import Run
-    from marl_pool.sweeps import TRIALS, Sweep
+    from marl_pool.runs.run import Run
+    from marl_pool.runs.sweep import TRIALS, Sweep
 
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
@@ -123,7 +123,7 @@ def flags_as_keys(arguments: Namespace) -> list[str]:
 
 def as_key(key: str, value: str) -> str:
     """Return an override: a number, or text as it is."""
-    from marl_pool.utils.overrides import scalar, written
+    from marl_pool.options.overrides import scalar, written
 
     number = type(scalar(value)) in (int, float)
     return f"{key}={value if number else written(value)}"

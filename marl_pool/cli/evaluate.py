@@ -16,14 +16,14 @@ from marl_pool.cli.common import (
     print_next,
     print_paths,
 )
-from marl_pool.utils import names
+from marl_pool.options import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.evaluation.loading import EvaluationTarget
     from marl_pool.evaluation.settings import ReportSettings
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 Act = Callable[..., list[Path]]
 """Takes a run, settings, and the options of `Reader.opened`; returns files written."""
@@ -71,7 +71,7 @@ class Reader:
             ``plugins``, the names that the run may use.
         """
         from marl_pool.evaluation.standalone import find_standalone, new_results
-        from marl_pool.runs import CONFIG
+        from marl_pool.runs.run import CONFIG
 
         policy = find_standalone(path, self.settings.pretrained)
         # A suite may choose an environment too: allow only names that the user typed.
@@ -112,7 +112,7 @@ class Reader:
 
     def only(self, act: Act, *following: str) -> int:
         """Act on the one run or policy of the command; print the verbs that follow."""
-        from marl_pool.runs import CONFIG
+        from marl_pool.runs.run import CONFIG
 
         path = next(iter(self.arguments.run), None)
         paths = self.one(act, path, self.arguments.out)
@@ -347,7 +347,7 @@ def _evaluate_missing(
     """
     from marl_pool.config import compose, parse
     from marl_pool.evaluation.report.runs import read_runs, usual_settings
-    from marl_pool.utils.overrides import Override, overrides_of
+    from marl_pool.options.overrides import Override, overrides_of
 
     reported_runs = read_runs(runs)
     usual = usual_settings(reported_runs)

@@ -5,10 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from marl_pool.cli import evaluate as measuring
-from marl_pool.cli import show as showing
-from marl_pool.cli import tools
-from marl_pool.cli import train as making
+from marl_pool.cli import evaluate, show, tools, train
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.training.signals import exit_status, terminable
@@ -21,22 +18,22 @@ from marl_pool.utils.errors import (
 from marl_pool.utils.text import printable
 
 VERBS = {
-    "train": making.train,
-    "sweep": making.sweep,
-    "evolve": making.train,
-    "clone": making.train,
-    "fit": making.train,
-    "resume": making.resume,
-    "evaluate": measuring.evaluate,
-    "diagnose": measuring.diagnose,
-    "render": measuring.render,
-    "play": measuring.play,
-    "report": measuring.report,
+    "train": train.train,
+    "sweep": train.sweep,
+    "evolve": train.train,
+    "clone": train.train,
+    "fit": train.train,
+    "resume": train.resume,
+    "evaluate": evaluate.evaluate,
+    "diagnose": evaluate.diagnose,
+    "render": evaluate.render,
+    "play": evaluate.play,
+    "report": evaluate.report,
     "export": tools.export,
     "import-weights": tools.import_weights,
     "check-env": tools.check_env,
-    "show": showing.show,
-    "ls": showing.ls,
+    "show": show.show,
+    "ls": show.ls,
     "list": tools.list_registered,
     "help": tools.show_help,
 }

@@ -10,7 +10,7 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 OLDER = "an older policy's"
 """Mark of an evaluation after which training went on."""
@@ -23,7 +23,7 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
 
     Of a sweep, its runs are listed.
     """
-    from marl_pool.sweeps import Sweep
+    from marl_pool.runs.sweep import Sweep
 
     if arguments.run is not None and Sweep.is_at(arguments.run):
         return ls(Namespace(folder=arguments.run), [])
@@ -52,8 +52,8 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
 
 def ls(arguments: Namespace, overrides: list[str]) -> int:
     """Print a table of the runs in a folder."""
-    from marl_pool.runs import CONFIG
-    from marl_pool.utils.tables import print_table
+    from marl_pool.files.tables import print_table
+    from marl_pool.runs.run import CONFIG
 
     folder = Path(arguments.folder)
     if not folder.is_dir():
@@ -69,7 +69,7 @@ def ls(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _row(path: Path, folder: Path) -> list[str]:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
     name = str(path.relative_to(folder)) if path != folder else path.name
     try:
@@ -99,8 +99,8 @@ def _progress(run: "Run") -> tuple[int, int, str]:
 
 
 def _state(run: "Run", done: int, total: int) -> str:
-    from marl_pool.runs import LOCK
-    from marl_pool.utils.atomic import locked
+    from marl_pool.files.atomic import locked
+    from marl_pool.runs.run import LOCK
 
     if done >= total:
         return "finished"
@@ -150,7 +150,7 @@ def _best(run: "Run") -> str:
 
 def _last_evaluation(run: "Run") -> str:
     """Return date, file and unperturbed return of the newest evaluation."""
-    from marl_pool.utils.reading import read_json
+    from marl_pool.files.reading import read_json
 
     files = sorted(
         run.evaluation_dir.glob("results*.json"), key=lambda file: file.stat().st_mtime

@@ -15,7 +15,7 @@ from marl_pool.cli.arguments import (
     print_help,
 )
 from marl_pool.cli.common import open_run, print_paths
-from marl_pool.utils import names
+from marl_pool.options import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import printable
 
@@ -69,8 +69,8 @@ def check_env(arguments: Namespace, overrides: list[str]) -> int:
 def _summaries(kind: str) -> list[tuple[str, str]]:
     """Return each name of a kind with a line about it."""
     from marl_pool.config.sections import files_of, registry, verbs_for
+    from marl_pool.options.signatures import summary
     from marl_pool.pretrained import pretrained_names, pretrained_summary
-    from marl_pool.utils.signatures import summary
 
     if kind == PRETRAINED:
         return [(name, pretrained_summary(name)) for name in pretrained_names()]

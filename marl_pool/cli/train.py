@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import fitted, new_run, perform
 from marl_pool.cli import common
+from marl_pool.options.names import allowed, trust
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
-from marl_pool.utils.names import allowed, trust
 from marl_pool.utils.text import printable, quoted
 
 if TYPE_CHECKING:
     from marl_pool.config.grid import Plan
-    from marl_pool.runs import Run
-    from marl_pool.sweeps import Sweep, Trial
+    from marl_pool.runs.run import Run
+    from marl_pool.runs.sweep import Sweep, Trial
     from marl_pool.training.jobs import Job
     from marl_pool.training.settings import RunConfig
 
@@ -57,8 +57,8 @@ def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
     Raises:
         InputError: no folder is named, or it has a run of another configuration.
     """
-    from marl_pool.runs import CONFIG, Run
-    from marl_pool.storage.runs import restore
+    from marl_pool.runs.mirrored import restore
+    from marl_pool.runs.run import CONFIG, Run
     from marl_pool.training.jobs import validate_same
 
     if path is None:
@@ -76,7 +76,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     """Run every trial of a grid, or estimate their cost."""
     overrides += common.flags_as_keys(arguments)
     from marl_pool import config
-    from marl_pool.sweeps import Sweep, default_path
+    from marl_pool.runs.sweep import Sweep, default_path
 
     # Compose and check all trials, which finds mistakes in any of them.
     verb, folder = arguments.trained_by, arguments.config_dir
@@ -98,7 +98,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     if arguments.or_resume and arguments.sweep_dir is None:
         raise InputError("--or-resume: expected the folder of the sweep by --sweep-dir")
     if arguments.or_resume and not arguments.dry_run:
-        from marl_pool.storage.runs import restore_sweep
+        from marl_pool.runs.mirrored import restore_sweep
 
         # On an empty disk the sweep comes from its mirror.
         restore_sweep(Path(path), _settings(verb, first).storage)
@@ -113,7 +113,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     space = plan.search and plan.search.space
     new_sweep = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
     if not arguments.dry_run:
-        from marl_pool.storage.runs import validate_new
+        from marl_pool.runs.mirrored import validate_new
 
         validate_new(new_sweep.path, _settings(verb, first).storage)
     return _run_sweep(new_sweep, plan, arguments.dry_run, or_resume=arguments.or_resume)
@@ -121,8 +121,8 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
 
 def _validate_new_sweep(folder: Path) -> None:
     """Reject a folder that has files, such as a run's."""
-    from marl_pool.runs import files_in
-    from marl_pool.sweeps import TRIALS
+    from marl_pool.runs.run import files_in
+    from marl_pool.runs.sweep import TRIALS
 
     for path in (folder / TRIALS, folder):
         files = files_in(path) if path.is_dir() else []
@@ -150,8 +150,8 @@ def _run_sweep(
     sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, or_resume: bool = False
 ) -> int:
     from marl_pool.config.grid import validate_runs
-    from marl_pool.storage.runs import mirror_of, restore, restore_proposals
-    from marl_pool.sweeps import TRIALS, proposal_name
+    from marl_pool.runs.mirrored import mirror_of, restore, restore_proposals
+    from marl_pool.runs.sweep import TRIALS, proposal_name
 
     shared_config: dict[str, Any] = {}
     storage = _settings(sweep.verb, plan.examples[0].config).storage
@@ -226,11 +226,11 @@ def _run_sweep(
 
 def resume(arguments: Namespace, overrides: list[str]) -> int:
     """Resume a run or a sweep."""
-    from marl_pool.sweeps import Sweep
+    from marl_pool.runs.sweep import Sweep
     from marl_pool.utils.text import is_url
 
     if is_url(arguments.run or ""):
-        from marl_pool.storage.runs import restore_from
+        from marl_pool.runs.mirrored import restore_from
 
         # The run is mirrored where it comes from.
         url = arguments.run.rstrip("/")
@@ -247,7 +247,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
 
 def _resume_run(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.config import assign, check
-    from marl_pool.runs import CONFIG
+    from marl_pool.runs.run import CONFIG
     from marl_pool.training.jobs import JOBS
 
     # Find what trained the run.
@@ -278,7 +278,7 @@ def _continue(run: "Run", config: dict[str, Any]) -> int:
         storage = _settings(run.verb, config).storage
         if storage is None:
             return 0
-        from marl_pool.storage.runs import mirrored
+        from marl_pool.runs.mirrored import mirrored
 
         with run.lock(), mirrored(run, storage) as mirror:
             pass

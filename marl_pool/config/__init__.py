@@ -15,4 +15,4 @@ from marl_pool.config.grid import plan_sweep as plan_sweep
 from marl_pool.config.sections import VERBS as VERBS
 from marl_pool.config.sections import files_of as files_of
 from marl_pool.config.sections import registry as registry
-from marl_pool.utils.overrides import parse as parse
+from marl_pool.options.overrides import parse as parse

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.config.compose import Config, Origin, origin
+from marl_pool.options.overrides import Override
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import Override
 
 BATCH, MINIBATCH = "ppo.batch_size", "ppo.minibatch_size"
 

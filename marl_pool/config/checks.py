@@ -19,10 +19,9 @@ from marl_pool.config.sections import (
     load,
 )
 from marl_pool.evaluation.settings import TransferSettings
-from marl_pool.utils import names
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import Override
-from marl_pool.utils.signatures import (
+from marl_pool.options import names
+from marl_pool.options.overrides import Override
+from marl_pool.options.signatures import (
     check_options,
     check_settings,
     check_value,
@@ -31,7 +30,8 @@ from marl_pool.utils.signatures import (
     show,
     unknown_key,
 )
-from marl_pool.utils.types import UnitInterval
+from marl_pool.options.types import UnitInterval
+from marl_pool.utils.errors import InputError
 
 
 def check(

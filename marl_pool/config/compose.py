@@ -43,11 +43,11 @@ from marl_pool.config.sections import (
     typed,
     unsuited,
 )
-from marl_pool.utils import names
+from marl_pool.files.reading import YAML_BYTES, read_bytes
+from marl_pool.options import names
+from marl_pool.options.overrides import Override, parse
+from marl_pool.options.signatures import ANY_OTHER, options_of, show
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import Override, parse
-from marl_pool.utils.reading import YAML_BYTES, read_bytes
-from marl_pool.utils.signatures import ANY_OTHER, options_of, show
 
 RESOLVER = re.compile(r"\$\{\s*(?!oc\.select\s*:)[\w.]+\s*:")
 """OmegaConf's ``${function:arguments}``; ``oc.select`` sees the configuration only."""

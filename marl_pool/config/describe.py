@@ -21,8 +21,8 @@ from marl_pool.config.sections import (
     options_for,
     registry,
 )
-from marl_pool.utils.names import resolve
-from marl_pool.utils.signatures import describe, meanings, options_of
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import describe, meanings, options_of
 
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 

@@ -13,7 +13,8 @@ from marl_pool.config.batch import fit_batch
 from marl_pool.config.checks import check, check_settings, show
 from marl_pool.config.compose import compose_only
 from marl_pool.envs.options import expand_counts
-from marl_pool.sweeps import (
+from marl_pool.options.overrides import MOST_VALUES, Override, parse, parse_any
+from marl_pool.runs.sweep import (
     CHOICE,
     INT_UNIFORM,
     LOG_UNIFORM,
@@ -30,7 +31,6 @@ from marl_pool.sweeps import (
 from marl_pool.training.jobs import validate_same, with_absolute_folders
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import MOST_VALUES, Override, parse, parse_any
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
 """Primary configuration of a sweep, by the verb of its runs."""

@@ -15,15 +15,15 @@ from marl_pool.evaluation.settings import (
     RenderSettings,
     ReportSettings,
 )
+from marl_pool.files.reading import read_yaml
+from marl_pool.options import names
+from marl_pool.options.signatures import show
 from marl_pool.perturbations import CONTEXT
-from marl_pool.runs import ENV_CONTEXT
+from marl_pool.runs.run import ENV_CONTEXT
 from marl_pool.training.cloning.settings import CloneRunSettings
 from marl_pool.training.settings import EvolveSettings, StudySettings, TrainSettings
 from marl_pool.training.supervised.settings import FitRunSettings, FitStudySettings
-from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.reading import read_yaml
-from marl_pool.utils.signatures import show
 
 CONFIGS = Path(str(files("marl_pool"))) / "configs"
 """The YAML files inside the package, a folder for each group."""

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.construction import check_constructor
+from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import Mask
-from marl_pool.utils.construction import check_constructor
-from marl_pool.utils.types import PositiveInt
 
 
 class Encoder(nn.Module, ABC):

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import is_transformed
+from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import Mask
-from marl_pool.utils.types import PositiveInt
 
 
 class LSTMEncoder(Encoder):

@@ -11,8 +11,8 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.encoders.pairs import Pairs, choose_pairs, gather_tokens, pair_log_prob
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention, validate_heads
+from marl_pool.options.types import PositiveInt, Probability, UnitInterval
 from marl_pool.tokens import Mask
-from marl_pool.utils.types import PositiveInt, Probability, UnitInterval
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
 ROUNDING = 1e-9

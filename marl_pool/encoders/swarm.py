@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
+from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import Mask
-from marl_pool.utils.types import PositiveInt
 
 Others = Literal["sum", "mean", "max"]
 Population = Literal["mean", "max", "causal"]

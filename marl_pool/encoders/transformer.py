@@ -13,8 +13,8 @@ from marl_pool.kernels.attention import (
     validate_heads,
 )
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
+from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
 from marl_pool.tokens import Mask
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
 
 
 class TransformerLayer(nn.Module):

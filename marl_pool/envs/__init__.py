@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import pettingzoo
 
-from marl_pool.utils.construction import build
+from marl_pool.options.construction import build
+from marl_pool.options.names import unknown
 from marl_pool.utils.lazy import lazy_exports
-from marl_pool.utils.names import unknown
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import Advance as Advance

@@ -21,13 +21,13 @@ from marl_pool.envs.drawing.marks import (
 )
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
-from marl_pool.perception import Mark, Perception
+from marl_pool.options.types import NonNegativeInt, PositiveInt
+from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, Stream, stream_keys, uniform
-from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 LARGEST_OBSERVATION = 1 << 28
 """Most numbers that the agents of a group observe at a time: a gibibyte of float32."""

@@ -8,9 +8,9 @@ from typing import Any
 from marl_pool.envs import ENVS, make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.patches import PatchGrid
+from marl_pool.options.names import allowed, is_restricted, resolve
+from marl_pool.options.types import Options
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import allowed, is_restricted, resolve
-from marl_pool.utils.types import Options
 
 
 @dataclass(frozen=True)

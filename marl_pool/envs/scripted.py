@@ -8,12 +8,12 @@ from typing_extensions import override
 
 from marl_pool.envs import HEURISTICS, make_heuristic
 from marl_pool.envs.base import AgentGroup
+from marl_pool.options.construction import build
+from marl_pool.options.names import is_plug_in
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.tokens import Tokens
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import is_plug_in
 from marl_pool.utils.randomness import Stream
 
 HEURISTIC, RANDOM = "heuristic", "random"

@@ -16,9 +16,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
+from marl_pool.options.types import PositiveInt
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
-from marl_pool.utils.types import PositiveInt
 
 Result = TypeVar("Result")
 """Result of a simulator's reset, and of its step."""

@@ -14,11 +14,11 @@ from typing_extensions import override
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.checked import CheckedEnv
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Seed
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import check_argument
-from marl_pool.utils.types import Seed
 
 Observations = dict[str, np.ndarray]
 """The parts of `marl_pool.tokens.Tokens`, each ``(num_envs, …)``."""

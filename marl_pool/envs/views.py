@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.checked import CheckedEnv
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import Seed
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import check_argument
-from marl_pool.utils.types import Seed
 
 Observation = dict[str, np.ndarray]
 RENDERING = {"render_modes": ["rgb_array"], "render_fps": 10}

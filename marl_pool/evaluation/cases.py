@@ -12,6 +12,8 @@ from torch import Tensor
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, TRANSFER, Result
 from marl_pool.evaluation.settings import PerturbationLevels
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import options_of
 from marl_pool.perturbations import PERTURBATIONS, make_perturbation
 from marl_pool.perturbations.base import (
     Perturbation,
@@ -21,8 +23,6 @@ from marl_pool.perturbations.base import (
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.names import resolve
-from marl_pool.utils.signatures import options_of
 
 SIMULATORS = 32
 """Environments stepped at a time, if each is a separate simulator."""

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 
 

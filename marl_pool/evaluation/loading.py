@@ -19,20 +19,20 @@ from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
 from marl_pool.kernels.native import describe_kernels, use_kernels
+from marl_pool.options.names import resolve, trust
+from marl_pool.options.signatures import options_of
+from marl_pool.options.types import Kernels
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
-from marl_pool.utils.names import resolve, trust
 from marl_pool.utils.randomness import EVALUATION_ENVS
-from marl_pool.utils.signatures import options_of
-from marl_pool.utils.types import Kernels
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 Policies = dict[str, Policy]
 """A policy for each group of agents."""

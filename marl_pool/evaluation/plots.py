@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from marl_pool.evaluation.results import CLEAN, ONLY, TRAINED, Result
-from marl_pool.utils import plotting
+from marl_pool.files import figures
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH = 9.6
 """Inches: a report's column at 100 pixels an inch."""
-BASELINES = {"random": plotting.PURPLE, "heuristic": plotting.GREEN}
+BASELINES = {"random": figures.PURPLE, "heuristic": figures.GREEN}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Panel(NamedTuple):
 
 def draw_panels(
     panels: Sequence[Panel],
-    styles: Mapping[str, plotting.LineStyle],
+    styles: Mapping[str, figures.LineStyle],
     *,
     xlabel: str,
     ylabel: str,
@@ -72,7 +72,7 @@ def draw_panels(
     # Arrange the panels in a grid, and hide the cells left over.
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = plotting.new_figure(WIDTH, height * rows + 0.5)
+    figure = figures.new_figure(WIDTH, height * rows + 0.5)
     cells = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for axes in cells[len(panels) :]:
         axes.set_axis_off()
@@ -80,15 +80,15 @@ def draw_panels(
     # Only the first column and the last row have labels of their axes.
     for place, (axes, panel) in enumerate(zip(cells, panels, strict=False)):
         first = place % columns == 0
-        plotting.style_axes(axes)
-        axes.xaxis.set_major_formatter(plotting.short_number)
+        figures.style_axes(axes)
+        axes.xaxis.set_major_formatter(figures.short_number)
         title = "\n".join(textwrap.wrap(panel.title, 108 // columns))
         axes.set_title(title, fontsize=9.5)
         axes.set_ylim(low, high)
         # Draw the curves, the panel's note and the reference lines.
         for curve in panel.curves:
             _draw_curve(axes, curve, styles[curve.name], dots=dots)
-        text: dict[str, Any] = {"color": plotting.FAINT, "va": "bottom", "ha": "left"}
+        text: dict[str, Any] = {"color": figures.FAINT, "va": "bottom", "ha": "left"}
         if panel.note:
             note = "\n".join(textwrap.wrap(panel.note, 30))
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8}
@@ -96,7 +96,7 @@ def draw_panels(
             axes.text(0.03, 0.04, note, fontsize=8, **where, **text)
         for name, level in lines.items():
             dashed: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9}
-            axes.axhline(level, color=plotting.FAINT, zorder=1, **dashed)
+            axes.axhline(level, color=figures.FAINT, zorder=1, **dashed)
             text |= {"xycoords": ("axes fraction", "data"), "fontsize": 7.5}
             axes.annotate(name if first else "", (0.01, level), **text)
         axes.set_xlabel(xlabel if place + columns >= len(panels) else "")
@@ -104,12 +104,12 @@ def draw_panels(
     # All panels share one legend.
     names = list(dict.fromkeys(c.name for panel in panels for c in panel.curves))
     handles = [Line2D([], [], **styles[name]._asdict()) for name in names]
-    plotting.legend_below(figure, handles, names)
+    figures.legend_below(figure, handles, names)
     return figure
 
 
 def _draw_curve(
-    axes: "Axes", curve: Curve, style: plotting.LineStyle, *, dots: bool
+    axes: "Axes", curve: Curve, style: figures.LineStyle, *, dots: bool
 ) -> None:
     color, marker = style
     if not np.isnan(curve.band).all():
@@ -145,17 +145,17 @@ def _range(panels: Sequence[Panel], lines: Mapping[str, float]) -> tuple[float, 
 
 def draw_points(
     rows: Sequence[tuple[str, Sequence[float], float, float, float]],
-    styles: Mapping[str, plotting.LineStyle],
+    styles: Mapping[str, figures.LineStyle],
     xlabel: str,
 ) -> "Figure":
     """Draw a row for each method: every seed, their mean, and its interval.
 
     A row is a name, the number of each seed, their aggregate, and its bounds or NaN.
     """
-    figure = plotting.new_figure(WIDTH, 0.8 + 0.36 * len(rows))
+    figure = figures.new_figure(WIDTH, 0.8 + 0.36 * len(rows))
     axes = figure.subplots()
-    plotting.style_axes(axes, grid="x")
-    axes.xaxis.set_major_formatter(plotting.short_number)
+    figures.style_axes(axes, grid="x")
+    axes.xaxis.set_major_formatter(figures.short_number)
     # Mean as a bar, seeds as symbols, and the interval as a shade.
     for y, (name, points, value, low, high) in enumerate(rows):
         color, marker = styles[name]
@@ -164,12 +164,12 @@ def draw_points(
         axes.plot(value, y, "|", color=color, markersize=14, markeredgewidth=2.5)
         dots: dict[str, Any] = {"markersize": 6, "markeredgecolor": "white"}
         axes.plot(points, [y] * len(points), marker, color=color, **dots)
-    plotting.label_rows(axes, [row[0] for row in rows])
+    figures.label_rows(axes, [row[0] for row in rows])
     axes.set_xlabel(xlabel)
     return figure
 
 
-@plotting.figure_style()
+@figures.figure_style()
 def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw return against severity, a panel for each perturbation and trained group.
 
@@ -190,14 +190,14 @@ def plot_robustness(results: Sequence[Result], path: Path, title: str) -> None:
     baselines = [r for r in trained_rows if r.policy != TRAINED and len(groups) == 1]
     figure = draw_panels(
         panels,
-        plotting.line_styles(list(dict.fromkeys(names))),
+        figures.line_styles(list(dict.fromkeys(names))),
         xlabel="severity",
         ylabel="mean return",
         columns=4,
         lines={f"{row.policy}, clean": row.mean for row in baselines},
     )
     figure.suptitle(f"{printable(title)}; bands: 95 % over episodes, {ONLY}")
-    plotting.save_png(figure, path)
+    figures.save_png(figure, path)
 
 
 def _panel(results: Sequence[Result], label: str, with_group: bool) -> Panel:
@@ -224,7 +224,7 @@ def _bounds(result: Result) -> tuple[float, float]:
     return result.mean_low, result.mean_high
 
 
-@plotting.figure_style()
+@figures.figure_style()
 def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     """Draw mean and 95 % interval of each row.
 
@@ -238,14 +238,14 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
     }
     most = max(len(group_rows) for group_rows in rows.values())
     # Make a column for each group, as high as its longest list of rows.
-    figure = plotting.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
+    figure = figures.new_figure(3.0 + 5.0 * len(groups), 1.3 + 0.26 * most)
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
         # Draw the mean and interval of each measured row, and mark the others.
         group_rows, measured = rows[group], []
         for place, row in enumerate(group_rows):
             if row.missing:
-                plotting.mark_missing_row(axes, place)
+                figures.mark_missing_row(axes, place)
             else:
                 measured.append(place)
         means = np.array([group_rows[place].mean for place in measured])
@@ -254,7 +254,7 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
             .reshape(-1, 2)
             .T
         )
-        style: dict[str, Any] = {"fmt": "o", "color": plotting.BLUE, "capsize": 3}
+        style: dict[str, Any] = {"fmt": "o", "color": figures.BLUE, "capsize": 3}
         style["label"] = f"mean, 95 % over episodes ({ONLY})"
         axes.errorbar(means, measured, xerr=np.abs(ends - means), **style)
         # Draw the clean baselines as vertical lines.
@@ -268,11 +268,11 @@ def plot_rows(results: Sequence[Result], path: Path, title: str) -> None:
             f"{row.label} {row.severity:g}" if row.perturbed else row.label
             for row in group_rows
         ]
-        plotting.label_rows(axes, names)
-        plotting.style_axes(axes, grid="x")
+        figures.label_rows(axes, names)
+        figures.style_axes(axes, grid="x")
         prefix = f"{group}: " if len(groups) > 1 else ""
         axes.set_xlabel(f"{prefix}return")
     handles, labels = panels[0].get_legend_handles_labels()
-    plotting.legend_below(figure, handles, labels, columns=len(labels))
+    figures.legend_below(figure, handles, labels, columns=len(labels))
     figure.suptitle(printable(title))
-    plotting.save_png(figure, path)
+    figures.save_png(figure, path)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_pool.utils import tables
-from marl_pool.utils.atomic import new_binary_file, new_file
-from marl_pool.utils.manifest import sealed_json
-from marl_pool.utils.reading import read_npz
+from marl_pool.files import tables
+from marl_pool.files.atomic import new_binary_file, new_file
+from marl_pool.files.manifest import sealed_json
+from marl_pool.files.reading import read_npz
 from marl_pool.utils.text import printable
 
 CLEAN, TRANSFER = "clean", "transfer"

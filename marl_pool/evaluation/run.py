@@ -21,11 +21,11 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.settings import EvaluateSettings
-from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
+from marl_pool.files.figures import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.progress import Progress
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from marl_pool.utils.types import (
+from marl_pool.options.types import (
     Device,
     Kernels,
     NonNegativeInt,

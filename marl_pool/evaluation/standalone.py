@@ -7,13 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_pool.files.atomic import discard
 from marl_pool.pretrained import pretrained_path
-from marl_pool.utils.atomic import discard
+from marl_pool.runs.metrics import free
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.metrics import free
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 POLICY, RUN = "config.json", "config.yaml"
 """Files that identify the folders of a policy and of a run."""
@@ -54,7 +54,7 @@ class StandalonePolicy:
             InputError: the folder exists or cannot be made.
         """
         from marl_pool.policies.storage import copy_policy  # imports torch
-        from marl_pool.runs import Run
+        from marl_pool.runs.run import Run
 
         # The run states where its policy comes from, and holds a copy of it.
         path = results_folder(self.name, out, f" or `marl-pool {verb} {out}`")

@@ -27,9 +27,9 @@ from marl_pool.observations.view import (
     TokenView,
     read_entries,
 )
+from marl_pool.options.signatures import show
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import show
 
 VectorView = Callable[[spaces.Box | spaces.MultiBinary], TokenView]
 """Makes the view of an observation that is a vector."""

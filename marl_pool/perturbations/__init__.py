@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.construction import build
+from marl_pool.options.construction import build
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from marl_pool.options.types import NonNegativeFloat, PositiveInt, Severity
 from marl_pool.perturbations.base import (
     ActionSpace,
     PerturbationState,
@@ -18,7 +19,6 @@ from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import constant
-from marl_pool.utils.types import NonNegativeFloat, PositiveInt, Severity
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,14 +10,14 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perception import Perception
+from marl_pool.options.types import NonNegativeInt, PositiveInt, Severity
+from marl_pool.perturbations.perception import Perception
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import uniform
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, Severity
 
 ActionSpace = spaces.Space[Any] | ActionSpec
 SEVERITY_POSITION = -1

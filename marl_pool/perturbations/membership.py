@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.perception import Perception
-from marl_pool.perturbations.base import (
-    PerturbationState,
-    SampledPerturbation,
-    TokenShare,
-)
-from marl_pool.perturbations.readings import validate_indices
-from marl_pool.perturbations.sampling import normal, uniform_like
-from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
-from marl_pool.utils.devices import constant
-from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.names import unknown
-from marl_pool.utils.types import (
+from marl_pool.options.names import unknown
+from marl_pool.options.types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     Severity,
 )
+from marl_pool.perturbations.base import (
+    PerturbationState,
+    SampledPerturbation,
+    TokenShare,
+)
+from marl_pool.perturbations.perception import Perception
+from marl_pool.perturbations.readings import validate_indices
+from marl_pool.perturbations.sampling import normal, uniform_like
+from marl_pool.tokens import SELF_TYPE, Tokens, append, identity_origin, take_features
+from marl_pool.utils.devices import constant
+from marl_pool.utils.errors import InputError, UnfitTokensError
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveInt, Seed, Severity
 from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens, take_features
 from marl_pool.utils.errors import InputError, UnfitTokensError
 from marl_pool.utils.randomness import Purpose, stream_keys
-from marl_pool.utils.types import PositiveInt, Seed, Severity
 
 
 @dataclass(kw_only=True, eq=False)

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Severity,
+)
 from marl_pool.perturbations.base import (
     PerturbationState,
     ProtectingPerturbation,
@@ -18,12 +24,6 @@ from marl_pool.perturbations.sampling import normal, uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.devices import constant, may_read
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Severity,
-)
 
 WHITE = 255
 """Largest value of an image, which is scaled to [0, 1]."""

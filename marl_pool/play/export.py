@@ -19,6 +19,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
 from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.play.episodes import LiveEpisode
 from marl_pool.play.session import Session
@@ -28,7 +29,6 @@ from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling
-from marl_pool.utils.atomic import make_folder, new_file
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.randomness import EVALUATION_ENVS
 

@@ -11,9 +11,9 @@ from pydantic import (
     ValidationError,
 )
 
+from marl_pool.options.types import UnitInterval
 from marl_pool.play.episodes import HAND, ORDER
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import UnitInterval
 
 MAX_BYTES = 1024
 """Longest message of a page; a longer one closes the connection."""

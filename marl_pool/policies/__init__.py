@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.construction import build
+from marl_pool.options.construction import build
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def make_agent(
         InputError: an unknown name, a wrong option, or a state that no file of tensors
             can hold.
     """
-    from marl_pool.networks import validate_state
+    from marl_pool.networks.set_network import validate_state
     from marl_pool.policies.agent import Agent
 
     context = {"spec": spec, "action_space": action_space}

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import masked_softmax, tanh
 from marl_pool.kernels.native.mlp import mlp
-from marl_pool.networks import seeded
+from marl_pool.networks.set_network import seeded
+from marl_pool.options.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
@@ -20,7 +21,6 @@ from marl_pool.policies.sensory import make_sensor
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class AttentionAgent(Agent):

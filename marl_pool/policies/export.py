@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch._dynamo.exc import UserError
 from typing_extensions import override
 
+from marl_pool.files.atomic import make_folder, new_path
 from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.atomic import make_folder, new_path
 from marl_pool.utils.errors import InputError, explain_os_errors
 
 Format = Literal["torch", "onnx"]

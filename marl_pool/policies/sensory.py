@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import Layer, layers_of, strip_prefix, tanh_layers
 from marl_pool.kernels.native.mlp import mlp
-from marl_pool.networks import build_part, seeded
+from marl_pool.networks.set_network import build_part, seeded
+from marl_pool.options.types import PositiveInt
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
@@ -18,7 +19,6 @@ from marl_pool.pooling import POOLING
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask, Tokens, TokenSpec
-from marl_pool.utils.types import PositiveInt
 
 
 def make_sensor(

@@ -18,18 +18,18 @@ from safetensors.torch import load_file, save
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from marl_pool.files.atomic import make_folder, new_binary_file, new_file
+from marl_pool.files.manifest import validate_intact, write_manifest
+from marl_pool.files.reading import read_json
+from marl_pool.options.construction import build
+from marl_pool.options.names import UntrustedError, name_of, trust
+from marl_pool.options.signatures import check_argument, check_options, options_of
+from marl_pool.options.types import check_sizes
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.tokens import TokenSpec
-from marl_pool.utils.atomic import make_folder, new_binary_file, new_file
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import validate_intact, write_manifest
-from marl_pool.utils.names import UntrustedError, name_of, trust
-from marl_pool.utils.reading import read_json
-from marl_pool.utils.signatures import check_argument, check_options, options_of
-from marl_pool.utils.types import check_sizes
 from marl_pool.version import __version__
 
 FORMAT = 1

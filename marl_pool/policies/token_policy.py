@@ -15,7 +15,13 @@ from marl_pool.kernels.functional import ACTIVATIONS, Activation
 from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.kernels.native.mlp import mlp
 from marl_pool.kernels.native.plan import has_hooks
-from marl_pool.networks import Part, SetNetwork, init_weights, seeded
+from marl_pool.networks.set_network import Part, SetNetwork, init_weights, seeded
+from marl_pool.options.types import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 from marl_pool.policies.actions import (
     ActionSpec,
     log_prob,
@@ -28,12 +34,6 @@ from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
-from marl_pool.utils.types import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-)
 
 _OUTPUTS = ("pool", "logits", "values")
 """Methods between tokens and the loss, which a subclass may change."""

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import tanh
 from marl_pool.kernels.native.mlp import linear_layers, mlp
-from marl_pool.networks import seeded
+from marl_pool.networks.set_network import seeded
+from marl_pool.options.types import NonNegativeInt, PositiveInt
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
@@ -25,7 +26,6 @@ from marl_pool.pooling.vision_neuron import (
 )
 from marl_pool.tokens import Mask, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 NEURONS: Mapping[str, Any] = {"name": "vision_neuron", "num_codes": 400}
 """Default sensory layer, as in the published Pong agent."""

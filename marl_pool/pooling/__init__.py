@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.utils.construction import build
+from marl_pool.options.construction import build
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:

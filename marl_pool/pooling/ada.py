@@ -11,10 +11,10 @@ from marl_pool.kernels.attention import (
     MultiHeadAttention,
     validate_heads,
 )
+from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
 
 Query = Literal["self", "mean", "learned"] | list[NonNegativeInt]
 

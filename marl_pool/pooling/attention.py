@@ -7,9 +7,9 @@ from typing_extensions import override
 from marl_pool.encoders.transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale, validate_heads
 from marl_pool.kernels.functional import masked_softmax
+from marl_pool.options.types import NonNegativeInt, PositiveFloat, PositiveInt
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class ClsPooling(Pooling):

@@ -16,10 +16,10 @@ from marl_pool.kernels.functional import (
     tanh,
 )
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
+from marl_pool.options.types import NonNegativeInt, PositiveFloat, PositiveInt
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class AttentionNeuronPooling(MemoryPooling):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.construction import check_constructor
+from marl_pool.options.signatures import check_argument
+from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.construction import check_constructor
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import check_argument
-from marl_pool.utils.types import PositiveInt
 
 Memory = Any
 """A pytree of tensors ``(B, …)``; () if there is nothing to remember."""
@@ -27,7 +27,7 @@ class Pooling(nn.Module, ABC):
     A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
     implements `forward`. Calling a head validates the shapes and sets padded vectors to
     zero first, so `forward` contains only the mathematics. Inside a policy, weights are
-    initialized again; see `marl_pool.networks.init_weights`.
+    initialized again; see `marl_pool.networks.set_network.init_weights`.
 
     Example:
         >>> class FirstFeature(Pooling):

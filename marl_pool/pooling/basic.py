@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveFloat
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveFloat
 
 EPS = 1e-6
 """Lower bound of relative distances, where a power still has a gradient; and of the

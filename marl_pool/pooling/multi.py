@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.construction import build
 from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
 Part = Mapping[str, Any]

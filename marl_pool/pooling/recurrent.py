@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveInt
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
-from marl_pool.utils.types import PositiveInt
 
 
 class LSTMPooling(Pooling):

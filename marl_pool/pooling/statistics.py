@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveFloat, PositiveInt, UnitInterval
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveFloat, PositiveInt, UnitInterval
 
 Aggregator = Literal["mean", "max", "min", "std"]
 Scaler = Literal["identity", "amplification", "attenuation"]

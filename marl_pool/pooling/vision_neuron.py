@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveFloat, PositiveInt
 from marl_pool.pooling.attention_neuron import sinusoids
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveFloat, PositiveInt
 
 Convolution = tuple[PositiveInt, PositiveInt, PositiveInt]
 """Channels, width of the square kernel, stride."""

@@ -8,7 +8,7 @@ import json
 from operator import itemgetter
 from pathlib import Path
 
-from marl_pool.utils import names
+from marl_pool.options import names
 
 FOLDER = Path(__file__).parent
 CONFIG = "config.json"

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveInt
 from marl_pool.training.supervised.images import (
     Dataset,
     first_images,
@@ -13,7 +14,6 @@ from marl_pool.training.supervised.images import (
     resize,
 )
 from marl_pool.training.supervised.task import Batch, Part, Split, Task
-from marl_pool.utils.types import PositiveInt
 
 
 @dataclass(kw_only=True, eq=False)

@@ -23,12 +23,12 @@ from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 
 from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
+from marl_pool.options.names import inheritance
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STDERR, Interruptible
 from marl_pool.utils.errors import InputError, StoppedError
-from marl_pool.utils.names import inheritance
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of a cluster; Ray sets it within its jobs."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from marl_pool.runs import Run
+from marl_pool.files.manifest import MANIFEST
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.manifest import MANIFEST
 from marl_pool.utils.text import printable
 
 START_ANOTHER = "there is nothing to resume, start another run"

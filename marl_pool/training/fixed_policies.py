@@ -9,8 +9,8 @@ from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.storage import CONFIG, load_modules
-from marl_pool.runs import CONFIG as RUN_CONFIG
-from marl_pool.runs import Run
+from marl_pool.runs.run import CONFIG as RUN_CONFIG
+from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 

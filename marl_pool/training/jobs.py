@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_pool.runs import Run
+from marl_pool.options.signatures import show
+from marl_pool.runs.run import Run
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.settings import EvolveConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import show
 
 Row = Mapping[str, Any]
 """Row of ``metrics.csv``."""

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from marl_pool.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.kernels.native import (
     chosen_kernels,
@@ -18,8 +17,9 @@ from marl_pool.kernels.native import (
     has_kernel,
     use_kernels,
 )
-from marl_pool.runs import PARTS, RETURN, Best, Run, iteration_of
+from marl_pool.runs.run import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
+from marl_pool.training.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.training.settings import RunConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.utils.devices import without_denormals
@@ -116,7 +116,7 @@ class TrainingMethod(ABC):
 
     @property
     def score_of(self) -> str:
-        """Meaning of `score`, a kind of `marl_pool.runs.Best`."""
+        """Meaning of `score`, a kind of `marl_pool.runs.run.Best`."""
         return RETURN
 
     def score(self, iteration: int) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from marl_pool.utils.atomic import new_binary_file
+from marl_pool.files.atomic import new_binary_file
 from marl_pool.utils.errors import InputError
 
 Tensors = Mapping[str, Tensor]

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
 from pydantic import Field
 
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
+from marl_pool.options.types import (
     Device,
     Kernels,
     LearningRateSchedule,
@@ -21,6 +20,7 @@ from marl_pool.utils.types import (
     StorageURL,
     UnitInterval,
 )
+from marl_pool.utils.errors import InputError
 
 if TYPE_CHECKING:
     from marl_pool.envs.description import EnvDescription
@@ -126,7 +126,7 @@ class RunConfig:
     after each checkpoint, or None for no mirror."""
     callbacks: list[str] = field(default_factory=list)
     """Followers of each iteration: wandb (Weights & Biases) or package.module:Class
-    names of subclasses of marl_pool.callbacks.Callback."""
+    names of subclasses of marl_pool.training.callbacks.Callback."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:

@@ -15,10 +15,10 @@ from benchmarks.common import Row, Size, number, seconds, taking_turns
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 WITHOUT_KERNEL = "--config-settings=wheel.cmake=false"
-IMPORT = "from marl_pool.networks import SetNetwork"
+IMPORT = "from marl_pool.networks.set_network import SetNetwork"
 FIRST_CALL = """
 import torch
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
 network = SetNetwork(
     TokenSpec(6, 3, ("self", "other")),

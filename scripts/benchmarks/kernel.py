@@ -14,11 +14,11 @@ import torch
 from benchmarks.common import TASKS, Row, Size, Task, build, compare, random_actions
 from marl_pool.config import compose
 from marl_pool.kernels.native import call, use_kernels
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
+from marl_pool.options.types import Kernels
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import Kernels
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import marl_pool
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.policies.storage import load_policy
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError, StoppedError
 
 TINY = ("ppo.num_envs=2", "ppo.batch_size=16", "ppo.minibatch_size=8", "total_steps=16")

@@ -13,7 +13,7 @@ from marl_pool import __main__ as command
 from marl_pool import make_batched_env, make_policy, save_policies
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -16,7 +16,7 @@ import marl_pool
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import StoppedError
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

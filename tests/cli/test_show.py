@@ -8,10 +8,10 @@ import pytest
 
 from marl_pool.cli import main as cli
 from marl_pool.config import compose, files_of
-from marl_pool.runs import Best, Run
-from marl_pool.sweeps import Sweep
-from marl_pool.utils.atomic import locked
-from marl_pool.utils.manifest import sealed_json
+from marl_pool.files.atomic import locked
+from marl_pool.files.manifest import sealed_json
+from marl_pool.runs.run import Best, Run
+from marl_pool.runs.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -39,7 +39,7 @@ from marl_pool.config.sections import (
     load,
     options_for,
 )
-from marl_pool.utils.signatures import (
+from marl_pool.options.signatures import (
     ANY_OTHER,
     Option,
     check_argument,
@@ -49,7 +49,7 @@ from marl_pool.utils.signatures import (
     options_of,
     summary,
 )
-from marl_pool.utils.types import Device, PositiveInt, Probability, Seed
+from marl_pool.options.types import Device, PositiveInt, Probability, Seed
 
 # libyaml's parser, where there is one, takes a tenth of the time.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -514,7 +514,7 @@ POOL = """
     from torch import Tensor
 
     from marl_pool.pooling.base import Pooling
-    from marl_pool.utils.types import PositiveInt
+    from marl_pool.options.types import PositiveInt
 
     class MyPool(Pooling):
         def __init__(self, dim: int, *, power: PositiveInt, eps: float = 1e-6):

@@ -21,7 +21,7 @@ from marl_pool.envs import make_batched_env
 from marl_pool.policies import make_policy
 from marl_pool.policies.export import SUFFIXES
 from marl_pool.policies.storage import save_policies
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.jobs import JOBS
 from marl_pool.version import __version__
 

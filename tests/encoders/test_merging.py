@@ -24,6 +24,7 @@ from marl_pool.encoders.pairs import (
     pair_log_prob,
     token_log_prob,
 )
+from marl_pool.options.signatures import check_settings
 from marl_pool.studies.hierarchical import layers
 from marl_pool.studies.hierarchical.choices import (
     dependence,
@@ -41,7 +42,6 @@ from marl_pool.studies.hierarchical.layers import (
     Hierarchy,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import check_settings
 
 seeds = st.integers(0, 2**31)
 Sequence = tuple[tuple[int, int], ...]

@@ -12,9 +12,9 @@ from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import describe_env
+from marl_pool.options.names import UntrustedError, trust
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import UntrustedError, trust
 
 PLUGIN = "helpers.farm:FoxAndHens"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.options.names import resolve
 from marl_pool.policies.base import Policy
-from marl_pool.utils.names import resolve
 
 KINDS = ("random", "flee", "learned")
 DTYPES = (torch.float32, torch.float64)

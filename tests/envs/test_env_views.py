@@ -18,8 +18,8 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import Disc, Frame, Projection
 from marl_pool.envs.particles.simple_centroid import SimpleCentroid
 from marl_pool.envs.views import OneAgentView, ParallelView
+from marl_pool.options.names import resolve
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve
 
 ID = "marl_pool/simple_centroid-v0"
 # Continuous actions of a environment that also has discrete ones, and the reverse.

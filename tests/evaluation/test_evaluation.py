@@ -38,7 +38,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 
 CLOCKS = re.compile("seconds|_per_second")
 EVOLVE = (

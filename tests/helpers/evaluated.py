@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_pool.evaluation.run import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings, PerturbationLevels
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.studies.attention_neuron.analyses import analyse_run
 
 

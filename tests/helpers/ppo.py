@@ -6,7 +6,7 @@ import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 from safetensors.torch import load_file
 
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import TrainConfig

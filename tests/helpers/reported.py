@@ -32,7 +32,7 @@ from marl_pool.evaluation.results import (
 from marl_pool.evaluation.settings import ReportSettings
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 
 EPISODES = 16
 SMALL = ("env.max_steps=6", "env.num_noise=3", "encoder.num_layers=1")

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.encoders import encoder_names
+from marl_pool.options.construction import build
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.pooling import POOLING, pooling_names
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
-from marl_pool.utils.construction import build
 
 DIM, NUM_TOKENS = 8, 5
 SPEC = TokenSpec(NUM_TOKENS, 3, ("self", "friend", "noise"))

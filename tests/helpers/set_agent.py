@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from marl_pool.encoders import make_encoder
-from marl_pool.networks import seeded
+from marl_pool.networks.set_network import seeded
 from marl_pool.policies.agent import Agent
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.base import Memory

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from marl_pool.kernels.native import use_kernels
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
 
 HEADS: dict[str, dict[str, Any]] = {

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from marl_pool.options.construction import build
 from marl_pool.training.supervised import TASKS
 from marl_pool.training.supervised.task import Task
-from marl_pool.utils.construction import build
 
 PARTS = ("encoder", "pooling", "dropout", "init_std", "data_dir", "download")
 

@@ -96,7 +96,7 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
 TOO_LARGE = """
 import resource
 import torch
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
 count = 1_000_000
 network = SetNetwork(

@@ -23,13 +23,13 @@ from helpers.perturbed import (
 )
 from marl_pool.envs import make_batched_env, make_heuristic
 from marl_pool.envs.base import BatchedEnv
+from marl_pool.options.signatures import show
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.signatures import show
 
 PAIR = [0.2, 0.9]
 

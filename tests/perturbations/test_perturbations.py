@@ -25,7 +25,7 @@ from helpers.perturbed import (
     states,
     variants,
 )
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.perturbations import (
     PERTURBATIONS,
     make_perturbation,

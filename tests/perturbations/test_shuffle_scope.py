@@ -16,6 +16,7 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import cases_of, label, play
 from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import measure
+from marl_pool.options.types import Options
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.order import Shuffle
@@ -29,7 +30,6 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError, UnfitTokensError
-from marl_pool.utils.types import Options
 
 ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
 SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)

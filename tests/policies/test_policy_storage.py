@@ -22,6 +22,7 @@ import marl_pool
 from helpers.campaign import CLONE, EVOLVE
 from helpers.samples import SPEC, heads, random_tokens
 from marl_pool.cli import main as cli
+from marl_pool.files.manifest import MANIFEST, problem_of
 from marl_pool.policies import make_policy
 from marl_pool.policies.sensory import FeedForward
 from marl_pool.policies.storage import (
@@ -40,7 +41,6 @@ from marl_pool.pooling.base import Pooling
 from marl_pool.pretrained import pretrained_names, pretrained_path
 from marl_pool.tokens import TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import MANIFEST, problem_of
 from marl_pool.utils.randomness import Purpose, Stream
 
 CHOICE = spaces.Discrete(4)

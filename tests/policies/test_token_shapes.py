@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_agent, make_policy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from helpers.paths import ROOT
-from marl_pool.runs import Best, Run
+from marl_pool.runs.run import Best, Run
 
 SCRIPT = ROOT / "scripts" / "campaign.py"
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.training import PATIENCE, wait_for_rows
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.signals import Interruptible, Terminated
 
 pytestmark = pytest.mark.slow

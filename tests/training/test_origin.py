@@ -3,7 +3,7 @@
 import pytest
 
 from marl_pool.cli import main as cli
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training import loop
 
 TINY = [

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("ray")
 
 from helpers.training import PATIENCE, wait_for_rows
-from marl_pool.runs import Run
-from marl_pool.sweeps import read_table
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import read_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from marl_pool.evaluation.loading import computing
 from marl_pool.kernels.native import use_kernels
 from marl_pool.kernels.native.mlp import mlp
+from marl_pool.options.types import Kernels
 from marl_pool.utils.devices import without_denormals
-from marl_pool.utils.types import Kernels
 
 pytestmark = pytest.mark.skipif(
     not torch.set_flush_denormal(False), reason="needs a processor that can do it"

@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
+from marl_pool.files.tables import print_table
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.tables import print_table
 
 
 class Clock:

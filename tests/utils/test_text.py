@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from marl_pool.cli import main as cli
 from marl_pool.cli.common import resume_command
 from marl_pool.evaluation.results import Result, write_csv
-from marl_pool.runs import Run
-from marl_pool.sweeps import Sweep, Trial, read_table
-from marl_pool.utils.manifest import (
+from marl_pool.files.figures import figure_style, new_figure, to_svg
+from marl_pool.files.manifest import (
     is_intact_json,
     is_intact_text,
     sealed_json,
     sealed_text,
 )
-from marl_pool.utils.plotting import figure_style, new_figure, to_svg
-from marl_pool.utils.tables import read_csv
+from marl_pool.files.tables import read_csv
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Sweep, Trial, read_table
 from marl_pool.utils.text import HIDDEN, cell, printable, quoted, uncell
 
 NASTY = ["=1+1", "+1 a", "-x", "@SUM(A1)", "\tx", "\rx", "=HYPERLINK(1)", "＝1", "'=x"]

@@ -25,8 +25,8 @@ from marl_pool.envs.simulation import (
     SimulatorStep,
     push_frames,
 )
+from marl_pool.options.types import PositiveInt
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.types import PositiveInt
 
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
 NUM_PARTS = 13

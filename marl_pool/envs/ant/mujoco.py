@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
 from marl_pool.envs.simulation import Simulator, SimulatorStep
-from marl_pool.utils.types import PositiveInt
+from marl_pool.options.types import PositiveInt
 
 AXES = "xyz"
 CHANNELS = (

@@ -40,8 +40,8 @@ from marl_pool.envs.drawing.canvas import (
     blend,
 )
 from marl_pool.envs.drawing.marks import Glyphs
+from marl_pool.options.types import NonNegativeInt, PositiveInt
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 POSITION = (3, 4)
 """Indices of the row and the column in a token's features."""

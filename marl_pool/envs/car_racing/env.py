@@ -17,8 +17,8 @@ from marl_pool.envs.base import Advance, AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
 from marl_pool.envs.simulation import SimulatedEnv, push_frames
+from marl_pool.options.types import NonNegativeInt, PositiveInt, UnitInterval
 from marl_pool.tokens import Tokens
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, UnitInterval
 
 COLORS = {"grey": 1, "rgb": 3}
 """Numbers of a pixel."""

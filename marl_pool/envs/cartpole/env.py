@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing import canvas
+from marl_pool.options.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.utils.types import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
 """Names of the sensor channels, in the order of the tokens."""

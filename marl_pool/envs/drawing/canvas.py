@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_pool.utils import plotting
+from marl_pool.files import figures
 from marl_pool.utils.errors import InputError
 
 Color = tuple[int, int, int]
@@ -17,11 +17,11 @@ GRID: Color = (232, 232, 230)
 BLUE, GREEN, PURPLE, VERMILION, ATTENTION = (
     (int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16))
     for color in (
-        plotting.BLUE,
-        plotting.GREEN,
-        plotting.PURPLE,
-        plotting.VERMILION,
-        plotting.ORANGE,
+        figures.BLUE,
+        figures.GREEN,
+        figures.PURPLE,
+        figures.VERMILION,
+        figures.ORANGE,
     )
 )
 """Colors that color-blind people can tell apart, in videos and on the live page."""

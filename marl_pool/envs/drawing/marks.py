@@ -20,7 +20,7 @@ from marl_pool.envs.drawing.canvas import (
     write,
 )
 from marl_pool.envs.patches import PatchGrid
-from marl_pool.perception import Mark, Perception
+from marl_pool.perturbations.perception import Mark, Perception
 
 IN_SLOTS = (Mark.HIDDEN, Mark.ALTERED, Mark.REPEATED)
 """Marks drawn in the row of tokens too; order, types and injected ones show there."""

@@ -12,7 +12,7 @@ from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import BLUE, GREEN, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
-from marl_pool.utils.types import (
+from marl_pool.options.types import (
     Counts,
     NonNegativeFloat,
     NonNegativeInt,

@@ -12,7 +12,7 @@ from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
-from marl_pool.utils.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.options.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
 
 TYPE_NAMES = ("self", "obstacle", "predator", "prey")
 PREDATOR_SIZE, PREY_SIZE, OBSTACLE_SIZE = 0.075, 0.05, 0.2

@@ -29,9 +29,9 @@ from marl_pool.envs.pettingzoo.workers import EnvWorkers
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import with_action_mask
+from marl_pool.options.types import NonNegativeInt, PositiveInt
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeInt, PositiveInt
 
 
 class PettingZooEnv(ReplayedEnv[ParallelStep]):

@@ -32,8 +32,8 @@ from marl_pool.envs.simulation import (
     Simulator,
 )
 from marl_pool.observations.masks import MASK
+from marl_pool.options.names import validate_trusted
 from marl_pool.utils.errors import InputError, described
-from marl_pool.utils.names import validate_trusted
 
 Factory = Callable[..., Any]
 EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
@@ -47,7 +47,7 @@ def find_factory(module: str) -> Factory:
 
     Raises:
         InputError: the module cannot be imported, has no such callable, or is named in
-            a file and not allowed by the user; see `marl_pool.utils.names.trust`.
+            a file and not allowed by the user; see `marl_pool.options.names.trust`.
     """
     validate_trusted(module, "env.module")
     # A name such as butterfly/pistonball_v6 is one of PettingZoo's registry.

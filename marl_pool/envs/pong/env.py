@@ -14,10 +14,10 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
 from marl_pool.envs.pong.emulator import NOOP, SCREEN, UNKNOWN, BatchedEmulator
+from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
-from marl_pool.utils.types import NonNegativeInt, PositiveInt, Probability
 
 NATIVE_ACTIONS = {"minimal": (0, 1, 2, 3, 4, 5), "moves": (0, 2, 3)}
 """Native actions by option: no-op, fire, up, down, up and fire, down and fire."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from marl_pool.utils.construction import build
+from marl_pool.options.construction import build
 
 if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import Observer, Tokenizer

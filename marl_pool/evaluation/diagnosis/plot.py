@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marl_pool.evaluation.diagnosis.records import Diagnosis, Named
-from marl_pool.utils import plotting
+from marl_pool.files import figures
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIGNAL, NOISE, MEAN = plotting.BLUE, plotting.VERMILION, plotting.FAINT
+SIGNAL, NOISE, MEAN = figures.BLUE, figures.VERMILION, figures.FAINT
 SHIFT = 0.17
 """Distance of the signal's marks above, and the noise's below, the middle of a row."""
 THICKNESS = 0.26
 
 
-@plotting.figure_style()
+@figures.figure_style()
 def plot_diagnoses(entries: Named, path: Path, title: str) -> None:
     """Draw a row for each diagnosis, in one panel or three.
 
@@ -33,27 +33,27 @@ def plot_diagnoses(entries: Named, path: Path, title: str) -> None:
         panels += [_draw_scores, _draw_weights]
     longest = max(len(name) for name, _ in entries)
     width = 0.9 + 0.08 * longest + 3.6 * len(panels)
-    figure = plotting.new_figure(width, 1.7 + 0.32 * len(entries))
+    figure = figures.new_figure(width, 1.7 + 0.32 * len(entries))
     cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, draw in zip(cells, panels, strict=True):
         draw(axes, [row for _, row in entries])
-        axes.axvline(0, color=plotting.INK, linewidth=0.8)
+        axes.axvline(0, color=figures.INK, linewidth=0.8)
         axes.use_sticky_edges = False  # margins beside the bars
         axes.autoscale_view()
-        plotting.style_axes(axes, grid="x")
+        figures.style_axes(axes, grid="x")
         axes.legend(
             loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False
         )
-    plotting.label_rows(cells[0], [name for name, _ in entries])
+    figures.label_rows(cells[0], [name for name, _ in entries])
     figure.suptitle(printable(title))
-    plotting.save_png(figure, path)
+    figures.save_png(figure, path)
 
 
 def _draw_excess(axes: "Axes", rows: Sequence[Diagnosis]) -> None:
     # Mark the rows without numbers.
     places = [place for place, row in enumerate(rows) if not row.missing]
     for place in set(range(len(rows))) - set(places):
-        plotting.mark_missing_row(axes, place)
+        figures.mark_missing_row(axes, place)
     measured = [rows[place] for place in places]
     mean, excess, low, high = _columns(
         measured, "mean_excess", "excess", "excess_low", "excess_high"

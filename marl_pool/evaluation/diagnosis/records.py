@@ -12,7 +12,7 @@ from marl_pool.evaluation.diagnosis import theory
 from marl_pool.evaluation.diagnosis.measures import GroupObservations, HeadMeasures
 from marl_pool.evaluation.results import NAN
 from marl_pool.evaluation.statistics.intervals import bootstrap
-from marl_pool.utils import tables
+from marl_pool.files import tables
 from marl_pool.utils.text import printable
 
 ALL = "all"

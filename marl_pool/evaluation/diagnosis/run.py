@@ -23,18 +23,18 @@ from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.evaluation.standalone import results_folder
+from marl_pool.files.atomic import make_folder
+from marl_pool.files.figures import INSTALL_PLOTS, has_matplotlib
+from marl_pool.files.tables import write_csv
+from marl_pool.options.names import name_of
 from marl_pool.policies.base import Policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling import POOLING
-from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import UnfitTokensError
-from marl_pool.utils.names import name_of
-from marl_pool.utils.plotting import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.tables import write_csv
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 TABLE, DOCUMENT, PLOT = "diagnosis.csv", "diagnosis.json", "diagnosis.png"
 NAMES = (TABLE, DOCUMENT, PLOT)

@@ -9,7 +9,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.evaluation.statistics.intervals import Interval
-from marl_pool.utils.plotting import INSTALL_PLOTS, figure_style, has_matplotlib, to_svg
+from marl_pool.files.figures import INSTALL_PLOTS, figure_style, has_matplotlib, to_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

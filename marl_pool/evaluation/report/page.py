@@ -16,12 +16,12 @@ from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings
-from marl_pool.runs import Run
-from marl_pool.utils.atomic import make_folder, new_file
+from marl_pool.files.atomic import make_folder, new_file
+from marl_pool.files.figures import line_styles
+from marl_pool.options.names import trust
+from marl_pool.runs.metrics import free
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.metrics import free
-from marl_pool.utils.names import trust
-from marl_pool.utils.plotting import line_styles
 from marl_pool.utils.progress import Progress
 from marl_pool.version import __version__, commit
 

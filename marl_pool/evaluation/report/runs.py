@@ -26,10 +26,10 @@ from marl_pool.evaluation.results import (
     read_returns,
 )
 from marl_pool.evaluation.settings import TargetSettings
-from marl_pool.runs import Run
+from marl_pool.files.manifest import KEY, is_intact_json
+from marl_pool.files.reading import read_json
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import KEY, is_intact_json
-from marl_pool.utils.reading import read_json
 
 AS_TRAINED = "as trained"
 IDENTITY = ["group", "policy", "stochastic", "perturbation", "label", "severity"]

@@ -27,7 +27,7 @@ from marl_pool.evaluation.statistics.scores import (
     improvement,
     rank,
 )
-from marl_pool.utils.plotting import LineStyle
+from marl_pool.files.figures import LineStyle
 
 RETURN = "return_mean"
 COUNTS = {

@@ -10,8 +10,8 @@ import numpy as np
 
 from marl_pool.envs.drawing.canvas import INK, PAPER, opencv, width_of, write
 from marl_pool.envs.drawing.marks import DRAWERS, Glyphs, draw_slots
-from marl_pool.perception import Mark, Perception
-from marl_pool.utils.atomic import new_path
+from marl_pool.files.atomic import new_path
+from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.silence import silenced
 

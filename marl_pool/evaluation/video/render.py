@@ -23,17 +23,17 @@ from marl_pool.evaluation.video.frames import (
     with_steps,
     write_frames,
 )
-from marl_pool.perception import Mark, Perception
+from marl_pool.files.atomic import make_folder
+from marl_pool.options.types import Options
+from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.rollout import Rollout, Transition
 from marl_pool.tokens import Tokens, identity_origin
-from marl_pool.utils.atomic import make_folder
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.progress import Progress
-from marl_pool.utils.types import Options
 
 if TYPE_CHECKING:
-    from marl_pool.runs import Run
+    from marl_pool.runs.run import Run
 
 LEGEND_ROWS = 2
 """Lines reserved for the legend of a perturbation's marks."""

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import cast, get_args
 
 from marl_pool.kernels.native.call import library
+from marl_pool.options.types import Kernels
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import Kernels
 
 KERNELS_VARIABLE = "MARL_POOL_KERNELS"
 """Environment variable with the choice, so that worker processes inherit it."""

@@ -11,7 +11,14 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 from marl_pool.encoders.transformer import TransformerEncoder
-from marl_pool.networks import SetNetwork, seeded
+from marl_pool.networks.set_network import SetNetwork, seeded
+from marl_pool.options.types import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    UnitInterval,
+)
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.studies.image_task import ImageTask, error_of
@@ -32,13 +39,6 @@ from marl_pool.training.supervised.task import (
     validate_part,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    UnitInterval,
-)
 
 
 @dataclass(kw_only=True, eq=False)

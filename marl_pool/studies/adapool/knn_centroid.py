@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.networks import SetNetwork, init_weights, seeded
+from marl_pool.networks.set_network import SetNetwork, init_weights, seeded
+from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, Seed
 from marl_pool.studies.adapool.knn_data import Sets, Target, sample_choices, targets
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
@@ -21,7 +22,6 @@ from marl_pool.training.supervised.task import (
     validate_part,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveFloat, PositiveInt, Probability, Seed
 
 TYPES = ("target", "other")
 PREVIEW = 8192

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from marl_pool.utils.atomic import (
+from marl_pool.files.atomic import (
     discard_leftovers,
     locked,
     make_folder,

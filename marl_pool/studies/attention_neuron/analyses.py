@@ -19,6 +19,7 @@ from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget, computing
 from marl_pool.evaluation.run import EvaluatedRun
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
+from marl_pool.files.tables import print_table, write_csv
 from marl_pool.studies.attention_neuron.figures import (
     draw_attended,
     draw_code_map,
@@ -35,7 +36,6 @@ from marl_pool.studies.attention_neuron.recording import (
     validate_codes,
 )
 from marl_pool.utils.errors import EXTRAS, UnfitTokensError, install_hint
-from marl_pool.utils.tables import print_table, write_csv
 
 EPISODES = 64
 """Largest number of episodes in a fit."""

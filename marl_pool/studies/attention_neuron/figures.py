@@ -12,6 +12,7 @@ from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.video.render import episode_frames
+from marl_pool.files.figures import INK, new_figure, save_png
 from marl_pool.policies.base import Policy
 from marl_pool.studies.attention_neuron.recording import (
     Recording,
@@ -22,7 +23,6 @@ from marl_pool.studies.attention_neuron.recording import (
     validate_codes,
 )
 from marl_pool.utils.errors import UnfitTokensError
-from marl_pool.utils.plotting import INK, new_figure, save_png
 
 STEPS = 1000
 """Steps after which an episode is cut."""

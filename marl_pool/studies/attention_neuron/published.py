@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from marl_pool.envs import ENVS
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.results import CLEAN, TRAINED, Result
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import options_of
 from marl_pool.policies.attention_agent import AttentionAgent
 from marl_pool.policies.base import Policy
 from marl_pool.policies.sensory import FeedForward
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.pooling.vision_neuron import VisionNeuronPooling
-from marl_pool.utils.names import resolve
-from marl_pool.utils.signatures import options_of
 
 MeanStd = tuple[float, float]
 """Mean and standard deviation over episodes."""

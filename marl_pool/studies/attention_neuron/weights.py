@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from marl_pool.files.atomic import new_folder
+from marl_pool.files.reading import read_npz
+from marl_pool.options.construction import build
+from marl_pool.options.names import unknown
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.studies.attention_neuron.published import CAR_RACING
 from marl_pool.tokens import TokenSpec
-from marl_pool.utils.atomic import new_folder
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.names import unknown
-from marl_pool.utils.reading import read_npz
 
 ARRAY = "params"
 """Only key of a file."""

@@ -31,8 +31,8 @@ from marl_pool.encoders.pairs import (
 )
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import validate_heads
+from marl_pool.options.types import NonNegativeFloat, PositiveInt, Probability
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeFloat, PositiveInt, Probability
 
 
 @dataclass(kw_only=True, eq=False)

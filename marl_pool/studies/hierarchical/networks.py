@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from marl_pool.encoders.merging import Refinement, merging_mlp
 from marl_pool.encoders.pairs import gather_tokens
-from marl_pool.networks import seeded
+from marl_pool.networks.set_network import seeded
 from marl_pool.studies.hierarchical.layers import (
     Chance,
     HierarchicalDecoder,

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marl_pool.files.figures import figure_style, new_figure, save_png
 from marl_pool.studies.hierarchical.choices import Dependence
-from marl_pool.utils.plotting import figure_style, new_figure, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
+from marl_pool.options.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
 from marl_pool.studies.hierarchical.choices import (
     Credit,
     dependence,
@@ -35,12 +41,6 @@ from marl_pool.studies.image_task import ImageTask, error_of
 from marl_pool.training.supervised.images import check_patch
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    UnitInterval,
-)
 
 POLICY_IMAGES = 256
 """Test images for the comparison of merging policies after training."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from marl_pool.options.types import PositiveInt
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
-from marl_pool.utils.types import PositiveInt
 
 Bounds = tuple[PositiveInt, PositiveInt]
 """Inclusive bounds of a uniformly sampled integer."""

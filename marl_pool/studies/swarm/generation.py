@@ -13,7 +13,9 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import override
 
 from marl_pool.encoders.swarm import SwarmLayer
-from marl_pool.networks import seeded
+from marl_pool.files.figures import figure_style, new_figure, save_png
+from marl_pool.networks.set_network import seeded
+from marl_pool.options.types import PositiveInt
 from marl_pool.studies.image_task import ImageTask
 from marl_pool.training.supervised.images import Dataset
 from marl_pool.training.supervised.task import (
@@ -22,8 +24,6 @@ from marl_pool.training.supervised.task import (
     Split,
     validate_no_part,
 )
-from marl_pool.utils.plotting import figure_style, new_figure, save_png
-from marl_pool.utils.types import PositiveInt
 
 INTENSITIES = 256
 CHUNK = 1000

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from marl_pool.files.figures import figure_style, new_figure, save_png, style_axes
 from marl_pool.studies.swarm.data import Mixtures
-from marl_pool.utils.plotting import figure_style, new_figure, save_png, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
-from marl_pool.networks import build_part, seeded
+from marl_pool.networks.set_network import build_part, seeded
+from marl_pool.options.types import PositiveInt, Probability, Seed
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.studies.swarm import data
@@ -25,7 +26,6 @@ from marl_pool.training.supervised.task import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
-from marl_pool.utils.types import PositiveInt, Probability, Seed
 
 
 class PointNetwork(nn.Module):

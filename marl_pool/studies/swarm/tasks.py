@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveInt
 from marl_pool.studies.swarm import data
 from marl_pool.studies.swarm.plots import draw_clustering, draw_spread
 from marl_pool.studies.swarm.point_task import PointTask, is_equivariant
 from marl_pool.training.supervised.task import Batch, validate_no_part, validate_part
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
-from marl_pool.utils.types import PositiveInt
 
 PICTURE_ENTITIES = 500
 """Maximum points of the set in the plot, as in Figure 4."""

@@ -12,13 +12,15 @@ from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from marl_pool.envs.description import describe_env
+from marl_pool.files.atomic import new_file, new_folder
+from marl_pool.options.names import resolve
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.actions import ActionPerturbation
 from marl_pool.perturbations.base import Perturbation, validate_no_ramp
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.rollout import Rollout
-from marl_pool.runs import LOSS, RETURN, Run, iteration_of
+from marl_pool.runs.run import LOSS, RETURN, Run, iteration_of
 from marl_pool.training.cloning.dataset import FOLDER, CloneDataset
 from marl_pool.training.cloning.learner import (
     NOTHING,
@@ -34,9 +36,7 @@ from marl_pool.training.errors import StepError, writing
 from marl_pool.training.fixed_policies import frozen_module
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
-from marl_pool.utils.atomic import new_file, new_folder
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve
 from marl_pool.utils.randomness import VALIDATION_ENVS
 
 PROGRESS, TEACHER = "progress.json", "teacher"

@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.description import describe_env, validate_env_change
+from marl_pool.files.atomic import new_binary_file, new_file, new_folder
+from marl_pool.files.manifest import validate_intact, write_manifest
+from marl_pool.files.reading import read_json
 from marl_pool.policies.agent import Agent
 from marl_pool.training.cloning.sampler import Augmentation
 from marl_pool.training.cloning.settings import CloneConfig
@@ -29,12 +32,9 @@ from marl_pool.training.cloning.trajectories import (
     Trajectories,
     join,
 )
-from marl_pool.utils.atomic import new_binary_file, new_file, new_folder
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import validate_intact, write_manifest
 from marl_pool.utils.progress import Progress
 from marl_pool.utils.randomness import VALIDATION_ENVS
-from marl_pool.utils.reading import read_json
 from marl_pool.version import __version__
 
 FOLDER, ABOUT = "trajectories", "about.json"

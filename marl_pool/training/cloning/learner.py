@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.networks import seeded, validate_state
+from marl_pool.networks.set_network import seeded, validate_state
+from marl_pool.options.construction import build
 from marl_pool.policies import AGENTS
 from marl_pool.policies.actions import ActionSpec, log_prob, mask_logits
 from marl_pool.policies.agent import Agent
@@ -24,7 +25,6 @@ from marl_pool.training.optimization import (
     read_parts,
     write_parts,
 )
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 
 FILE = "learner.safetensors"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from marl_pool.options.types import Options
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.membership import Occlude
@@ -18,7 +19,6 @@ from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.training.cloning.trajectories import RowTable, Trajectories
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
-from marl_pool.utils.types import Options
 
 ORDER, PREV_ACTION, PERTURB, VALIDATE = 0, 1, 3, 4
 """Keys of the random streams of learning."""

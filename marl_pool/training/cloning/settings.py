@@ -4,15 +4,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.training.settings import EpisodeRunConfig, PlugIn
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
+from marl_pool.options.types import (
     NonNegativeFloat,
     NonNegativeInt,
     Options,
     PositiveFloat,
     PositiveInt,
 )
+from marl_pool.training.settings import EpisodeRunConfig, PlugIn
+from marl_pool.utils.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
+from marl_pool.options.names import is_plug_in
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.policies.storage import WEIGHTS, load_modules
 from marl_pool.tokens import Tokens
@@ -22,7 +23,6 @@ from marl_pool.training.fixed_policies import (
     validate_fit,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import is_plug_in
 from marl_pool.utils.randomness import Stream
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import PositiveFloat
 from marl_pool.training.evolution.strategy import PopulationSize, State, Strategy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import PositiveFloat
 
 FULL_UP_TO = 3000
 """Largest number of parameters for which ``diagonal="auto"`` learns a full covariance.

@@ -16,7 +16,7 @@ from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Agent, Population, load_vector
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.loop import never
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.training.signals import patience

@@ -13,9 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.description import validate_env_change
+from marl_pool.files.atomic import new_binary_file, new_file
+from marl_pool.files.reading import read_npz
+from marl_pool.options.construction import build
 from marl_pool.policies.agent import Agent, load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policies
-from marl_pool.runs import Best, Run, iteration_of
+from marl_pool.runs.run import Best, Run, iteration_of
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.evolution import STRATEGIES
 from marl_pool.training.evolution.evaluator import (
@@ -27,11 +30,8 @@ from marl_pool.training.evolution.evaluator import (
 from marl_pool.training.evolution.strategy import Strategy
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.settings import EvolveConfig
-from marl_pool.utils.atomic import new_binary_file, new_file
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
-from marl_pool.utils.reading import read_npz
 from marl_pool.utils.text import quoted
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"

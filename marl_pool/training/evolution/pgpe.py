@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.options.types import NonNegativeFloat, PositiveFloat, Probability
 from marl_pool.training.evolution.strategy import PopulationSize, State, Strategy
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import NonNegativeFloat, PositiveFloat, Probability
 
 BETA, EPSILON = 0.999, 1e-8
 """Adam's second decay rate, and the constant added to its denominator."""

@@ -27,6 +27,7 @@ from ray.rllib.utils.metrics import (
 from ray.tune.trainable import Trainable
 from typing_extensions import override
 
+from marl_pool.files.atomic import new_binary_file
 from marl_pool.kernels.functional import strip_prefix
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.storage import save_policies
@@ -36,7 +37,6 @@ from marl_pool.training.ppo.faults import all_learners_live, wait_for_runner
 from marl_pool.training.ppo.module import build_policy
 from marl_pool.training.ppo.runner import RESTARTS
 from marl_pool.training.signals import patience
-from marl_pool.utils.atomic import new_binary_file
 
 UPDATE_SECONDS = 1800.0
 """Limit on one update by remote learners, in seconds."""

@@ -10,6 +10,7 @@ from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec, validate_m
 
 from marl_pool.envs.base import AgentGroup
 from marl_pool.envs.description import describe_env
+from marl_pool.options.names import unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.turns import steps_of_agent
 from marl_pool.training.errors import one_line
@@ -26,7 +27,6 @@ from marl_pool.training.ppo.module import POLICY, TokenRLModule, build_policy
 from marl_pool.training.ppo.runner import RUNNER, BatchedEnvRunner, RunnerSettings
 from marl_pool.training.settings import TrainConfig
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
 from marl_pool.utils.randomness import process_seed
 
 MAX_RESTARTS = 3

@@ -14,7 +14,7 @@ from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from typing_extensions import override
 
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.errors import print_warning
 from marl_pool.utils.errors import InputError, described
 

@@ -23,7 +23,8 @@ from ray.rllib.utils.metrics import (
 )
 from typing_extensions import override
 
-from marl_pool.runs import LEARNER, NEWEST, RETURN, Run
+from marl_pool.files.atomic import new_file
+from marl_pool.runs.run import LEARNER, NEWEST, RETURN, Run
 from marl_pool.training import cluster
 from marl_pool.training.errors import StepError, print_warning
 from marl_pool.training.jobs import with_absolute_folders
@@ -50,7 +51,6 @@ from marl_pool.training.ppo.runner import (
 )
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import patience
-from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.text import quoted
 

@@ -16,7 +16,10 @@ from safetensors.torch import load_file
 from torch import nn
 from typing_extensions import override
 
-from marl_pool.runs import Run
+from marl_pool.files.atomic import make_folder, new_file
+from marl_pool.files.manifest import add_to_manifest, validate_intact
+from marl_pool.options.construction import build
+from marl_pool.runs.run import Run
 from marl_pool.training.errors import StepError, writing
 from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, never
 from marl_pool.training.optimization import write_tensors
@@ -34,10 +37,7 @@ from marl_pool.training.supervised.results import (
 )
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.supervised.task import Task
-from marl_pool.utils.atomic import make_folder, new_file
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import add_to_manifest, validate_intact
 
 PROGRESS, NETWORKS, PICTURES, DATA = "progress.json", "networks", "pictures", "data"
 BATCHES = 2

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from marl_pool.utils.atomic import make_folder, new_binary_file
+from marl_pool.files.atomic import make_folder, new_binary_file
+from marl_pool.files.reading import ARRAY_BYTES, Bounded
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.reading import ARRAY_BYTES, Bounded
 
 
 class Source(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.kernels.functional import Activation
-from marl_pool.networks import TokenEmbedding, TypeEmbedding
+from marl_pool.networks.set_network import TokenEmbedding, TypeEmbedding
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.supervised.image_files import (
     ARCHIVES,

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from marl_pool.files.atomic import new_file
 from marl_pool.training.optimization import (
     descend,
     load_moments,
@@ -22,7 +23,6 @@ from marl_pool.training.optimization import (
 )
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.supervised.task import LossAndMetrics, Split, Task
-from marl_pool.utils.atomic import new_file
 from marl_pool.utils.errors import InputError
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from marl_pool.runs import Run
-from marl_pool.utils.atomic import new_file
+from marl_pool.files.atomic import new_file
+from marl_pool.files.manifest import is_intact_json, sealed_json
+from marl_pool.files.reading import read_json
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import is_intact_json, sealed_json
-from marl_pool.utils.reading import read_json
 
 FILE = "results.json"
 

@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_pool.training.settings import CheckpointSettings, RunConfig, SweepSettings
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.types import (
+from marl_pool.options.types import (
     NonNegativeFloat,
     Options,
     PositiveFloat,
@@ -14,6 +12,8 @@ from marl_pool.utils.types import (
     Probability,
     UnitInterval,
 )
+from marl_pool.training.settings import CheckpointSettings, RunConfig, SweepSettings
+from marl_pool.utils.errors import InputError
 
 DROP_AT, DROP_TO = 0.7, 0.1
 """Fraction of the steps after which ``decay=drop`` lowers the rate, and its factor:

@@ -13,7 +13,7 @@ import torch
 from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from marl_pool.kernels.native import use_kernels
-from marl_pool.sweeps import Grid, Trial
+from marl_pool.runs.sweep import Grid, Trial
 from marl_pool.training.jobs import Job
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.ppo.learner import LEARN_SECONDS

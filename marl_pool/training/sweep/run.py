@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from marl_pool.callbacks import callback_classes
-from marl_pool.sweeps import SearchPlan, Sweep, Trial, naming
+from marl_pool.runs.sweep import SearchPlan, Sweep, Trial, naming
 from marl_pool.training import cluster
+from marl_pool.training.callbacks import callback_classes
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.ppo.config import algorithm_config

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 from typing_extensions import override
 
-from marl_pool.runs import Run
-from marl_pool.storage.runs import restore
-from marl_pool.sweeps import Sweep, Trial
+from marl_pool.runs.mirrored import restore
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Sweep, Trial
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible

@@ -14,7 +14,8 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from typing_extensions import override
 
-from marl_pool.sweeps import (
+from marl_pool.files.tables import print_table
+from marl_pool.runs.sweep import (
     CHOICE,
     INT_UNIFORM,
     LOG_UNIFORM,
@@ -40,7 +41,6 @@ from marl_pool.training.sweep.trial import (
     share_of,
 )
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.tables import print_table
 
 DIGITS = 4
 """Significant digits of a proposed number, so that commands are short."""
@@ -178,7 +178,7 @@ class TrialSearch:
 
     def command(self, trial: Trial) -> list[str]:
         """Return the words of the command that trains a trial anew."""
-        from marl_pool.utils.overrides import written
+        from marl_pool.options.overrides import written
 
         folder = self.sweep.config_dir
         args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]

@@ -11,11 +11,11 @@ from typing import Any
 
 from ray import tune
 
-from marl_pool.runs import CONFIG as RUN_CONFIG
-from marl_pool.runs import Run
-from marl_pool.storage.runs import mirrored, restore
+from marl_pool.options import names
+from marl_pool.runs.mirrored import mirrored, restore
+from marl_pool.runs.run import CONFIG as RUN_CONFIG
+from marl_pool.runs.run import Run
 from marl_pool.training.jobs import JOBS, Job, validate_same
-from marl_pool.utils import names
 from marl_pool.utils.errors import InputError
 
 TRIAL = "trial"

@@ -24,7 +24,7 @@ from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.policies.actions import ActionSpec, mask_logits, most_likely
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.cloning.clone import clone
 from marl_pool.training.cloning.learner import losses
 from marl_pool.training.cloning.sampler import SequenceBatch

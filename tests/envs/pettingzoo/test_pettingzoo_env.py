@@ -31,7 +31,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform

@@ -34,14 +34,14 @@ from marl_pool.evaluation.diagnosis.records import (
 from marl_pool.evaluation.diagnosis.run import compare, diagnose, diagnose_run
 from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.settings import DiagnoseSettings
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError, UnfitTokensError
 

@@ -52,8 +52,8 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.statistics.intervals import Interval
+from marl_pool.files.manifest import sealed_json
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import sealed_json
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 REQUIRED = bool(os.environ.get("MARL_POOL_REQUIRE_CHROMIUM"))

@@ -24,9 +24,9 @@ from marl_pool.config import compose
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.runs import read_runs, usual_settings
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
-from marl_pool.runs import Run
+from marl_pool.files.manifest import sealed_json
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import sealed_json
 
 # Which evaluation counts
 

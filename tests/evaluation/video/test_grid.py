@@ -19,7 +19,7 @@ from marl_pool.evaluation.video.render import render_run
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 
 SIZE = 96
 HEADER = 18

@@ -16,7 +16,7 @@ from marl_pool.envs.patches import PatchGrid
 from marl_pool.evaluation.cases import perturb
 from marl_pool.evaluation.video import frames, render
 from marl_pool.evaluation.video.frames import Caption, with_caption
-from marl_pool.perception import Mark, Perception
+from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.randomness import Purpose, stream_keys

@@ -22,13 +22,13 @@ from marl_pool.evaluation.video.frames import (
     write_frames,
 )
 from marl_pool.evaluation.video.render import attention_of, episode_frames, render_run
-from marl_pool.perception import Mark, Perception
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation
+from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import save_policies
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from helpers.tasks import build_task
+from marl_pool.files.atomic import locked
 from marl_pool.studies.adapool import knn_data as room
 from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.studies.adapool.knn_data import (
@@ -25,7 +26,6 @@ from marl_pool.studies.adapool.knn_data import (
     sample_sets,
     targets,
 )
-from marl_pool.utils.atomic import locked
 from marl_pool.utils.errors import InputError
 
 ENCODER = {"name": "transformer", "dim": 16, "num_layers": 12, "dim_ff": 64}

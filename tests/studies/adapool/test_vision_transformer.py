@@ -22,7 +22,7 @@ from helpers.shared_data import shared_data
 from marl_pool.config import compose
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.pooling import make_pooling, pooling_names
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.studies.adapool.image_classification import (
     ImageClassification,
     VisionOptions,

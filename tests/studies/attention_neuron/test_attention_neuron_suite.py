@@ -34,7 +34,7 @@ from marl_pool.policies.sensory import FeedForward, Sensory
 from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.studies.attention_neuron import published
 from marl_pool.studies.attention_neuron.analyses import analyse, r_squared, regress
 from marl_pool.studies.attention_neuron.figures import embed

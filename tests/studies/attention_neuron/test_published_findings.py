@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.paths import ROOT
-from marl_pool.networks import SetNetwork
+from marl_pool.networks.set_network import SetNetwork
 from marl_pool.studies.adapool.knn_centroid import TYPES, KnnCentroid
 from marl_pool.studies.adapool.knn_data import CHUNK, nearest_means, sample_sets
 from marl_pool.tokens import SELF_TYPE, Tokens

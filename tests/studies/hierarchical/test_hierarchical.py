@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
 from marl_pool.config import compose
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.studies import image_task
 from marl_pool.studies.hierarchical.choices import depth_probabilities
 from marl_pool.studies.hierarchical.layers import Chance

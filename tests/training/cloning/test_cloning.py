@@ -19,13 +19,14 @@ from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.finite import NonFiniteError
+from marl_pool.options.types import Options
 from marl_pool.perturbations.base import Perturbation
 from marl_pool.policies import make_agent
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Decision, Policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_policies, load_policy, save_policy
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.clone import PLAY_ENV_IDS, clone
 from marl_pool.training.cloning.dataset import (
@@ -59,7 +60,6 @@ from marl_pool.training.cloning.trajectories import (
 )
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import EVALUATION_ENVS, VALIDATION_ENVS
-from marl_pool.utils.types import Options
 
 PLAIN = CloneSettings(grad_clip=None)
 CHANNELS = TokenSpec(5, 1, ("channel",), has_self=False)

@@ -22,11 +22,12 @@ from marl_pool.cli import main as cli
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.evaluation.results import CLEAN
+from marl_pool.files.reading import read_npz
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.studies.attention_neuron.published import published_for
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve, start_vector
@@ -35,7 +36,6 @@ from marl_pool.training.loop import TrainingLoop
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import VALIDATION_ENVS
-from marl_pool.utils.reading import read_npz
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"
@@ -834,7 +834,7 @@ def test_a_run_is_evolved_resumed_and_evaluated_by_command(tmp_path, capsys):
 
 
 def test_a_run_names_itself_after_the_policy():
-    from marl_pool.runs import default_path
+    from marl_pool.runs.run import default_path
 
     assert default_path(compose("evolve", ["seed=4"])).name.endswith(
         "-cartpole-sensory-s4"

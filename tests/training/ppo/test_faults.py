@@ -35,14 +35,14 @@ from helpers.training import (
 )
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
+from marl_pool.files import atomic
 from marl_pool.policies.storage import load_policies
-from marl_pool.runs import Run, iteration_of
+from marl_pool.runs.run import Run, iteration_of
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import load_algorithm, save_algorithm
 from marl_pool.training.ppo.faults import wait_for_runner
 from marl_pool.training.ppo.runner import RESTARTS, BatchedEnvRunner
 from marl_pool.training.ppo.train import PPOMethod
-from marl_pool.utils import atomic
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNINGS]

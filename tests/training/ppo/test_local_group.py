@@ -12,7 +12,7 @@ from helpers.ppo import assert_same, resumed, rllib_config, run_of
 from helpers.training import RAY_WARNINGS
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.ppo.algorithm import BatchedPPO
 from marl_pool.training.ppo.learner import LOCAL_DEVICE
 

@@ -37,7 +37,7 @@ from marl_pool.policies import make_policy
 from marl_pool.policies.random_policy import RandomPolicy
 from marl_pool.policies.storage import load_modules, save_policies, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.ppo.config import assign_modules
 from marl_pool.training.ppo.runner import RUNNER

@@ -24,7 +24,7 @@ from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.pooling import pooling_names
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
 from marl_pool.training.ppo import learner as learner_module
 from marl_pool.training.ppo import train
 from marl_pool.training.ppo.algorithm import BatchedPPO

@@ -19,9 +19,9 @@ from helpers.paths import ROOT
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
 from marl_pool.config.grid import validate_runs
-from marl_pool.runs import Run
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Sweep
 from marl_pool.studies.adapool import knn_centroid
-from marl_pool.sweeps import Sweep
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price

@@ -9,11 +9,11 @@ import pytest
 
 from marl_pool.cli import main as cli
 from marl_pool.config import parse, plan_search, plan_space
-from marl_pool.runs import Run
-from marl_pool.sweeps import Proposal, Sweep, read_table
+from marl_pool.options.overrides import written
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Proposal, Sweep, read_table
 from marl_pool.training.settings import SweepSettings
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import written
 
 SPACE = ["ppo.lr=log_uniform(1e-4,1e-2)", "pooling=choice(ada,max)"]
 

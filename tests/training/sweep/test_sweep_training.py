@@ -16,8 +16,8 @@ pytest.importorskip("ray")
 
 from helpers.training import PATIENCE
 from marl_pool.cli.main import main
-from marl_pool.runs import Run
-from marl_pool.sweeps import read_table
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import read_table
 
 # Its commands start ray themselves.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]

@@ -23,17 +23,9 @@ from marl_pool.cli.common import resume_command
 from marl_pool.cli.main import main
 from marl_pool.config import compose, registry
 from marl_pool.envs import make_batched_env
-from marl_pool.perturbations import make_perturbation
-from marl_pool.policies import make_policy
-from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.storage import load_policies, load_policy, save_policy
-from marl_pool.pooling import make_pooling
-from marl_pool.runs import Run
-from marl_pool.sweeps import Sweep
-from marl_pool.utils import names
-from marl_pool.utils.construction import build
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import (
+from marl_pool.options import names
+from marl_pool.options.construction import build
+from marl_pool.options.names import (
     UntrustedError,
     inheritance,
     resolve,
@@ -41,7 +33,15 @@ from marl_pool.utils.names import (
     user_plug_ins,
     validate_trusted,
 )
-from marl_pool.utils.signatures import ANY_OTHER, options_of
+from marl_pool.options.signatures import ANY_OTHER, options_of
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.storage import load_policies, load_policy, save_policy
+from marl_pool.pooling import make_pooling
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import Sweep
+from marl_pool.utils.errors import InputError
 
 PAYLOAD = "sent_payload:Part"
 CODE = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -178,7 +178,7 @@ def test_an_inner_trust_never_allows_more() -> None:
 
 
 def test_threads_and_processes_are_as_restricted(payload: Path) -> None:
-    probe = "import sys; from marl_pool.utils.names import resolve\n"
+    probe = "import sys; from marl_pool.options.names import resolve\n"
     probe += f"resolve({PAYLOAD!r}, {{}}, 'thing', object)"
     with trust([], "a file"), ThreadPoolExecutor(1) as pool:
         future = pool.submit(copy_context().run, resolve, PAYLOAD, {}, "thing", object)

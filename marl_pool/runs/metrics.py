@@ -8,10 +8,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
-from marl_pool.utils.atomic import appended, new_binary_file, new_file, sync
+from marl_pool.files.atomic import appended, new_binary_file, new_file, sync
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import fingerprint
-from marl_pool.utils.reading import read_bytes
+from marl_pool.files.manifest import fingerprint
+from marl_pool.files.reading import read_bytes
 from marl_pool.utils.text import cell, uncell
 
 ITERATION = "iteration"

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marl_pool.envs import make_batched_env
+from marl_pool.options.construction import build
+from marl_pool.options.names import resolve, target, unknown
 from marl_pool.perturbations import make_perturbation
 from marl_pool.pooling import make_pooling
-from marl_pool.utils.construction import build
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve, target, unknown
 
 REGISTRY = {"counter": "collections:Counter", "ordered": "collections:OrderedDict"}
 

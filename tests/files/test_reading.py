@@ -21,16 +21,7 @@ from helpers.samples import SPEC
 from marl_pool.config import assign, compose, registry
 from marl_pool.config.checks import check
 from marl_pool.envs import make_batched_env
-from marl_pool.perturbations import make_perturbation
-from marl_pool.policies import make_policy
-from marl_pool.policies.actions import ActionSpec
-from marl_pool.policies.storage import load_policy, save_policy
-from marl_pool.pooling import make_pooling
-from marl_pool.runs import Run
-from marl_pool.training.supervised.image_files import read_idx
-from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve
-from marl_pool.utils.reading import (
+from marl_pool.files.reading import (
     YAML_DEPTH,
     YAML_NODES,
     Bounded,
@@ -39,8 +30,17 @@ from marl_pool.utils.reading import (
     read_npz,
     read_yaml,
 )
-from marl_pool.utils.signatures import options_of
-from marl_pool.utils.types import LIMITS, LONGEST, check_size
+from marl_pool.options.names import resolve
+from marl_pool.options.signatures import options_of
+from marl_pool.options.types import LIMITS, LONGEST, check_size
+from marl_pool.perturbations import make_perturbation
+from marl_pool.policies import make_policy
+from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.storage import load_policy, save_policy
+from marl_pool.pooling import make_pooling
+from marl_pool.runs.run import Run
+from marl_pool.training.supervised.image_files import read_idx
+from marl_pool.utils.errors import InputError
 
 # YAML
 

@@ -155,7 +155,7 @@ def user_plug_ins() -> list[str]:
     Raises:
         InputError: a line that is neither a class nor a module, or no readable file.
     """
-    from marl_pool.utils.reading import read_bytes  # loads yaml
+    from marl_pool.files.reading import read_bytes  # loads yaml
 
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     file = Path(home) / "marl_pool" / "plugins"

@@ -11,9 +11,8 @@ import pytest
 
 from marl_pool import InputError
 from marl_pool.cli.main import main
-from marl_pool.runs import Run
-from marl_pool.storage import mirror as module
-from marl_pool.storage.runs import (
+from marl_pool.runs import mirror as module
+from marl_pool.runs.mirrored import (
     OF_SESSION,
     mirror_of,
     mirrored,
@@ -22,7 +21,8 @@ from marl_pool.storage.runs import (
     restore_sweep,
     validate_new,
 )
-from marl_pool.sweeps import PROPOSALS, Proposal, Sweep
+from marl_pool.runs.run import Run
+from marl_pool.runs.sweep import PROPOSALS, Proposal, Sweep
 from marl_pool.training.jobs import JOBS
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3, "storage": "memory://store"}

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
+from marl_pool.options.names import unknown
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
 
 TypeEmbedding = int | Literal["add"]
 """Width of the learned vector joined to the features, 0 for none; or ``"add"``."""

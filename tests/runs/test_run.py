@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from marl_pool import InputError, __version__, runs
-from marl_pool.runs import Best, Run, _TolerantFile, default_path, iteration_of
+from marl_pool import InputError, __version__
+from marl_pool.files import atomic
+from marl_pool.runs import metrics
+from marl_pool.runs import run as runs
+from marl_pool.runs.run import Best, Run, _TolerantFile, default_path, iteration_of
 from marl_pool.training.errors import checkpoint_to_resume, trim_log
-from marl_pool.utils import atomic, metrics
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.progress import Progress, duration
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from marl_pool import InputError
-from marl_pool.runs import Best, Run
-from marl_pool.utils import atomic
-from marl_pool.utils.manifest import MANIFEST, problem_of, sealed_json, write_manifest
+from marl_pool.files import atomic
+from marl_pool.files.manifest import MANIFEST, problem_of, sealed_json, write_manifest
+from marl_pool.runs.run import Best, Run
 
 CONFIG = {"env": {"name": "simple_centroid"}, "seed": 3}
 

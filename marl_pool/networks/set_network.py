@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from marl_pool.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import Activation, is_transformed
 from marl_pool.kernels.native.call import NetworkInputs
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.native_network import NativeNetwork
+from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
+from marl_pool.options.construction import build
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Memory, MemoryPooling, Pooling
 from marl_pool.tokens import Tokens, TokenSpec, drop_tokens
-from marl_pool.utils.construction import build
 from marl_pool.utils.devices import may_read
 from marl_pool.utils.errors import InputError, described
 

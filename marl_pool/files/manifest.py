@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from marl_pool.utils.atomic import new_file
+from marl_pool.files.atomic import new_file
+from marl_pool.files.reading import read_json, read_yaml
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.reading import read_json, read_yaml
 
 MANIFEST, FORMAT = "manifest.json", 1
 KEY = "sha256"

@@ -9,11 +9,11 @@ import fsspec
 import pytest
 from fsspec.registry import known_implementations
 
-from marl_pool.storage import mirror as module
-from marl_pool.storage.mirror import Mirror
-from marl_pool.utils.atomic import new_folder
+from marl_pool.files.atomic import new_folder
+from marl_pool.files.manifest import problem_of, write_manifest
+from marl_pool.runs import mirror as module
+from marl_pool.runs.mirror import Mirror
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.manifest import problem_of, write_manifest
 
 CALLS = ("put_file", "cp_file", "rm_file", "rm", "mv")
 """Calls that change a file system."""

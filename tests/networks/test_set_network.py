@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from helpers.samples import NUM_TOKENS, SPEC, random_tokens
 from marl_pool.encoders import encoder_names
 from marl_pool.encoders.base import Encoder
-from marl_pool.networks import SetNetwork, TokenEmbedding, init_weights, seeded
+from marl_pool.networks.set_network import (
+    SetNetwork,
+    TokenEmbedding,
+    init_weights,
+    seeded,
+)
 from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPooling

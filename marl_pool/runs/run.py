@@ -11,8 +11,8 @@
     RUN/error.txt             tracebacks, where an exception stopped a run or process
 
 Files and folders are written to a temporary name, synced and then renamed, so that a
-crash or a power cut leaves the old content or the new (`marl_pool.utils.atomic`).
-Checksums detect later damage (`marl_pool.utils.manifest`).
+crash or a power cut leaves the old content or the new (`marl_pool.files.atomic`).
+Checksums detect later damage (`marl_pool.files.manifest`).
 """
 
 import json
@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from typing_extensions import override
 
-from marl_pool.utils import atomic, manifest
+from marl_pool.files import atomic, manifest
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.metrics import ITERATION, Metrics, free
-from marl_pool.utils.reading import read_json
+from marl_pool.runs.metrics import ITERATION, Metrics, free
+from marl_pool.files.reading import read_json
 from marl_pool.utils.text import printable
 from marl_pool.version import __version__
 

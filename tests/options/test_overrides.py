@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marl_pool.options.overrides import overrides_of, parse, parse_any, written
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.overrides import overrides_of, parse, parse_any, written
 
 TYPED = {
     "1": 1,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from marl_pool.utils.atomic import new_binary_file
+from marl_pool.files.atomic import new_binary_file
 from marl_pool.utils.text import printable
 
 if TYPE_CHECKING:

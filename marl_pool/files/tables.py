@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from marl_pool.utils.atomic import new_file
+from marl_pool.files.atomic import new_file
 from marl_pool.utils.text import cell, printable, uncell
 
 

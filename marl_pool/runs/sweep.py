@@ -2,7 +2,7 @@
 
 SWEEP/sweep.yaml        the grid or the search space, the other overrides, the version
 SWEEP/proposals.yaml    the trials of a search: their values, in order
-SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs`
+SWEEP/trials/NAME/      a run folder for each trial: see `marl_pool.runs.run`
 SWEEP/table.csv         a row for each logged iteration of each trial
 """
 
@@ -18,22 +18,22 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from marl_pool.runs import TRAIN, Run
-from marl_pool.utils import atomic
+from marl_pool.runs.run import TRAIN, Run
+from marl_pool.files import atomic
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.utils.manifest import read_sealed_yaml, write_sealed_yaml
-from marl_pool.utils.signatures import (
+from marl_pool.files.manifest import read_sealed_yaml, write_sealed_yaml
+from marl_pool.options.signatures import (
     check_options,
     check_settings,
     check_value,
     options_of,
     show,
 )
-from marl_pool.utils.tables import read_csv, write_csv
+from marl_pool.files.tables import read_csv, write_csv
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
-    from marl_pool.storage.mirror import Mirror
+    from marl_pool.runs.mirror import Mirror
 
 CONTENT, TABLE, TRIALS = "sweep.yaml", "table.csv", "trials"
 LOCK, VERSION = ".lock", "package_version"

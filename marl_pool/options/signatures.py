@@ -31,9 +31,9 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from marl_pool.options.names import unknown
+from marl_pool.options.types import check_size
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import unknown
-from marl_pool.utils.types import check_size
 
 ANY_OTHER = "**"
 """The name under which a constructor's ``**options`` is listed."""

@@ -13,12 +13,12 @@ from typing import Any
 
 from typing_extensions import override
 
-from marl_pool.runs import Run
+from marl_pool.options.names import resolve
+from marl_pool.runs.run import Run
 from marl_pool.utils.errors import explain_missing_modules
-from marl_pool.utils.names import resolve
 from marl_pool.utils.text import printable
 
-CALLBACKS = {"wandb": "marl_pool.callbacks:WandB"}
+CALLBACKS = {"wandb": "marl_pool.training.callbacks:WandB"}
 """Callbacks by short name."""
 
 

@@ -7,9 +7,9 @@ import pytest
 from marl_pool import load_policy
 from marl_pool.encoders import ENCODERS, TransformerEncoder
 from marl_pool.encoders.base import Encoder
+from marl_pool.options.names import resolve
 from marl_pool.pooling import POOLING, AdaPooling, MaxPooling, Pooling
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve
 
 pytestmark = pytest.mark.fast
 

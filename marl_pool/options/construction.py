@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
+from marl_pool.options.names import resolve, unknown
+from marl_pool.options.signatures import ANY_OTHER, check_argument, describe, options_of
+from marl_pool.options.types import check_sizes
 from marl_pool.utils.errors import InputError
-from marl_pool.utils.names import resolve, unknown
-from marl_pool.utils.signatures import ANY_OTHER, check_argument, describe, options_of
-from marl_pool.utils.types import check_sizes
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -34,7 +34,7 @@ def build(
     Raises:
         InputError: an unknown name, an unknown option, a missing one, a value that
             does not fit its annotation, or a size above its bound in
-            `marl_pool.utils.types.LIMITS`.
+            `marl_pool.options.types.LIMITS`.
     """
     # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)

@@ -1,0 +1,1 @@
+"""Tokens to one vector: embedding, encoder, pooling."""

@@ -1,0 +1,1 @@
+"""Options of a class: their names, types, signatures, and its construction."""

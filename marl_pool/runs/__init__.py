@@ -1,0 +1,1 @@
+"""Folders of runs and sweeps, and their mirrors in object storage."""

@@ -1,1 +1,0 @@
-"""Mirrors of runs and sweeps in object storage."""
