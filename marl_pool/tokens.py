@@ -26,7 +26,8 @@ class Tokens(NamedTuple):
     An absent action mask is a leaf None of the pytree.
 
     ``padding`` is torch's ``key_padding_mask``: True marks a slot without a token. Its
-    features and types are arbitrary, NaN included.
+    features and types are arbitrary, NaN included; networks and heads clear them.
+    Type 0 is the observer's own token where `TokenSpec.has_self`.
 
     Example:
         >>> tokens = Tokens(

@@ -132,10 +132,11 @@ class BatchedEnv(ABC):
     the constructor with an annotation and a line under ``Args``.
 
     Two rules keep experiments comparable. `step` never resets: the caller decides when
-    an ended environment begins its next episode. And all random numbers come from
-    streams that are keyed by (seed, environment number, episode number, purpose), so
-    an environment plays the same episode alone and among thousands: `sample_uniform`
-    in ``place``, ``self.dynamics.next()`` in ``advance``.
+    an ended environment begins its next episode. Training resets it after its final
+    observation; evaluation plays one episode in each environment and drops it. And all
+    random numbers come from streams that are keyed by (seed, environment number,
+    episode number, purpose), so an environment plays the same episode alone and among
+    thousands: `sample_uniform` in ``place``, ``self.dynamics.next()`` in ``advance``.
 
     Args:
         num_envs: number of environments.

@@ -1,4 +1,8 @@
-"""Measurement of policies: paired episodes, clean, perturbed and in other envs."""
+"""Measurement of policies: paired episodes, clean, perturbed and in other envs.
+
+A shuffle must cost an invariant policy exactly nothing, while in float32 the order of a
+sum changes its last bits: see docs/decisions/002-float64-evaluation.md.
+"""
 
 import copy
 import io

@@ -31,8 +31,12 @@ N)`` is the index of the environment's token behind each one seen, -1 for none."
 class Perturbation(ABC):
     """Change what agents observe or do, never the environment itself.
 
-    At severity 0 it is the identity, bit for bit. The options of a subclass that is
-    a dataclass are its fields.
+    At severity 0 it is the identity, bit for bit. It sees tokens only, may change N and
+    may have memory. One that moves or adds tokens says where they come from, in the
+    ``origin`` of its state, so that attention is drawn on the entities where it
+    belongs. A constructor with a parameter of a name in `CONTEXT` receives this
+    property of the token spec. The options of a subclass that is a dataclass are its
+    fields.
 
     Args:
         severity: strength in [0, 1]; or a pair ``[low, high]``, between which a

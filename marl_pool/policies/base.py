@@ -40,6 +40,11 @@ class Policy(nn.Module, ABC):
     What it carries from step to step is returned in `Decision.state` and passed to the
     next call, so that one policy can act in any number of environments, and a learner
     can replay any step. Implement `act`, and `initial_state` for a policy with a state.
+
+    The action is in the policy's own units, and `scale` converts it to the
+    environment's. It is sampled by inverting the distribution function at numbers of
+    the stream, so an action depends on no other row of the batch. A policy is saved as
+    JSON and safetensors, and loading it runs no code: see docs/security.md.
     """
 
     noise_size: int = 0

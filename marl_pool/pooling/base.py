@@ -26,8 +26,11 @@ class Pooling(nn.Module, ABC):
 
     A subclass takes ``dim`` and keyword options, calls ``super().__init__(dim)`` and
     implements `forward`. Calling a head validates the shapes and sets padded vectors to
-    zero first, so `forward` contains only the mathematics. Inside a policy, weights are
-    initialized again; see `marl_pool.networks.set_network.init_weights`.
+    zero first, so `forward` contains only the mathematics. What stands under padding
+    never matters, a masked set gives the result of the physically shorter one, and an
+    empty set a finite result and gradient; tests hold this of every registered head.
+    Inside a policy, weights are initialized again; see
+    `marl_pool.networks.set_network.init_weights`.
 
     Example:
         >>> class FirstFeature(Pooling):
@@ -46,7 +49,7 @@ class Pooling(nn.Module, ABC):
     Attributes:
         dim_out: width of the result; D unless the constructor sets another.
         extra_tokens: number of learned tokens that pass through the encoder with the
-            set, for heads such as `ClsPooling`.
+            set, for heads such as `ClsPooling`; perturbations never reach them.
         permutation_invariant: True if the order of the vectors does not matter. Options
             may decide it, so ask the instance, not the class.
         keeps_initial_weights: True if a policy must not initialize the weights again,
@@ -145,7 +148,8 @@ class MemoryPooling(Pooling):
 
     Called like any head, it pools the first set of an episode, with an initial memory
     and zeros as the previous action. A policy calls `unroll` instead, and carries the
-    memory from step to step.
+    memory from step to step. A padded token keeps its memory, which starts again with
+    an episode and for an agent that appears in one.
 
     Args:
         action_dim: A, the width of the previous action; 0 where there is none.

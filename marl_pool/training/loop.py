@@ -1,4 +1,8 @@
-"""Training loop of all methods: resume, step, log, checkpoint, stop."""
+"""Training loop of all methods: resume, step, log, checkpoint, stop.
+
+A resume takes the newest whole checkpoint and prints the faults of newer ones; without
+a whole one it is an error, unless the run was stopped before its first checkpoint.
+"""
 
 import time
 import traceback

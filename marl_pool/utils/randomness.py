@@ -6,6 +6,9 @@ and a perturbed episode can share their dynamics. The bits come from two rounds 
 finaliser of SplitMix64 (Steele, Lea and Flood, 2014,
 https://doi.org/10.1145/2660193.2660195), written in torch so that whole blocks are
 sampled at once on any device.
+
+Training's environments are numbered from 0 over all runners, evaluation's from
+`EVALUATION_ENVS`. A runner that is started again continues at a later episode number.
 """
 
 import os
