@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from marl_pool.envs import make_heuristic as make_heuristic
     from marl_pool.envs.base import AgentGroup as AgentGroup
     from marl_pool.envs.base import BatchedEnv as BatchedEnv
+    from marl_pool.mask_check import assert_mask as assert_mask
+    from marl_pool.mask_check import check_mask as check_mask
     from marl_pool.networks.set_network import SetNetwork as SetNetwork
     from marl_pool.perturbations import make_perturbation as make_perturbation
     from marl_pool.perturbations import perturbation_names as perturbation_names
@@ -55,6 +57,8 @@ LAZY = (
     "marl_pool.envs:make_heuristic",
     "marl_pool.envs.base:AgentGroup",
     "marl_pool.envs.base:BatchedEnv",
+    "marl_pool.mask_check:assert_mask",
+    "marl_pool.mask_check:check_mask",
     "marl_pool.networks.set_network:SetNetwork",
     "marl_pool.perturbations:make_perturbation",
     "marl_pool.perturbations:perturbation_names",

@@ -1,0 +1,647 @@
+"""Check that a model of sets ignores padding, and nothing but padding."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from marl_pool.tokens import Tokens
+from marl_pool.utils.errors import InputError
+
+Key = str | int
+Parts = dict[Key, Tensor]
+
+DRAWS = 8
+"""Changes of an entity that are tried before it counts as ignored."""
+ADDED = 3
+"""Padded slots that the check of their number appends."""
+NEAR_ZERO = 1e-6
+JUMP = 1e-3
+"""Relative change of the output, between features near zero and zero, that is none."""
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}
+"""Relative change of the output, by dtype, that counts as rounding."""
+
+
+@dataclass(frozen=True)
+class MaskReport:
+    """Result of `check_mask`; true if nothing failed."""
+
+    failures: dict[str, str]
+    """A sentence for each check that failed."""
+    skipped: dict[str, str]
+    """The reason for each check that could not be made."""
+    passed: tuple[str, ...]
+    """Names of the checks that passed."""
+
+    def __bool__(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        lines = [f"{name}: FAILED, {text}" for name, text in self.failures.items()]
+        lines += [f"{name}: ok" for name in self.passed]
+        lines += [f"{name}: skipped, {text}" for name, text in self.skipped.items()]
+        return "\n".join(lines)
+
+
+def check_mask(
+    model: Callable[..., Any],
+    observation: Any,
+    *,
+    mask: Key | None = None,
+    marks: Literal["padding", "present"] = "padding",
+    presence: int | None = None,
+    zeros: bool = False,
+    invariant: bool = True,
+    per_entity: bool = False,
+    seed: int = 0,
+) -> MaskReport:
+    """Check how a model of sets treats padding; any torch model, not only ours.
+
+    ==========  ====================================================================
+    check       the output must …
+    ==========  ====================================================================
+    repeated    be the same in two calls
+    content     not depend on the numbers under padding
+    nan         not become NaN where they are NaN
+    amount      not depend on the number of padded slots
+    place       not depend on where among the entities they stand
+    order       not depend on the order of the entities (``invariant``)
+    entities    depend on each entity
+    zero        not jump where all features of an entity become 0, as it does if
+                zeros are taken for padding
+    empty       be finite for a set without entities, whatever stands under padding
+    batch       be the same beside a set without entities, with finite gradients
+    float16     pass content and empty in this precision; and so for bfloat16
+    ==========  ====================================================================
+
+    A module is called in evaluation mode and, if it can, in float64, as a copy.
+
+    Example:
+        >>> def mean(x, padding):
+        ...     return x.masked_fill(padding[..., None], 0).mean(1)
+        >>> padding = torch.tensor([[False, False, True]])
+        >>> report = check_mask(mean, (torch.randn(1, 3, 2), padding))
+        >>> sorted(report.failures)
+        ['amount']
+        >>> bool(check_mask(make_pooling("ada", dim=2), (torch.randn(1, 3, 2), padding)))
+        True
+
+    Args:
+        model: called with the tensors of ``observation``; returns a tensor or any
+            nesting of tensors, batch first. Integer results are ignored.
+        observation: ``(B, N, F)`` features; or a tuple of tensors, which are passed one
+            by one; or a mapping or `Tokens`, which is passed whole. Tensors ``(B, N,
+            …)`` hold the entities, the mask is ``(B, N)``, and all others stay as they
+            are. Some sets should have padding.
+        mask: position or key of the mask; None for the only tensor of dtype bool.
+        marks: whether True, or 1, in the mask marks padding or a present entity.
+        presence: the feature that is 0 for padding, in place of a mask.
+        zeros: padding is a row of zeros, in place of a mask.
+        invariant: False for a model that reads the order of the entities.
+        per_entity: True if outputs are ``(B, N, …)``, a row for each entity.
+        seed: of the numbers that are tried.
+
+    Returns:
+        A report, which is true if all checks passed and prints a line for each.
+
+    Raises:
+        InputError: an observation without entities or without padding to be found.
+    """
+    sets = _parse(observation, mask, marks, presence, zeros)
+    subject = _Subject(model, sets, invariant, per_entity, seed)
+    if isinstance(model, nn.Module):
+        subject = _best_precision(subject)
+    return _report(subject)
+
+
+def assert_mask(model: Callable[..., Any], observation: Any, **options: Any) -> None:
+    """Raise AssertionError with a sentence for each check of `check_mask` that fails.
+
+    For tests: ``assert_mask(model, (features, padding))``.
+    """
+    report = check_mask(model, observation, **options)
+    if not report:
+        raise AssertionError(f"the model mistreats its mask\n{report}")
+
+
+@dataclass(frozen=True)
+class _PaddedSets:
+    """Entities ``(B, N, …)`` by key, their padding, and how a call is made of both."""
+
+    entities: Parts
+    padding: Tensor
+    call: Callable[[Parts, Tensor], tuple[Any, ...]]
+    presence: int | None
+    zeros: bool
+
+    def features(self) -> Parts:
+        """Return the floating parts, without the column that marks presence."""
+        floating = {k: v for k, v in self.entities.items() if v.is_floating_point()}
+        if self.presence is None:
+            return floating
+        columns = torch.arange(next(iter(floating.values())).shape[-1])
+        return {k: v[..., columns != self.presence] for k, v in floating.items()}
+
+    def with_features(self, features: Parts) -> "_PaddedSets":
+        """Return the sets with other features, as returned by `features`."""
+        if self.presence is not None:
+            before, after = self.presence, self.presence
+            features = {
+                key: torch.cat(
+                    [new[..., :before], self._column(key), new[..., after:]], -1
+                )
+                for key, new in features.items()
+            }
+        return replace(self, entities={**self.entities, **features})
+
+    def _column(self, key: Key) -> Tensor:
+        column: Tensor = self.entities[key][..., self.presence, None]
+        return column
+
+    def take(self, slots: Tensor) -> "_PaddedSets":
+        """Return the sets with the slots ``(B, M)`` in this order."""
+        rows = torch.arange(len(slots))[:, None]
+        entities = {key: part[rows, slots] for key, part in self.entities.items()}
+        return replace(self, entities=entities, padding=self.padding[rows, slots])
+
+    def pad(self, count: int) -> "_PaddedSets":
+        """Return the sets with ``count`` padded slots of zeros more."""
+        num_sets, num_slots = self.padding.shape
+        slots = torch.cat([torch.arange(num_slots), torch.zeros(count).long()])
+        longer = self.take(slots.expand(num_sets, -1))
+        longer = longer.hide(torch.arange(num_slots + count) >= num_slots)
+        features = {k: part.clone() for k, part in longer.features().items()}
+        for part in features.values():
+            part[:, num_slots:] = 0
+        return longer.with_features(features)
+
+    def hide(self, hidden: Tensor) -> "_PaddedSets":
+        """Return the sets with these slots, ``(N,)`` or ``(B, N)``, padded too."""
+        return replace(self, padding=self.padding | hidden)
+
+    def to(self, dtype: torch.dtype) -> "_PaddedSets":
+        """Return the sets with features of this dtype."""
+        floating = {k: v.to(dtype) for k, v in self.entities.items() if _is_float(v)}
+        return replace(self, entities={**self.entities, **floating})
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the model."""
+        entities = dict(self.entities)
+        if self.zeros:
+            entities = {
+                key: part.masked_fill(_over(self.padding, part), 0)
+                for key, part in entities.items()
+            }
+        if self.presence is not None:
+            for key, part in entities.items():
+                marked = part.clone()
+                marked[..., self.presence] = (~self.padding).to(part.dtype)
+                entities[key] = marked
+        return self.call(entities, self.padding)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model and the sets that it is called with."""
+
+    model: Callable[..., Any]
+    sets: _PaddedSets
+    invariant: bool
+    per_entity: bool
+    seed: int
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.sets.features().values())).dtype
+
+    def outputs(self, sets: _PaddedSets) -> list[Tensor]:
+        """Call the model and return its floating outputs."""
+        return [t for t in tree_leaves(self.model(*sets.arguments())) if _is_float(t)]
+
+    def compared(self, sets: _PaddedSets, slots: Tensor | None = None) -> list[Tensor]:
+        """Return the outputs that a change of padding must not change.
+
+        Args:
+            sets: the input.
+            slots: ``(B, M)`` slots of the entities, if outputs are rows of entities.
+        """
+        with torch.no_grad():
+            outputs = self.outputs(sets)
+        if not self.per_entity or slots is None:
+            return outputs
+        rows = torch.arange(len(slots))[:, None]
+        return [output[rows, slots] for output in outputs]
+
+    def noise(self, part: Tensor, size: float = 1.0) -> Tensor:
+        """Return noise of the shape and, times ``size``, the scale of a part."""
+        sample = torch.randn(part.shape, generator=self.generator, dtype=torch.float64)
+        scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
+        return (size * scale * sample).to(part.dtype)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _over(padding: Tensor, part: Tensor) -> Tensor:
+    """Return the padding with the trailing dimensions of a part."""
+    return padding.reshape(*padding.shape, *[1] * (part.dim() - 2))
+
+
+def _change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Return the largest change, relative to the largest output; inf for a NaN."""
+    scale = max(float(tensor.abs().max()) for tensor in before) or 1.0
+    pairs = zip(before, after, strict=True)
+    change = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+    return change / scale if change == change else float("inf")
+
+
+def _amount(change: float) -> str:
+    return "to NaN or infinity" if change == float("inf") else f"by {change:.2g} of it"
+
+
+def _parse(
+    observation: Any, mask: Key | None, marks: str, presence: int | None, zeros: bool
+) -> _PaddedSets:
+    """Take an observation apart into entities, padding and all else."""
+    if (mask is not None) + (presence is not None) + zeros > 1:
+        raise InputError("check_mask: expected one of mask, presence and zeros")
+    if marks not in ("padding", "present"):
+        raise InputError(f"marks: expected 'padding' or 'present', got {marks!r}")
+    parts, join = _parts(observation)
+    by_features = presence is not None or zeros
+    key = None if by_features else _mask_key(parts, mask)
+    features = [v for v in parts.values() if _is_float(v) and v.dim() >= 3]
+    if not features:
+        shapes = {name: tuple(part.shape) for name, part in parts.items()}
+        raise InputError(
+            f"observation: expected floating features of shape (B, N, F), got {shapes}"
+        )
+    if key is not None:
+        padding = parts[key].bool() if marks == "padding" else ~parts[key].bool()
+    elif presence is not None:
+        if not -1 < presence < features[0].shape[-1]:
+            raise InputError(
+                f"presence: expected a feature from 0 to {features[0].shape[-1] - 1}, "
+                f"got {presence}"
+            )
+        padding = features[0][..., presence] == 0
+    else:
+        padding = (features[0] == 0).flatten(2).all(-1)
+    if padding.all(1).any() or not len(padding):
+        raise InputError("observation: expected a present entity in each set")
+    if len(padding) == 1:  # a second set, beside which the first can be emptied
+        parts = {name: torch.cat([part, part]) for name, part in parts.items()}
+        padding = torch.cat([padding, padding])
+    entities = {
+        name: part
+        for name, part in parts.items()
+        if name != key and part.shape[:2] == padding.shape
+    }
+
+    def call(entities: Parts, padding: Tensor) -> tuple[Any, ...]:
+        changed = {**parts, **entities}
+        if key is not None:
+            marked = padding if marks == "padding" else ~padding
+            changed[key] = marked.to(parts[key].dtype)
+        return join(changed)
+
+    return _PaddedSets(entities, padding, call, presence, zeros)
+
+
+def _parts(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
+    """Return the tensors of an observation, and how a call is made of them."""
+    if isinstance(observation, Tokens):
+        columns: Parts = dict(observation.columns)
+        return columns, lambda parts: (Tokens(*parts.values()),)
+    if isinstance(observation, Mapping):
+        parts = {key: torch.as_tensor(part) for key, part in observation.items()}
+        return parts, lambda parts: (parts,)
+    if not isinstance(observation, tuple | list):
+        observation = (observation,)
+    return (
+        {index: torch.as_tensor(part) for index, part in enumerate(observation)},
+        lambda parts: tuple(parts[index] for index in range(len(parts))),
+    )
+
+
+def _mask_key(parts: Parts, mask: Key | None) -> Key:
+    """Return the key of the mask ``(B, N)``."""
+    if mask is None:
+        booleans = [key for key, part in parts.items() if part.dtype == torch.bool]
+        flat = [key for key in booleans if parts[key].dim() == 2]
+        if len(flat) != 1:
+            raise InputError(
+                "mask: expected its position or key, or presence= or zeros=, since "
+                f"{len(flat)} of {list(parts)} are a (B, N) tensor of dtype bool"
+            )
+        return flat[0]
+    if mask not in parts or parts[mask].dim() != 2:
+        raise InputError(
+            f"mask: expected the position or key of a (B, N) tensor, one of "
+            f"{list(parts)}, got {mask!r}"
+        )
+    return mask
+
+
+def _best_precision(subject: _Subject) -> _Subject:
+    """Return the subject in float64, or as it is if the model cannot be cast."""
+    try:
+        exact = _in_precision(subject, torch.float64)
+        exact.compared(exact.sets)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return _in_precision(subject, subject.dtype)
+    return exact
+
+
+def _in_precision(subject: _Subject, dtype: torch.dtype) -> _Subject:
+    """Return a copy of the subject in evaluation mode, parameters and features cast."""
+    model = deepcopy(subject.model).eval().to(dtype)  # type: ignore[attr-defined]
+    return replace(subject, model=model, sets=subject.sets.to(dtype))
+
+
+def _report(subject: _Subject) -> MaskReport:
+    """Make all checks."""
+    failures: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    passed: list[str] = []
+    for name, check in CHECKS.items():
+        subject.generator.manual_seed(subject.seed)
+        try:
+            sentence = check(subject)
+        except _SkippedError as reason:
+            skipped[name] = str(reason)
+            continue
+        if sentence:
+            failures[name] = sentence
+        else:
+            passed.append(name)
+    return MaskReport(failures, skipped, tuple(passed))
+
+
+class _SkippedError(Exception):
+    """A check cannot be made of this model or observation."""
+
+
+def _repeated(subject: _Subject) -> str:
+    first, second = (subject.compared(subject.sets) for _ in range(2))
+    if all(map(torch.equal, first, second)):
+        return ""
+    return "two calls with the same input differ: the model is random or has a memory"
+
+
+def _padded(subject: _Subject) -> _PaddedSets:
+    """Return sets with padding: where there is none, the last entity is hidden."""
+    sets = subject.sets
+    if sets.padding.any():
+        return sets
+    num_slots = sets.padding.shape[1]
+    if num_slots < 2:
+        raise _SkippedError("a set of one entity cannot be padded")
+    return sets.hide(torch.arange(num_slots) == num_slots - 1)
+
+
+def _slots(sets: _PaddedSets, present: bool = True) -> Tensor:
+    """Return ``(B, N)`` slots, the present ones first, in order."""
+    return (
+        (sets.padding if present else ~sets.padding).long().argsort(dim=1, stable=True)
+    )
+
+
+def _tolerance(subject: _Subject) -> float:
+    return TOLERANCES[subject.dtype]
+
+
+def _present(subject: _Subject, sets: _PaddedSets) -> Tensor | None:
+    """Return the slots that every set of the batch fills, if outputs have them."""
+    if not subject.per_entity:
+        return None
+    return _slots(sets)[:, : int((~sets.padding).sum(1).min())]
+
+
+def _content(subject: _Subject) -> str:
+    if subject.sets.zeros:
+        raise _SkippedError("padding is zeros")
+    sets = _padded(subject)
+    slots = _present(subject, sets)
+    before = subject.compared(sets, slots)
+    for size in (1.0, 1000.0):
+        features = {
+            key: torch.where(_over(sets.padding, part), subject.noise(part, size), part)
+            for key, part in sets.features().items()
+        }
+        change = _change(before, subject.compared(sets.with_features(features), slots))
+        if change > _tolerance(subject):
+            return f"numbers under padding move the output {_amount(change)}"
+    return ""
+
+
+def _nan(subject: _Subject) -> str:
+    if subject.sets.zeros:
+        raise _SkippedError("padding is zeros")
+    sets = _padded(subject)
+    slots = _present(subject, sets)
+    features = {
+        key: part.masked_fill(_over(sets.padding, part), float("nan"))
+        for key, part in sets.features().items()
+    }
+    change = _change(
+        subject.compared(sets, slots),
+        subject.compared(sets.with_features(features), slots),
+    )
+    if change <= _tolerance(subject):
+        return ""
+    return (
+        f"NaN under padding moves the output {_amount(change)}: NaN times 0 is NaN, so "
+        "clear it by masked_fill or where, not by a product"
+    )
+
+
+def _number(subject: _Subject) -> str:
+    sets = _padded(subject)
+    slots = _present(subject, sets)
+    before = subject.compared(sets, slots)
+    try:
+        after = subject.compared(sets.pad(ADDED), slots)
+    except (RuntimeError, ValueError, IndexError) as error:
+        num_slots = sets.padding.shape[1]
+        text = str(error).partition("\n")[0][:100]
+        raise _SkippedError(f"it takes {num_slots} slots only ({text})") from None
+    change = _change(before, after)
+    if change <= _tolerance(subject):
+        return ""
+    return f"{ADDED} more padded slots move the output {_amount(change)}"
+
+
+def _place(subject: _Subject) -> str:
+    sets = _padded(subject)
+    order = _slots(sets, present=False)
+    return _moved(subject, sets, order, "padding before the entities moves")
+
+
+def _order(subject: _Subject) -> str:
+    if not subject.invariant:
+        raise _SkippedError("the model is not to be invariant")
+    sets = subject.sets
+    if int((~sets.padding).sum(1).max()) < 2:
+        raise _SkippedError("no set has two entities")
+    return _moved(
+        subject,
+        sets,
+        torch.arange(sets.padding.shape[1]).flip(0).expand_as(sets.padding),
+        "the reverse order moves",
+    )
+
+
+def _moved(subject: _Subject, sets: _PaddedSets, order: Tensor, cause: str) -> str:
+    """Compare the output with the output of the slots in another order."""
+    before, after = subject.compared(sets), subject.compared(sets.take(order))
+    if subject.per_entity:
+        rows = torch.arange(len(order))[:, None]
+        present = ~sets.padding[rows, order]
+        before = [output[rows, order][present] for output in before]
+        after = [output[present] for output in after]
+    change = _change(before, after)
+    return (
+        f"{cause} the output {_amount(change)}" if change > _tolerance(subject) else ""
+    )
+
+
+def _entities(subject: _Subject) -> str:
+    sets = subject.sets
+    before = subject.compared(sets)
+    ignored = []
+    for slot in range(sets.padding.shape[1]):
+        quiet = ~sets.padding[:, slot]
+        for draw in range(DRAWS):
+            if not quiet.any():
+                break
+            features = {}
+            for key, part in sets.features().items():
+                features[key] = part.clone()
+                features[key][:, slot] = subject.noise(part, 2.0**draw)[:, slot]
+            after = subject.compared(sets.with_features(features))
+            for old, new in zip(before, after, strict=True):
+                quiet &= (old == new).flatten(1).all(1)
+        ignored += [(row, slot) for row in quiet.nonzero().flatten().tolist()]
+    if not ignored:
+        return ""
+    row, slot = ignored[0]
+    return (
+        f"{len(ignored)} of {int((~sets.padding).sum())} entities change nothing "
+        f"whatever they are, such as slot {slot} of set {row}"
+    )
+
+
+def _zero(subject: _Subject) -> str:
+    sets = subject.sets
+    if sets.zeros:
+        raise _SkippedError("padding is zeros")
+    slot = _slots(sets)[:, 0]
+    rows = torch.arange(len(slot))
+    outputs = []
+    for value in (NEAR_ZERO, 0.0):
+        features = {key: part.clone() for key, part in sets.features().items()}
+        for part in features.values():
+            part[rows, slot] = value
+        outputs.append(subject.compared(sets.with_features(features)))
+    change = _change(*outputs)
+    if change <= max(JUMP, _tolerance(subject)):
+        return ""
+    return (
+        f"where all features of an entity become exactly 0, the output moves "
+        f"{_amount(change)}, as if zeros were padding"
+    )
+
+
+def _empty(subject: _Subject) -> str:
+    everything = torch.ones_like(subject.sets.padding)
+    sets = subject.sets.hide(everything)
+    before = subject.compared(sets)
+    if not all(bool(output.isfinite().all()) for output in before):
+        return "a set without entities gives NaN or infinity"
+    if sets.zeros or subject.per_entity:
+        return ""
+    features = {
+        key: subject.noise(p, 10.0) for key, p in subject.sets.features().items()
+    }
+    change = _change(before, subject.compared(sets.with_features(features)))
+    if change <= _tolerance(subject):
+        return ""
+    return (
+        "the output of a set without entities moves with the numbers under padding, "
+        f"{_amount(change)}"
+    )
+
+
+def _batch(subject: _Subject) -> str:
+    sets = subject.sets
+    first = (torch.arange(len(sets.padding)) == 0)[:, None].expand_as(sets.padding)
+    beside = sets.hide(first)
+    slots = _present(subject, sets)
+    before = [output[1:] for output in subject.compared(sets, slots)]
+    after = [output[1:] for output in subject.compared(beside, slots)]
+    change = _change(before, after)
+    if change > _tolerance(subject):
+        return f"a set without entities moves the others' output {_amount(change)}"
+    features = {k: p.clone().requires_grad_() for k, p in sets.features().items()}
+    weights = [*features.values()]
+    if isinstance(subject.model, nn.Module):
+        weights += [w for w in subject.model.parameters() if w.requires_grad]
+    outputs = subject.outputs(beside.with_features(features))
+    total = sum(output[1:].double().sum() for output in outputs)
+    if not (isinstance(total, Tensor) and total.requires_grad):
+        return ""
+    gradients = torch.autograd.grad(total, weights, allow_unused=True)
+    if all(bool(g.isfinite().all()) for g in gradients if g is not None):
+        return ""
+    return "a set without entities makes the gradient of the others NaN or infinite"
+
+
+def _low_precision(dtype: torch.dtype) -> Callable[[_Subject], str]:
+    """Return the checks of content and of sets without entities in this precision."""
+
+    def check(subject: _Subject) -> str:
+        if not isinstance(subject.model, nn.Module):
+            raise _SkippedError("a function cannot be cast")
+        try:
+            cast = _in_precision(subject, dtype)
+            cast.compared(cast.sets)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            text = str(error).partition("\n")[0][:100]
+            if "overflow" in text:
+                return f"a number of the mask is too large for it ({text})"
+            raise _SkippedError(f"it cannot be computed ({text})") from None
+        sentences = [_empty(cast)]
+        if not subject.sets.zeros:
+            sentences.insert(0, _content(cast))
+        return next(filter(None, sentences), "")
+
+    return check
+
+
+CHECKS: dict[str, Callable[[_Subject], str]] = {
+    "repeated": _repeated,
+    "content": _content,
+    "nan": _nan,
+    "amount": _number,
+    "place": _place,
+    "order": _order,
+    "entities": _entities,
+    "zero": _zero,
+    "empty": _empty,
+    "batch": _batch,
+    "float16": _low_precision(torch.float16),
+    "bfloat16": _low_precision(torch.bfloat16),
+}
+"""Checks by name; each returns a sentence, empty if it passed."""
