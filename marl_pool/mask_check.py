@@ -13,7 +13,7 @@ from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
 Key = str | int
-Parts = dict[Key, Tensor]
+Parts = dict[Any, Tensor]
 
 DRAWS = 8
 """Changes of an entity that are tried before it counts as ignored."""
@@ -89,10 +89,10 @@ def check_mask(
         >>> def mean(x, padding):
         ...     return x.masked_fill(padding[..., None], 0).mean(1)
         >>> padding = torch.tensor([[False, False, True]])
-        >>> report = check_mask(mean, (torch.randn(1, 3, 2), padding))
-        >>> sorted(report.failures)
+        >>> observation = torch.randn(1, 3, 2), padding
+        >>> sorted(check_mask(mean, observation).failures)
         ['amount']
-        >>> bool(check_mask(make_pooling("ada", dim=2), (torch.randn(1, 3, 2), padding)))
+        >>> bool(check_mask(make_pooling("ada", dim=2), observation))
         True
 
     Args:
@@ -322,8 +322,7 @@ def _parse(
 def _parts(observation: Any) -> tuple[Parts, Callable[[Parts], tuple[Any, ...]]]:
     """Return the tensors of an observation, and how a call is made of them."""
     if isinstance(observation, Tokens):
-        columns: Parts = dict(observation.columns)
-        return columns, lambda parts: (Tokens(*parts.values()),)
+        return observation.columns, lambda parts: (Tokens(*parts.values()),)
     if isinstance(observation, Mapping):
         parts = {key: torch.as_tensor(part) for key, part in observation.items()}
         return parts, lambda parts: (parts,)
