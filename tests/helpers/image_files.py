@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marl_pool.training.supervised.image_files import ARCHIVES
+from marl_pool_studies.image_files import ARCHIVES
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -30,14 +30,16 @@ from marl_pool.config import compose
 from marl_pool.pooling import pooling_names
 from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
-from marl_pool.training.supervised.image_files import (
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.image_files import (
     ARCHIVES,
     Source,
     fetch,
     read_cifar,
     read_idx,
 )
-from marl_pool.training.supervised.images import (
+from marl_pool_studies.images import (
     IDX_NAMES,
     OWN_ARCHIVES,
     SOURCES,
@@ -45,8 +47,6 @@ from marl_pool.training.supervised.images import (
     patches,
     resize,
 )
-from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.utils.errors import InputError
 
 # IDX
 
@@ -174,7 +174,7 @@ def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
 ATTACK = """
 import sys
 from pathlib import Path
-from marl_pool.training.supervised.image_files import read_cifar
+from marl_pool_studies.image_files import read_cifar
 from marl_pool.utils.errors import InputError
 try:
     print(read_cifar(Path(sys.argv[1]), "cifar100")[0].sum())
@@ -295,7 +295,7 @@ def test_a_claimed_length_takes_no_memory(tmp_path):
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     file = write_cifar(tmp_path / "x.tar.gz", "cifar100", cifar_contents("cifar100"))
-    monkeypatch.setattr("marl_pool.training.supervised.image_files.ARRAY_BYTES", 5000)
+    monkeypatch.setattr("marl_pool_studies.image_files.ARRAY_BYTES", 5000)
     with pytest.raises(InputError, match="at most 5,000 bytes unpacked"):
         read_cifar(file, "cifar100")
 
