@@ -1,15 +1,11 @@
 """Files of image data sets: verified downloads, IDX files, and CIFAR's archives.
 
-CIFAR-10 and CIFAR-100 are read from their public "Python" archives, which hold pickles.
-Loading a pickle can run code, and NumPy's own functions that restore an array trust
-their arguments. So names in a pickle only record what they are called with, from which
-this module restores arrays of bytes.
+CIFAR-10 and CIFAR-100 are read from their public "binary" archives, whose files are
+records of labels and pixels, a byte each.
 """
 
 import gzip
 import hashlib
-import io
-import pickle
 import shutil
 import tarfile
 import urllib.request
@@ -17,8 +13,7 @@ import zlib
 from http.client import HTTPException
 from math import prod
 from pathlib import Path
-from struct import unpack
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,24 +107,25 @@ def read_idx(file: Path) -> np.ndarray:
 
 
 class Archive(NamedTuple):
-    """Layout of an archive: its folder, names of files, and key of the labels."""
+    """Layout of an archive: its folder, names of files, and size of labels."""
 
     folder: str
     train: tuple[str, ...]
     test: str
-    labels: bytes
+    label_bytes: int
+    """Label bytes of a record; the last one is the class."""
     num_classes: int
 
 
 ARCHIVES = {
     "cifar10": Archive(
-        "cifar-10-batches-py",
-        tuple(f"data_batch_{number}" for number in range(1, 6)),
-        "test_batch",
-        b"labels",
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test_batch.bin",
+        1,
         10,
     ),
-    "cifar100": Archive("cifar-100-python", ("train",), "test", b"fine_labels", 100),
+    "cifar100": Archive("cifar-100-binary", ("train.bin",), "test.bin", 2, 100),
 }
 
 
@@ -166,98 +162,6 @@ def read_cifar(file: Path, kind: str) -> tuple[np.ndarray, ...]:
     return images, labels, *test
 
 
-class _Call:
-    """Name in a pickle, or a call of it with the state that was set afterwards."""
-
-    __slots__ = ("arguments", "name", "state")
-
-    def __init__(self, name: str, arguments: tuple[Any, ...] | None = None) -> None:
-        self.name, self.arguments = name, arguments
-        self.state: Any = None
-
-    def __call__(self, *arguments: Any) -> Any:
-        # Python 3 pickles bytes for Python 2 as text, also the keys of a dictionary.
-        if self.name == "encode":
-            text, encoding = arguments
-            if type(text) is not str or encoding != "latin1":
-                raise InputError("refused: text in another encoding than latin1")
-            return text.encode("latin1")
-        return _Call(self.name, arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        if self.arguments is None:
-            raise InputError("refused: it modifies the functions that build arrays")
-        if self.state is not None:
-            raise ValueError("it sets a state twice")
-        self.state = state
-
-    def array(self) -> np.ndarray:
-        """Restore an array of bytes from validated type, shape and memory order."""
-        # numpy pickles an array in one of two forms.
-        if self.name == "_frombuffer":
-            raw, kind, shape, order = self.arguments or ()
-        else:
-            _version, shape, kind, in_columns, raw = self.state
-            order = "F" if in_columns else "C"
-        # Accept plain bytes alone, of the size that the shape states.
-        if not _is_byte(kind) or type(raw) not in (bytes, bytearray):
-            raise InputError("refused: an array of another type than bytes")
-        if not isinstance(shape, tuple) or not all(
-            type(size) is int and size >= 0 for size in shape
-        ):
-            raise InputError(f"expected the shape of an array, got {shape!r:.80}")
-        if len(raw) != prod(shape) or order not in ("C", "F"):
-            raise InputError(f"expected {prod(shape)} bytes, got {len(raw)}")
-        return np.frombuffer(bytes(raw), np.uint8).reshape(shape, order=order)
-
-
-def _is_byte(kind: Any) -> bool:
-    """Return True for the record of ``numpy.dtype("u1")`` and the state of that."""
-    if not isinstance(kind, _Call) or kind.name != "dtype":
-        return False
-    code, *_ = kind.arguments or (None,)
-    _version, order, *layout = kind.state or (3, "|", None, None, None, -1, -1, 0)
-    plain = order in ("|", b"|") and layout[:6] == [None, None, None, -1, -1, 0]
-    return plain and code in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1")
-
-
-NAMES = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-}
-"""Names in pickled arrays of bytes, of all versions of NumPy."""
-
-
-class _BytesUnpickler(pickle._Unpickler):
-    """Unpickler of arrays of bytes and plain data that rejects everything else.
-
-    It extends the unpickler in Python, because the one in C allocates as much memory
-    for its memo as a pickle requests.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in NAMES:
-            raise InputError(
-                f"refused: it holds {module}.{name}, which no CIFAR archive needs"
-            )
-        return _Call(name)
-
-    def load_bytearray8(self: Any) -> None:
-        # Python's own allocates as much as the pickle claims.
-        (size,) = unpack("<Q", self.read(8))
-        if len(content := self.read(size)) < size:
-            raise EOFError(f"expected {size:,} bytes, got {len(content):,}")
-        self.append(bytearray(content))
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,
-        pickle.BYTEARRAY8[0]: load_bytearray8,
-    }
-
-
 def _read_batch(
     opened: tarfile.TarFile, archive: Archive, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -269,20 +173,12 @@ def _read_batch(
         raise InputError(f"expected an archive with {path}, got none") from error
     if member is None:
         raise InputError(f"expected a file {path}, got a folder")
-    raw, problem = io.BytesIO(member.read()), "damaged"
-    try:
-        content = _BytesUnpickler(raw, encoding="bytes").load()
-        problem = "none of CIFAR's files"
-        rows, label_list = content[b"data"].array(), content[archive.labels]
-        if not isinstance(label_list, list) or any(
-            type(label) is not int for label in label_list
-        ):
-            raise InputError("expected a list of integers as labels")
-        labels = np.array(label_list, np.uint8)
-        planes = rows.reshape(len(labels), 3, 32, 32)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except Exception as error:
-        # Damaged bytes can raise anything: blame the file.
-        raise InputError(f"{path} is {problem}: {error!r}") from error
-    return planes.transpose(0, 2, 3, 1), labels
+    # Each record is the labels, then three planes of pixels, each in rows.
+    size, content = archive.label_bytes + 3 * 32 * 32, member.read()
+    if not content or len(content) % size:
+        raise InputError(
+            f"{path}: expected records of {size} bytes, got {len(content):,} bytes"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    labels, pixels = np.split(records, [archive.label_bytes], axis=1)
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels[:, -1]

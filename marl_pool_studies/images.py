@@ -15,7 +15,6 @@ from marl_pool_studies.image_files import (
     ARCHIVES,
     Source,
     fetch,
-    md5,
     read_cifar,
     read_idx,
 )
@@ -44,18 +43,14 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
     "cifar10": (
-        Source(f"{_CIFAR}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+        Source(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     ),
     "cifar100": (
-        Source(f"{_CIFAR}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+        Source(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
     ),
 }
 """Addresses of the data sets, and MD5 checksums by their authors or torchvision. Local
-IDX files are not verified, because Fashion-MNIST exists with other splits. A local
-archive of CIFAR with the published name is, because it holds pickles; see
-`OWN_ARCHIVES`."""
-OWN_ARCHIVES = {name: f"{name}.tar.gz" for name in ARCHIVES}
-"""Names of a user's own archives, which are read without verification."""
+files are not verified, because Fashion-MNIST exists with other splits."""
 
 
 class Normalization(NamedTuple):
@@ -91,13 +86,13 @@ def load_images(
 ) -> Images:
     """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
 
-    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is one archive:
-    the published one, whose checksum is verified, or your own, named as in
-    `OWN_ARCHIVES`. Missing files are downloaded into ``data_dir/dataset``, if asked.
+    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is the archive
+    of its binary version. Missing files are downloaded into ``data_dir/dataset``, if
+    asked.
 
     Raises:
-        InputError: no folder given, missing, truncated or corrupt files, an archive
-            with another checksum than the published one, or a failed download.
+        InputError: no folder given, missing, truncated or corrupt files, or a
+            failed download.
     """
     if data_dir is None:
         raise InputError(
@@ -290,15 +285,7 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
     folder = files[0].parent
     # CIFAR comes in one archive, MNIST and its relatives in four files.
     if dataset in ARCHIVES:
-        # Reject an archive with the published one's name and another checksum.
-        file, source = files[0], SOURCES[dataset][0]
-        if file.name == source.name and (checksum := md5(file)) != source.md5:
-            raise InputError(
-                f"{file}: expected the published archive with MD5 checksum "
-                f"{source.md5}, got {checksum}; name your own archive "
-                f"{OWN_ARCHIVES[dataset]}"
-            )
-        parts = list(read_cifar(file, dataset))
+        parts = list(read_cifar(files[0], dataset))
         classes = ARCHIVES[dataset].num_classes
     else:
         parts, classes = [read_idx(file) for file in files], 10
@@ -329,7 +316,7 @@ def _read(dataset: Dataset, files: list[Path]) -> Images:
 
 def _find(folder: Path, dataset: str, name: str) -> Path | None:
     """Find a file in the subfolder or the folder, compressed or not."""
-    alternative = OWN_ARCHIVES.get(dataset, name.removesuffix(".gz"))
+    choices = (name, name.removesuffix(".gz"))
     places = (folder / dataset, folder)
-    files = (place / choice for place in places for choice in (name, alternative))
+    files = (place / choice for place in places for choice in choices)
     return next((file for file in files if file.is_file()), None)

@@ -82,7 +82,9 @@ def installed() -> dict[str, Plugins]:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{label}: cannot be imported: {reason:.200}") from error
         if not isinstance(plugins, Plugins):
-            raise InputError(f"{label}: expected {GROUP}.Plugins, got {plugins!r:.80}")
+            raise InputError(
+                f"{label}: expected a {__name__}.Plugins, got {plugins!r:.80}"
+            )
         if unknown := [kind for kind in plugins.registries if kind not in KINDS]:
             kinds = ", ".join(KINDS)
             raise InputError(f"{label}: expected kinds of {kinds}, got {unknown[0]!r}")

@@ -36,7 +36,7 @@ from marl_pool_studies.adapool.image_classification import (
 )
 from marl_pool_studies.images import (
     NORMALIZATION,
-    OWN_ARCHIVES,
+    SOURCES,
     Normalization,
     PatchEmbedding,
     load_images,
@@ -45,7 +45,7 @@ from marl_pool_studies.images import (
     random_flips,
 )
 
-ARCHIVE = OWN_ARCHIVES["cifar10"]
+ARCHIVE = SOURCES["cifar10"][0].name
 GOLDEN = GOLDEN_FILES / "vision_transformer.json"
 PUBLISHED = VisionOptions(
     dropout=0.1,
