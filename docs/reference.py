@@ -13,7 +13,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import marl_pool
-from marl_pool.cli.main import VERBS, main
+from marl_pool.cli.help import VERBS
+from marl_pool.cli.main import main
 from marl_pool.encoders import ENCODERS
 from marl_pool.envs import CONTRACT
 from marl_pool.options.signatures import describe, options_of

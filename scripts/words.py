@@ -23,9 +23,9 @@ OPENERS = re.compile(
     r"(What|How|Whether|Of|Where|Which|Whose|Who|Why|By|For whom|Those|Them)\b"
 )
 MODULES = 20
-PACKAGE = "marl_pool"
-FOLDERS = (PACKAGE, "scripts", "examples", "tests/helpers")
-MEASURED = (PACKAGE, "scripts", "examples", "tests")
+PACKAGES = ("marl_pool", "marl_pool_studies")
+FOLDERS = (*PACKAGES, "scripts", "examples", "tests/helpers")
+MEASURED = (*PACKAGES, "scripts", "examples", "tests")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 VAGUE = re.compile(
@@ -88,7 +88,7 @@ def findings(root: Path) -> Iterator[str]:
         if len(places) > 1:
             yield f"{places[0]}: class {name} is also at {', '.join(places[1:])}"
     for folder, count in folders.items():
-        if count > MODULES and root.name == PACKAGE:
+        if count > MODULES and root.name in PACKAGES:
             yield f"{folder}: {count} modules, more than {MODULES}"
 
 

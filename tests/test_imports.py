@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.samples import SPEC
-from marl_pool.cli import main as cli
+from marl_pool.cli.help import VERBS
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policy
 
@@ -22,7 +22,7 @@ COMMANDS = [
     [],
     ["--help"],
     ["--version"],
-    *([verb, "--help"] for verb in cli.VERBS),
+    *([verb, "--help"] for verb in VERBS),
     ["list"],
     ["train", "pooling=adda"],
     ["train", "--num-env-runner", "3"],

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from marl_pool import __version__
 from marl_pool.cli.help import KEYS, STATUS, VERBS
 from marl_pool.options import names
+from marl_pool.options.plugins import commands
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url
 
@@ -24,6 +25,7 @@ KINDS = (
     "policies",
     "strategies",
     "tasks",
+    "teachers",
     "suites",
     "experiments",
     PRETRAINED,
@@ -64,10 +66,6 @@ TRAINING = ("train", "evolve", "clone", "fit", "sweep", "resume")
 """Verbs that train."""
 STUDIED = ("train", "fit")
 """Verbs whose runs a sweep can consist of."""
-WEIGHTS = ("attention-neuron",)
-"""Sources of published weights."""
-PUBLISHED = ("ant_mlp", "ant_pi", "carracing", "carracing_pi", "cartpole_pi")
-"""Agents with published weights."""
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -238,7 +236,10 @@ def _parsers(
             add(verb, f"--{name}", f"{help_text} ({key})", metavar="X", dest=key)
 
     # Arguments of the verbs that read runs.
-    readers = "evaluate diagnose render"
+    added = commands()
+    readers = " ".join(
+        ["evaluate", "render", *(verb for verb in added if added[verb].settings)]
+    )
     help_text = "port of the page; default: a free one"
     add("play", "--port", help_text, metavar="N", default="0")
     add("play", "--no-browser", "only print the address", **flag)
@@ -269,11 +270,9 @@ def _parsers(
     add(composers, "--cfg", "print the configuration and stop", **flag)
 
     # Arguments of the other verbs.
-    importer = "import-weights"
-    add(importer, "source", ", ".join(WEIGHTS), metavar="SOURCE")
-    add(importer, "file", "the published .npz", metavar="FILE")
-    add(importer, "--agent", ", ".join(PUBLISHED), metavar="NAME", required=True)
-    add(importer, "--out", "new folder", metavar="DIR", required=True)
+    for verb, command in added.items():
+        for name, options in command.arguments.items():
+            verbs.choices[verb].add_argument(name, **options)
     add("list", "kind", ", ".join(KINDS), metavar="KIND", nargs="?")
     add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
     add("export", help_text="folder of a run, or of a policy", nargs="?", **run)

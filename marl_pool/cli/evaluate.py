@@ -1,4 +1,4 @@
-"""Verbs for trained policies: evaluate, diagnose, render, play and report."""
+"""Verbs for trained policies: evaluate, render, play and report."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -63,8 +63,8 @@ class Reader:
         Args:
             path: folder of either; None if ``pretrained`` names a policy.
             out: new folder for the results; by default the run's, or a new run's of a
-                standalone policy. Evaluations and diagnoses of such a policy make
-                ``out`` itself that run, which can be reported.
+                standalone policy. All verbs but ``render`` make ``out`` that new run,
+                which can be reported.
 
         Yields:
             The run, ``env``, the changed environment's complete options or None, and
@@ -161,34 +161,11 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
 
 
 def _evaluate_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
+    from marl_pool.evaluation.analyses import analyse_run
     from marl_pool.evaluation.run import evaluate_run
-    from marl_pool.studies.attention_neuron.analyses import analyse_run
 
     evaluated = evaluate_run(run, settings, **options)
     return evaluated.paths + analyse_run(evaluated, settings)
-
-
-def diagnose(arguments: Namespace, overrides: list[str]) -> int:
-    """Measure how much signal pooling heads keep, and compare several runs."""
-    config = composed(arguments, overrides)
-    if config is None:
-        return 0
-    reader = Reader("diagnose", arguments, **config)
-    if len(arguments.run) < 2:
-        return reader.only(_diagnose_run)
-    runs = reader.open_all()
-    from marl_pool.evaluation.comparable import validate_comparable
-    from marl_pool.evaluation.diagnosis.run import compare
-
-    validate_comparable(runs)
-    print_paths(compare(reader.each(_diagnose_run), arguments.out))
-    return 0
-
-
-def _diagnose_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
-    from marl_pool.evaluation.diagnosis.run import diagnose_run
-
-    return diagnose_run(run, settings, **options)
 
 
 def render(arguments: Namespace, overrides: list[str]) -> int:

@@ -1,5 +1,7 @@
 """Help of each verb: its summary, explanations and examples."""
 
+from marl_pool.options.plugins import Registry
+
 STATUS = """\
 exit status: 0 finished; 1 failed; 2 bad input; 75 with --or-resume, not finished within
 time_limit; 130, 143 and 138 stopped by Ctrl-C, SIGTERM and SIGUSR1, with a checkpoint
@@ -56,10 +58,10 @@ examples:
 """
 CLONE = """\
 {keys}
-teacher=… is the policy to clone: the folder of a run or policy, heuristic, value_table
-(for Pong, reads the console's memory), or package.module:Class of a policy. The teacher
-acts on unperturbed tokens, the student on perturbed ones. clone=sequences is for
-students with a memory, clone=steps for those without.
+teacher=… is the policy to clone: the folder of a run or policy, heuristic, a name of
+`marl-pool list teachers`, or package.module:Class of a policy. The teacher acts on
+unperturbed tokens, the student on perturbed ones. clone=sequences is for students with
+a memory, clone=steps for those without.
 
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
@@ -109,20 +111,6 @@ examples:
   marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
 """
-DIAGNOSE = """\
-{keys}
-The policy plays unperturbed in an environment that marks which tokens matter for the
-task. Signal loss, relation scores and the bounds of the AdaPool paper's Theorem 3.12
-are written to the run, or with --out DIR to that folder, which also takes the table of
-several runs. Environments and policies without a run are named as for `marl-pool
-evaluate`.
-
-examples:
-  marl-pool diagnose runs/my-run
-  marl-pool diagnose runs/my-run episodes=256 max_observations=32768 checkpoint=last
-  marl-pool diagnose runs/my-run env.num_noise=60
-  marl-pool diagnose runs/ada runs/avg runs/max --out my-table
-"""
 RENDER = """\
 {keys}
 env.KEY=… shows a run in another environment than it was trained in. Policies without a
@@ -164,13 +152,6 @@ examples:
   marl-pool report runs/ada-0 runs/ada-1 runs/max-0 runs/max-1 --out ada-or-max.html
   marl-pool report sweeps/my-sweep/trials/* videos=false
   marl-pool report runs/one runs/two evaluate=true suite=quick episodes=64
-"""
-IMPORT_WEIGHTS = """\
-FILE is a model.npz of the folder AttentionNeuron/pretrained in the repository
-github.com/google/brain-tokyo-workshop. DIR becomes a folder with a policy, as in a run.
-
-examples:
-  marl-pool import-weights attention-neuron model.npz --agent cartpole_pi --out cartpole
 """
 CHECK_ENV = """\
 A few episodes with random actions are compared with the contract of an environment:
@@ -215,24 +196,29 @@ examples:
   marl-pool help
   marl-pool help train
 """
-VERBS = {
-    "train": ("train a policy with PPO", TRAIN),
-    "evolve": ("evolve a policy, a population at a time", EVOLVE),
-    "clone": ("clone a teacher's behaviour", CLONE),
-    "fit": ("fit a network to a supervised task", FIT),
-    "sweep": ("train a grid of policies, several at a time", SWEEP),
-    "resume": ("resume a stopped run or sweep", RESUME),
-    "evaluate": ("measure a policy under perturbations", EVALUATE),
-    "diagnose": ("measure how a policy pools signal", DIAGNOSE),
-    "render": ("make a video of a policy", RENDER),
-    "play": ("watch and disturb a policy in the browser", PLAY),
-    "report": ("write a page about one run or several", REPORT),
-    "export": ("export a policy for other programs", EXPORT),
-    "import-weights": ("make a policy of published weights", IMPORT_WEIGHTS),
-    "check-env": ("check an environment before training", CHECK_ENV),
-    "show": ("show a run's state, results and next commands", SHOW),
-    "ls": ("list the runs in a folder", LS),
-    "list": ("list what can be named", LIST),
-    "help": ("show the options and examples of a verb", HELP),
-}
+VERBS = Registry(
+    "verb",
+    {
+        "train": ("train a policy with PPO", TRAIN),
+        "evolve": ("evolve a policy, a population at a time", EVOLVE),
+        "clone": ("clone a teacher's behaviour", CLONE),
+        "fit": ("fit a network to a supervised task", FIT),
+        "sweep": ("train a grid of policies, several at a time", SWEEP),
+        "resume": ("resume a stopped run or sweep", RESUME),
+        "evaluate": ("measure a policy under perturbations", EVALUATE),
+        "render": ("make a video of a policy", RENDER),
+        "play": ("watch and disturb a policy in the browser", PLAY),
+        "report": ("write a page about one run or several", REPORT),
+        "export": ("export a policy for other programs", EXPORT),
+        "check-env": ("check an environment before training", CHECK_ENV),
+        "show": ("show a run's state, results and next commands", SHOW),
+        "ls": ("list the runs in a folder", LS),
+        "list": ("list what can be named", LIST),
+        "help": ("show the options and examples of a verb", HELP),
+    },
+    lambda plugins: {
+        name: (command.summary, command.epilog)
+        for name, command in plugins.commands.items()
+    },
+)
 """Summary and epilog of the help of each verb."""

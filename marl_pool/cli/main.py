@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from marl_pool.cli import evaluate, show, tools, train
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
+from marl_pool.options.plugins import commands, load
 from marl_pool.training.signals import exit_status, terminable
 from marl_pool.utils.errors import (
     InputError,
@@ -25,26 +26,24 @@ VERBS = {
     "fit": train.train,
     "resume": train.resume,
     "evaluate": evaluate.evaluate,
-    "diagnose": evaluate.diagnose,
     "render": evaluate.render,
     "play": evaluate.play,
     "report": evaluate.report,
     "export": tools.export,
-    "import-weights": tools.import_weights,
     "check-env": tools.check_env,
     "show": show.show,
     "ls": show.ls,
     "list": tools.list_registered,
     "help": tools.show_help,
 }
-"""Functions from flags and overrides to the exit status."""
+"""Functions from flags and overrides to the exit status; packages add to them."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit", "check-env")
 """Verbs that take all names from the user: modules may be in the working directory."""
-READING = ("evaluate", "diagnose", "render", "play", "report", "export")
+READING = ("evaluate", "render", "play", "report", "export")
 """Verbs that read files of others, which may only name what the user allows."""
 WORKING = (*MAKING, "resume", *READING)
 """Verbs that announce themselves before they import torch and ray."""
-KEYLESS = ("export", "import-weights", "show", "ls", "list", "help")
+KEYLESS = ("export", "show", "ls", "list", "help")
 """Verbs without a configuration."""
 
 
@@ -110,18 +109,23 @@ def _main(arguments: list[str]) -> int:
         print_help()
         return 0
     namespace, overrides = parse(arguments)
-    if overrides and namespace.verb in KEYLESS:
+    command = commands().get(namespace.verb)
+    is_keyless = namespace.verb in KEYLESS or (command and not command.settings)
+    if overrides and is_keyless:
         raise InputError(f"{namespace.verb} takes no keys, got {overrides[0]!r}")
     if namespace.verb in MAKING:
         search_working_directory()
     # Imports take seconds; a person sees at once what has begun.
     shows_config = getattr(namespace, "cfg", 0)
-    if namespace.verb in WORKING and sys.stderr.isatty() and not shows_config:
+    is_reading = namespace.verb in READING or (command and command.settings)
+    is_working = namespace.verb in WORKING or is_reading
+    if is_working and sys.stderr.isatty() and not shows_config:
         runs = getattr(namespace, "run", None) or []
         paths = [runs] if isinstance(runs, str) else runs
         words = ["marl-pool", namespace.verb, *paths, *overrides]
         print(f"{printable(' '.join(words))}: starting", file=sys.stderr, flush=True)
-    if namespace.verb not in READING:
-        return VERBS[namespace.verb](namespace, overrides)
+    run_verb = load(command.function) if command else VERBS[namespace.verb]
+    if not is_reading:
+        return run_verb(namespace, overrides)
     with reading(namespace, overrides), local_runs(namespace):
-        return VERBS[namespace.verb](namespace, overrides)
+        return run_verb(namespace, overrides)

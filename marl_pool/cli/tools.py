@@ -1,4 +1,4 @@
-"""Verbs for parts and policies: list, help, check-env, export and import-weights."""
+"""Verbs for parts and policies: list, help, check-env and export."""
 
 import sys
 from argparse import Namespace
@@ -6,14 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from marl_pool.api.train import compose_run
-from marl_pool.cli.arguments import (
-    KINDS,
-    PRETRAINED,
-    PUBLISHED,
-    WEIGHTS,
-    parse,
-    print_help,
-)
+from marl_pool.cli.arguments import KINDS, PRETRAINED, parse, print_help
 from marl_pool.cli.common import open_run, print_paths
 from marl_pool.options import names
 from marl_pool.utils.errors import InputError
@@ -150,18 +143,4 @@ def export(arguments: Namespace, overrides: list[str]) -> int:
         message = f"{module}: actions differ by at most {difference:.1g}"
         print(printable(message), file=sys.stderr)
         print_paths([path])
-    return 0
-
-
-def import_weights(arguments: Namespace, overrides: list[str]) -> int:
-    """Convert published weights to a policy of this package."""
-    for kind, name, choices in (
-        ("source", arguments.source, WEIGHTS),
-        ("agent", arguments.agent, PUBLISHED),
-    ):
-        if name not in choices:
-            raise names.unknown(kind, name, choices)
-    from marl_pool.studies.attention_neuron.weights import import_weights
-
-    print_paths([import_weights(arguments.file, arguments.agent, arguments.out)])
     return 0

@@ -16,11 +16,11 @@ from marl_pool.config.sections import (
     VERBS,
     AnySection,
     Group,
-    load,
 )
 from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options import names
 from marl_pool.options.overrides import Override
+from marl_pool.options.plugins import load
 from marl_pool.options.signatures import (
     check_options,
     check_settings,

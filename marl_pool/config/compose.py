@@ -26,7 +26,6 @@ from pydantic_core import to_jsonable_python
 
 from marl_pool.config.checks import check
 from marl_pool.config.sections import (
-    CONFIGS,
     DEFAULTS,
     DEFAULTS_KEY,
     GROUPS,
@@ -39,6 +38,7 @@ from marl_pool.config.sections import (
     choices_in,
     content_of,
     files_of,
+    is_packaged,
     options_for,
     typed,
     unsuited,
@@ -150,7 +150,7 @@ def origin(
             values = content if group == section else content.get(section)
             if isinstance(values, Mapping) and name in values:
                 file = files_of(group, folder).get(base)
-                is_ours = file is None or file.is_relative_to(CONFIGS)
+                is_ours = file is None or is_packaged(file)
                 label = f"{group}={base}" if is_ours else ""
                 latest = Origin(label, values[name])
     for override in parsed:
@@ -406,8 +406,8 @@ def _folder(config_dir: str | Path | None) -> Path | None:
     for file in _files(folder):
         # One of the two would be chosen in silence.
         place = file.relative_to(folder)
-        is_registered = place.stem in built_in(place.parent.as_posix())
-        if is_registered or (CONFIGS / place).exists():
+        group, *parts = place.with_suffix("").parts
+        if "/".join(parts) in {*built_in(group), *files_of(group)}:
             raise InputError(f"--config-dir: {file} is the package's name; rename it")
     return folder
 

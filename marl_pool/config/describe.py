@@ -17,11 +17,11 @@ from marl_pool.config.sections import (
     VERBS,
     AnySection,
     Group,
-    load,
     options_for,
     registry,
 )
 from marl_pool.options.names import resolve
+from marl_pool.options.plugins import load
 from marl_pool.options.signatures import describe, meanings, options_of
 
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}

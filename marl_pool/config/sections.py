@@ -1,7 +1,6 @@
 """Sections of a configuration, by verb, and the classes that they construct."""
 
 import functools
-import importlib
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.evaluation.settings import (
-    DiagnoseSettings,
     EvaluateSettings,
     PlaySettings,
     RenderSettings,
@@ -17,6 +15,7 @@ from marl_pool.evaluation.settings import (
 )
 from marl_pool.files.reading import read_yaml
 from marl_pool.options import names
+from marl_pool.options.plugins import Plugins, Registry, installed, load
 from marl_pool.options.signatures import show
 from marl_pool.perturbations import CONTEXT
 from marl_pool.runs.run import ENV_CONTEXT
@@ -126,6 +125,7 @@ LISTED = {
     "tokenizers": "marl_pool.envs.tokenizers:TOKENIZERS",
     "policies": "marl_pool.policies:POLICIES",
     "strategies": "marl_pool.training.evolution:STRATEGIES",
+    "teachers": "marl_pool.training.cloning:TEACHERS",
 }
 """Registries whose names are values of an option, not a group."""
 
@@ -225,28 +225,41 @@ EVOLVE = Verb(
     EvolveSettings,
     {"experiment": None},
 )
-VERBS = {
-    "train": PPO,
-    "sweep": replace(PPO, settings=StudySettings),
-    "evolve": EVOLVE,
-    "clone": Verb(
-        {
-            "env": "cartpole",
-            "policy": "sensory",
-            "clone": "sequences",
-            "perturbation": NONE,
-        },
-        CloneRunSettings,
-        {"experiment": None},
-    ),
-    "fit": FIT,
-    "sweep_fit": replace(FIT, settings=FitStudySettings),
-    "evaluate": Verb({}, EvaluateSettings, {"suite": "standard"}, changes=("env",)),
-    "diagnose": Verb({}, DiagnoseSettings, changes=("env",)),
-    "render": Verb({"perturbation": NONE}, RenderSettings, changes=("env",)),
-    "play": Verb({}, PlaySettings, changes=("env",)),
-    "report": Verb({}, ReportSettings),
-}
+
+
+def _verbs(plugins: Plugins) -> dict[str, Verb]:
+    return {
+        name: Verb({}, load(command.settings), changes=("env",))
+        for name, command in plugins.commands.items()
+        if command.settings
+    }
+
+
+VERBS = Registry(
+    "verb",
+    {
+        "train": PPO,
+        "sweep": replace(PPO, settings=StudySettings),
+        "evolve": EVOLVE,
+        "clone": Verb(
+            {
+                "env": "cartpole",
+                "policy": "sensory",
+                "clone": "sequences",
+                "perturbation": NONE,
+            },
+            CloneRunSettings,
+            {"experiment": None},
+        ),
+        "fit": FIT,
+        "sweep_fit": replace(FIT, settings=FitStudySettings),
+        "evaluate": Verb({}, EvaluateSettings, {"suite": "standard"}, changes=("env",)),
+        "render": Verb({"perturbation": NONE}, RenderSettings, changes=("env",)),
+        "play": Verb({}, PlaySettings, changes=("env",)),
+        "report": Verb({}, ReportSettings),
+    },
+    _verbs,
+)
 
 
 def registry(kind: str) -> Mapping[str, str]:
@@ -254,20 +267,44 @@ def registry(kind: str) -> Mapping[str, str]:
     return load(LISTED.get(kind) or GROUPS[kind.removesuffix("s")].registry)
 
 
-def load(target: str) -> Any:
-    """Import ``module:name``."""
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+def is_packaged(file: Path) -> bool:
+    """Return whether a YAML file is the library's or an installed package's."""
+    return any(file.is_relative_to(folder) for folder in _folders().values())
+
+
+@functools.cache
+def _folders() -> dict[str, Path]:
+    """Return the folders of YAML files, by package."""
+    packages = {label: plugins.configs for label, plugins in installed().items()}
+    return {"marl_pool": CONFIGS} | {k: path for k, path in packages.items() if path}
+
+
+@functools.cache
+def _packaged() -> dict[str, dict[str, Path]]:
+    """Return the packages' YAML files, by group and option.
+
+    Raises:
+        InputError: two packages have a file of one name.
+    """
+    options_of_group: dict[str, dict[str, Path]] = {}
+    for label, folder in _folders().items():
+        for file in sorted(folder.rglob("*.yaml")):
+            group, *parts = file.relative_to(folder).with_suffix("").parts
+            option, options = "/".join(parts), options_of_group.setdefault(group, {})
+            if option in options:
+                raise InputError(f"{label}: {file}: there is {options[option]} already")
+            options[option] = file
+    return options_of_group
 
 
 def files_of(group: str, config_dir: Path | None = None) -> dict[str, Path]:
     """Return the YAML files of a config group, by option, the user's own included."""
-    folders = [CONFIGS] if config_dir is None else [CONFIGS, config_dir]
-    return {
-        path.relative_to(folder / group).with_suffix("").as_posix(): path
-        for folder in folders
-        for path in sorted((folder / group).rglob("*.yaml"))
-    }
+    options = dict(_packaged().get(group, {}))
+    if config_dir is not None:
+        folder = config_dir / group
+        for file in sorted(folder.rglob("*.yaml")):
+            options[file.relative_to(folder).with_suffix("").as_posix()] = file
+    return options
 
 
 def built_in(group: str) -> list[str]:
@@ -409,8 +446,8 @@ def choices_in(content: Mapping[str, Any]) -> dict[str, str | None]:
 
 def content_of(file: Path) -> dict[str, Any]:
     """Read the keys of a YAML file; raise an `InputError` that names the file."""
-    # Each composition asks for all presets, and the package's own never change.
-    reader = _read if file.is_relative_to(CONFIGS) else _read.__wrapped__
+    # Each composition asks for all presets, and a package's own never change.
+    reader = _read if is_packaged(file) else _read.__wrapped__
     return reader(file)
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.options.construction import build
+from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
     )
     from marl_pool.encoders.transformer import TransformerEncoder as TransformerEncoder
 
-ENCODERS: dict[str, str] = {
-    "identity": "marl_pool.encoders.base:IdentityEncoder",
-    "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
-    "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
-    "set_linear": "marl_pool.encoders.swarm:SetLinearEncoder",
-    "set_transformer": "marl_pool.encoders.transformer:SetTransformerEncoder",
-    "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
-    "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
-}
+ENCODERS = Registry(
+    "encoder",
+    {
+        "identity": "marl_pool.encoders.base:IdentityEncoder",
+        "learned_merging": "marl_pool.encoders.merging:LearnedMergingEncoder",
+        "lstm": "marl_pool.encoders.lstm:LSTMEncoder",
+        "set_linear": "marl_pool.encoders.swarm:SetLinearEncoder",
+        "set_transformer": "marl_pool.encoders.transformer:SetTransformerEncoder",
+        "swarm": "marl_pool.encoders.swarm:SwarmEncoder",
+        "transformer": "marl_pool.encoders.transformer:TransformerEncoder",
+    },
+)
 
 
 def encoder_names() -> list[str]:
@@ -51,5 +55,5 @@ def make_encoder(name: str, **options: Any) -> "Encoder":
 
 
 __getattr__, __dir__ = lazy_exports(
-    __name__, (*ENCODERS.values(), "marl_pool.encoders.base:Encoder")
+    __name__, (*ENCODERS.built_in.values(), "marl_pool.encoders.base:Encoder")
 )

@@ -13,6 +13,7 @@ import pettingzoo
 
 from marl_pool.options.construction import build
 from marl_pool.options.names import unknown
+from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -32,19 +33,22 @@ if TYPE_CHECKING:
     from marl_pool.envs.views import ParallelView
     from marl_pool.policies.base import Policy
 
-ENVS: dict[str, str] = {
-    "ant": "marl_pool.envs.ant.mujoco:Ant",
-    "ant_bullet": "marl_pool.envs.ant.bullet:AntBullet",
-    "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
-    "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
-    "cartpole": "marl_pool.envs.cartpole.env:CartPole",
-    "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
-    "pong": "marl_pool.envs.pong.env:Pong",
-    "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
-    "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
-}
+ENVS = Registry(
+    "env",
+    {
+        "ant": "marl_pool.envs.ant.mujoco:Ant",
+        "ant_bullet": "marl_pool.envs.ant.bullet:AntBullet",
+        "boxworld": "marl_pool.envs.boxworld.env:BoxWorld",
+        "car_racing": "marl_pool.envs.car_racing.env:CarRacing",
+        "cartpole": "marl_pool.envs.cartpole.env:CartPole",
+        "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
+        "pong": "marl_pool.envs.pong.env:Pong",
+        "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
+        "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
+    },
+)
 
-VERSIONS = {name: 0 for name in ENVS if name != "pettingzoo"}
+VERSIONS = {name: 0 for name in ENVS.built_in if name != "pettingzoo"}
 """``version`` of each environment that has an id; each has one learner by default."""
 
 HEURISTICS: dict[str, str | dict[str, str]] = {

@@ -26,21 +26,7 @@ OTHERS = {"drop_after": "drop after end", "worst_drop": "worst drop"}
 """Columns of the table on screen that only some evaluations have."""
 TABLE, DOCUMENT, RETURNS = "results.csv", "results.json", "returns.npz"
 CURVES, ROWS = "robustness.png", "rows.png"
-PUBLISHED = "published.csv"
-REGRESSION, LATENTS = "regression.csv", "latents.png"
-CODES, PATCHES = "codes.png", "patches.png"
-NAMES = (
-    TABLE,
-    DOCUMENT,
-    RETURNS,
-    CURVES,
-    ROWS,
-    PUBLISHED,
-    REGRESSION,
-    LATENTS,
-    CODES,
-    PATCHES,
-)
+NAMES = (TABLE, DOCUMENT, RETURNS, CURVES, ROWS)
 """Files that an evaluation may write."""
 
 
@@ -158,7 +144,7 @@ class Files:
             self.number += 1
 
     def path(self, name: str) -> Path:
-        """Return the path of one of the names."""
+        """Return the path of a file with this evaluation's number."""
         path = self.folder / name
         numbered = path.with_stem(f"{path.stem}-{self.number}")
         return numbered if self.number > 1 else path

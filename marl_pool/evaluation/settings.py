@@ -1,9 +1,11 @@
-"""Settings of `evaluate`, `diagnose`, `render` and `report`; imported without torch."""
+"""Settings of `evaluate`, `render`, `play` and `report`; imported without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from marl_pool.options.names import unknown
+from marl_pool.options.plugins import Registry
 from marl_pool.options.types import (
     Device,
     Kernels,
@@ -12,12 +14,13 @@ from marl_pool.options.types import (
     PositiveInt,
     Seed,
 )
+from marl_pool.utils.errors import InputError
 
 Checkpoint = Literal["best", "last"] | NonNegativeInt
 """A saved policy of a run: the best, the last, or the number of an iteration."""
 VideoFormat = Literal["webm", "mp4", "gif", "webp"]
-Analysis = Literal["regression", "latents", "codes", "patches"]
-"""An analysis of the AttentionNeuron paper; see `studies.attention_neuron`."""
+ANALYSES = Registry[str]("analysis", {})
+"""Functions of installed packages that analyse an evaluation, by short name."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,13 @@ class EvaluateSettings(EpisodeSettings):
     """``{"name": …, "severities": [...], **options}``; clean episodes always run."""
     transfer: list[dict[str, Any]] = field(default_factory=list)
     """``{"label": …, "env": {...}}``: other environments, played unperturbed."""
-    analyses: list[Analysis] = field(default_factory=list)
-    """Further analyses: regression, latents, codes, patches."""
+    analyses: list[str] = field(default_factory=list)
+    """Further analyses, by the names of installed packages."""
+
+    def __post_init__(self) -> None:
+        for name in self.analyses:
+            if name not in ANALYSES:
+                raise InputError(f"analyses: {unknown('analysis', name, ANALYSES)}")
 
     @property
     def perturbation_levels(self) -> list[PerturbationLevels]:
@@ -114,16 +122,6 @@ class EvaluateSettings(EpisodeSettings):
     def transfer_settings(self) -> list[TransferSettings]:
         """``transfer``, parsed."""
         return [TransferSettings(**entry) for entry in self.transfer]
-
-
-@dataclass(frozen=True)
-class DiagnoseSettings(EpisodeSettings):
-    """Measurement of a trained policy's signal loss and relation scores."""
-
-    episodes: PositiveInt = 64
-    """Episodes that the policy plays."""
-    max_observations: PositiveInt = 8192
-    """Limit for each group of agents; beyond it every n-th step is taken."""
 
 
 @dataclass(frozen=True)

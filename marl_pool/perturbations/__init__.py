@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.options.construction import build
+from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -26,21 +27,24 @@ if TYPE_CHECKING:
     from marl_pool.perturbations.readings import Scale as Scale
     from marl_pool.tokens import TokenSpec
 
-PERTURBATIONS: dict[str, str] = {
-    "action_noise": "marl_pool.perturbations.actions:ActionNoise",
-    "bias": "marl_pool.perturbations.readings:Bias",
-    "confuse": "marl_pool.perturbations.readings:Confuse",
-    "delay": "marl_pool.perturbations.readings:Delay",
-    "drop_actions": "marl_pool.perturbations.actions:DropActions",
-    "duplicate": "marl_pool.perturbations.membership:Duplicate",
-    "freeze": "marl_pool.perturbations.readings:Freeze",
-    "inject": "marl_pool.perturbations.membership:Inject",
-    "jitter": "marl_pool.perturbations.readings:Jitter",
-    "occlude": "marl_pool.perturbations.membership:Occlude",
-    "rewire": "marl_pool.perturbations.order:Rewire",
-    "scale": "marl_pool.perturbations.readings:Scale",
-    "shuffle": "marl_pool.perturbations.order:Shuffle",
-}
+PERTURBATIONS = Registry(
+    "perturbation",
+    {
+        "action_noise": "marl_pool.perturbations.actions:ActionNoise",
+        "bias": "marl_pool.perturbations.readings:Bias",
+        "confuse": "marl_pool.perturbations.readings:Confuse",
+        "delay": "marl_pool.perturbations.readings:Delay",
+        "drop_actions": "marl_pool.perturbations.actions:DropActions",
+        "duplicate": "marl_pool.perturbations.membership:Duplicate",
+        "freeze": "marl_pool.perturbations.readings:Freeze",
+        "inject": "marl_pool.perturbations.membership:Inject",
+        "jitter": "marl_pool.perturbations.readings:Jitter",
+        "occlude": "marl_pool.perturbations.membership:Occlude",
+        "rewire": "marl_pool.perturbations.order:Rewire",
+        "scale": "marl_pool.perturbations.readings:Scale",
+        "shuffle": "marl_pool.perturbations.order:Shuffle",
+    },
+)
 
 CONTEXT = (
     "has_self",
@@ -87,7 +91,7 @@ def make_perturbation(
 __getattr__, __dir__ = lazy_exports(
     __name__,
     (
-        *PERTURBATIONS.values(),
+        *PERTURBATIONS.built_in.values(),
         "marl_pool.perturbations.actions:ActionPerturbation",
         "marl_pool.perturbations.base:SampledPerturbation",
         "marl_pool.perturbations.base:Perturbation",

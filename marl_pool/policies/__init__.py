@@ -4,34 +4,37 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.options.construction import build
+from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gymnasium import spaces
 
     from marl_pool.policies.agent import Agent as Agent
-    from marl_pool.policies.attention_agent import AttentionAgent as AttentionAgent
     from marl_pool.policies.base import Decision as Decision
     from marl_pool.policies.base import Policy as Policy
     from marl_pool.policies.random_policy import RandomPolicy as RandomPolicy
     from marl_pool.policies.sensory import FeedForward as FeedForward
     from marl_pool.policies.sensory import Sensory as Sensory
     from marl_pool.policies.token_policy import TokenPolicy as TokenPolicy
-    from marl_pool.policies.vision import Vision as Vision
     from marl_pool.tokens import TokenSpec
 
-AGENTS: dict[str, str] = {
-    "attention_agent": "marl_pool.policies.attention_agent:AttentionAgent",
-    "feed_forward": "marl_pool.policies.sensory:FeedForward",
-    "sensory": "marl_pool.policies.sensory:Sensory",
-    "vision": "marl_pool.policies.vision:Vision",
-}
+AGENTS = Registry(
+    "policy",
+    {
+        "feed_forward": "marl_pool.policies.sensory:FeedForward",
+        "sensory": "marl_pool.policies.sensory:Sensory",
+    },
+)
 """Policies that can be evolved and cloned, by short name."""
 
-POLICIES: dict[str, str] = {
-    **AGENTS,
-    "token": "marl_pool.policies.token_policy:TokenPolicy",
-}
+POLICIES = Registry(
+    "policy",
+    {
+        **AGENTS.built_in,
+        "token": "marl_pool.policies.token_policy:TokenPolicy",
+    },
+)
 """Policies that can be saved and loaded, by short name."""
 
 
@@ -99,7 +102,7 @@ def _part(part: str | Mapping[str, Any]) -> dict[str, Any]:
 __getattr__, __dir__ = lazy_exports(
     __name__,
     (
-        *POLICIES.values(),
+        *POLICIES.built_in.values(),
         "marl_pool.policies.agent:Agent",
         "marl_pool.policies.base:Decision",
         "marl_pool.policies.base:Policy",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.options.construction import build
+from marl_pool.options.plugins import Registry
 from marl_pool.utils.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -41,32 +42,35 @@ if TYPE_CHECKING:
         VisionNeuronPooling as VisionNeuronPooling,
     )
 
-POOLING: dict[str, str] = {
-    "ada": "marl_pool.pooling.ada:AdaPooling",
-    "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
-    "avg": "marl_pool.pooling.basic:AvgPooling",
-    "cls": "marl_pool.pooling.attention:ClsPooling",
-    "cnn": "marl_pool.pooling.slots:CNNPooling",
-    "flatten": "marl_pool.pooling.slots:FlattenPooling",
-    "gated": "marl_pool.pooling.attention:GatedAttentionPooling",
-    "hopfield": "marl_pool.pooling.attention:HopfieldPooling",
-    "learned_aggregation": "marl_pool.pooling.slots:LearnedAggregationPooling",
-    "lstm": "marl_pool.pooling.recurrent:LSTMPooling",
-    "max": "marl_pool.pooling.basic:MaxPooling",
-    "merge": "marl_pool.pooling.merge:MergePooling",
-    "multi": "marl_pool.pooling.multi:MultiPooling",
-    "pma": "marl_pool.pooling.attention:PMAPooling",
-    "pna": "marl_pool.pooling.statistics:PNAPooling",
-    "power": "marl_pool.pooling.basic:PowerMeanPooling",
-    "quantile": "marl_pool.pooling.statistics:QuantilePooling",
-    "set2set": "marl_pool.pooling.recurrent:Set2SetPooling",
-    "softmax": "marl_pool.pooling.basic:SoftmaxPooling",
-    "sqrtn": "marl_pool.pooling.statistics:SqrtNPooling",
-    "std": "marl_pool.pooling.statistics:StdPooling",
-    "sum": "marl_pool.pooling.basic:SumPooling",
-    "trimmed": "marl_pool.pooling.statistics:TrimmedMeanPooling",
-    "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuronPooling",
-}
+POOLING = Registry(
+    "pooling",
+    {
+        "ada": "marl_pool.pooling.ada:AdaPooling",
+        "attention_neuron": "marl_pool.pooling.attention_neuron:AttentionNeuronPooling",
+        "avg": "marl_pool.pooling.basic:AvgPooling",
+        "cls": "marl_pool.pooling.attention:ClsPooling",
+        "cnn": "marl_pool.pooling.slots:CNNPooling",
+        "flatten": "marl_pool.pooling.slots:FlattenPooling",
+        "gated": "marl_pool.pooling.attention:GatedAttentionPooling",
+        "hopfield": "marl_pool.pooling.attention:HopfieldPooling",
+        "learned_aggregation": "marl_pool.pooling.slots:LearnedAggregationPooling",
+        "lstm": "marl_pool.pooling.recurrent:LSTMPooling",
+        "max": "marl_pool.pooling.basic:MaxPooling",
+        "merge": "marl_pool.pooling.merge:MergePooling",
+        "multi": "marl_pool.pooling.multi:MultiPooling",
+        "pma": "marl_pool.pooling.attention:PMAPooling",
+        "pna": "marl_pool.pooling.statistics:PNAPooling",
+        "power": "marl_pool.pooling.basic:PowerMeanPooling",
+        "quantile": "marl_pool.pooling.statistics:QuantilePooling",
+        "set2set": "marl_pool.pooling.recurrent:Set2SetPooling",
+        "softmax": "marl_pool.pooling.basic:SoftmaxPooling",
+        "sqrtn": "marl_pool.pooling.statistics:SqrtNPooling",
+        "std": "marl_pool.pooling.statistics:StdPooling",
+        "sum": "marl_pool.pooling.basic:SumPooling",
+        "trimmed": "marl_pool.pooling.statistics:TrimmedMeanPooling",
+        "vision_neuron": "marl_pool.pooling.vision_neuron:VisionNeuronPooling",
+    },
+)
 
 
 def pooling_names() -> list[str]:
@@ -93,7 +97,7 @@ def make_pooling(name: str, *, dim: int, **options: Any) -> "Pooling":
 __getattr__, __dir__ = lazy_exports(
     __name__,
     (
-        *POOLING.values(),
+        *POOLING.built_in.values(),
         "marl_pool.pooling.base:MemoryPooling",
         "marl_pool.pooling.base:Pooling",
     ),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Row, Size, by_torch, compare, taking_turns
-from marl_pool.studies.adapool.knn_centroid import KnnCentroid
-from marl_pool.studies.adapool.knn_data import (
+from marl_pool_studies.adapool.knn_centroid import KnnCentroid
+from marl_pool_studies.adapool.knn_data import (
     CHUNK,
     nearest_means,
     sample_choices,

@@ -15,6 +15,7 @@ import yaml
 import marl_pool
 from marl_pool import InputError
 from marl_pool.cli import main as cli
+from marl_pool.cli.help import VERBS
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import StoppedError
@@ -67,11 +68,11 @@ def test_bare_command_and_help_name_every_verb(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out == bare
-    for verb in cli.VERBS:
+    for verb in VERBS:
         assert f"\n    {verb}" in bare
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_shows_examples(verb, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([verb, "--help"])
@@ -362,7 +363,7 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
         raise KeyboardInterrupt
 
     provide("marl_pool.evaluation.run", evaluate_run=stop)
-    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=stop)
+    provide("marl_pool.evaluation.analyses", analyse_run=stop)
     assert cli.main(["evaluate", str(run_folder)]) == 130
     assert capsys.readouterr().err == "marl-pool: stopped\n"
 
@@ -429,7 +430,7 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
 
     allow = ["--plugin", "a.b:C", "--plugin", "d:E"]
     provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
-    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=analyse_run)
+    provide("marl_pool.evaluation.analyses", analyse_run=analyse_run)
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
     assert cli.main(["render", str(run_folder), "perturbation=shuffle", "head=0"]) == 0
@@ -445,7 +446,7 @@ def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
         return SimpleNamespace(paths=[run.path])
 
     provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
-    provide("marl_pool.studies.attention_neuron.analyses", analyse_run=lambda *_: [])
+    provide("marl_pool.evaluation.analyses", analyse_run=lambda *_: [])
     run_folder.rename("lr=0.1")
     assert cli.main(["evaluate", "lr=0.1", "episodes=3"]) == 0
     assert capsys.readouterr().out == "lr=0.1\n"

@@ -88,7 +88,7 @@ def test_a_missing_picture_is_drawn_and_an_old_one_kept(script, tmp_path, monkey
 def test_a_world_whose_extra_is_missing_keeps_its_page(
     script, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setitem(ENVS, "cartpole", "not_installed_anywhere:BatchedEnv")
+    monkeypatch.setitem(ENVS.built_in, "cartpole", "not_installed_anywhere:BatchedEnv")
     monkeypatch.setattr(script, "env_names", lambda: ["cartpole"])
     monkeypatch.setattr(script, "index", lambda: "list")
     (tmp_path / "cartpole.md").write_text("as it was")
@@ -98,7 +98,9 @@ def test_a_world_whose_extra_is_missing_keeps_its_page(
 
 
 def test_a_world_that_is_broken_is_not_passed_over(script, monkeypatch):
-    monkeypatch.setitem(ENVS, "cartpole", "marl_pool.envs.cartpole.env:Nothing")
+    monkeypatch.setitem(
+        ENVS.built_in, "cartpole", "marl_pool.envs.cartpole.env:Nothing"
+    )
     with pytest.raises(InputError, match="has no 'Nothing'"):
         script.page("cartpole")
 

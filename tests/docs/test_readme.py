@@ -14,7 +14,8 @@ import yaml
 
 from helpers.paths import ROOT
 from marl_pool.cli import arguments
-from marl_pool.cli.main import VERBS, main
+from marl_pool.cli.help import VERBS
+from marl_pool.cli.main import main
 from marl_pool.config import compose, plan_search, plan_sweep
 from marl_pool.config.sections import GROUPS
 from marl_pool.envs import make_batched_env
@@ -24,6 +25,7 @@ from marl_pool.policies.storage import save_policies
 from marl_pool.runs.run import Run
 from marl_pool.training.jobs import JOBS
 from marl_pool.version import __version__
+from marl_pool_studies import plugin
 
 PAGES = (
     "README.md",
@@ -143,9 +145,9 @@ def test_its_commands_are_understood(folder, words):
             allowed = {key for job in JOBS.values() for key in job.controls}
             assert {text.partition("=")[0] for text in overrides} <= allowed
         elif namespace.verb == "import-weights":
-            assert namespace.source in arguments.WEIGHTS
+            assert namespace.source in plugin.WEIGHTS
             assert not overrides
-            assert namespace.agent in arguments.PUBLISHED
+            assert namespace.agent in plugin.AGENTS
         elif namespace.verb in ("list", "show", "ls", "help", "check-env"):
             assert main(words) == 0
         elif namespace.verb == "export":

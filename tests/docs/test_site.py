@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.paths import ROOT
-from marl_pool.cli.main import VERBS
+from marl_pool.cli.help import VERBS
 from marl_pool.envs import env_names
 from marl_pool.pooling import POOLING
 

@@ -25,8 +25,9 @@ from marl_pool.encoders.pairs import (
     token_log_prob,
 )
 from marl_pool.options.signatures import check_settings
-from marl_pool.studies.hierarchical import layers
-from marl_pool.studies.hierarchical.choices import (
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.hierarchical import layers
+from marl_pool_studies.hierarchical.choices import (
     dependence,
     depth_probabilities,
     divergences,
@@ -35,13 +36,12 @@ from marl_pool.studies.hierarchical.choices import (
     surrogate,
     validate_schedule,
 )
-from marl_pool.studies.hierarchical.layers import (
+from marl_pool_studies.hierarchical.layers import (
     Chance,
     HierarchicalDecoder,
     HierarchicalEncoder,
     Hierarchy,
 )
-from marl_pool.utils.errors import InputError
 
 seeds = st.integers(0, 2**31)
 Sequence = tuple[tuple[int, int], ...]

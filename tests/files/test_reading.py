@@ -39,8 +39,8 @@ from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.runs.run import Run
-from marl_pool.training.supervised.image_files import read_idx
 from marl_pool.utils.errors import InputError
+from marl_pool_studies.image_files import read_idx
 
 # YAML
 

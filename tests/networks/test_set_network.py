@@ -21,9 +21,9 @@ from marl_pool.networks.set_network import (
 from marl_pool.policies import make_policy
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.pooling.ada import AdaPooling
-from marl_pool.studies.adapool.knn_centroid import KnnCentroid
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
+from marl_pool_studies.adapool.knn_centroid import KnnCentroid
 
 ENCODER = {"name": "transformer", "num_layers": 1, "num_heads": 2}
 seeds = st.integers(0, 2**31)

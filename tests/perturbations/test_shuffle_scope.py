@@ -25,11 +25,11 @@ from marl_pool.policies.sensory import FeedForward
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.base import Pooling
 from marl_pool.rollout import Rollout
-from marl_pool.studies.attention_neuron import published
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.cloning.sampler import Augmentation, Sampler
 from marl_pool.training.cloning.settings import CloneSettings
 from marl_pool.utils.errors import InputError, UnfitTokensError
+from marl_pool_studies.attention_neuron import published
 
 ENVS, AGENTS, PLACES, FRAMES, WIDTH = 3, 2, 7, 4, 5
 SPEC = TokenSpec(PLACES, FRAMES * WIDTH, ("patch",), has_self=False, num_frames=FRAMES)

@@ -15,7 +15,6 @@ from torch.nn.functional import one_hot
 from marl_pool.policies import make_agent
 from marl_pool.policies.agent import Population, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
-from marl_pool.policies.vision import Vision
 from marl_pool.pooling import make_pooling, vision_neuron
 from marl_pool.pooling.vision_neuron import (
     TileConv2d,
@@ -24,6 +23,7 @@ from marl_pool.pooling.vision_neuron import (
 )
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
+from marl_pool_studies.attention_neuron.vision import Vision
 
 B, T, N, D, A = 2, 3, 12, 6, 2
 """Sets of 12 patches with 2 frames of 3 pixels."""

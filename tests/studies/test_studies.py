@@ -11,7 +11,7 @@ from marl_pool.cli.main import main
 from marl_pool.config.grid import plan_sweep
 from marl_pool.config.sections import files_of
 from marl_pool.training.supervised import TASKS
-from marl_pool.training.supervised.images import load_images
+from marl_pool_studies.images import load_images
 
 PRESETS = [
     name

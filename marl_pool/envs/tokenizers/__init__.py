@@ -3,18 +3,22 @@
 from typing import TYPE_CHECKING
 
 from marl_pool.options.construction import build
+from marl_pool.options.plugins import Registry
 
 if TYPE_CHECKING:
     from marl_pool.envs.tokenizers.base import Observer, Tokenizer
 
-TOKENIZERS: dict[str, str] = {
-    "features": "marl_pool.envs.tokenizers.base:FeatureTokenizer",
-    "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",
-    "simple_tag": "marl_pool.envs.tokenizers.mpe:SimpleTagTokenizer",
-}
+TOKENIZERS = Registry(
+    "tokenizer",
+    {
+        "features": "marl_pool.envs.tokenizers.base:FeatureTokenizer",
+        "simple_spread": "marl_pool.envs.tokenizers.mpe:SimpleSpreadTokenizer",
+        "simple_tag": "marl_pool.envs.tokenizers.mpe:SimpleTagTokenizer",
+    },
+)
 
 FITTING: dict[str, str] = {
-    f"mpe2.{name}_v3": name for name in TOKENIZERS if name != "features"
+    f"mpe2.{name}_v3": name for name in TOKENIZERS.built_in if name != "features"
 }
 """Default tokenizer of a module."""
 

@@ -1,1 +1,6 @@
 """Behaviour cloning and DAgger: train an `Agent` to imitate a teacher's actions."""
+
+from marl_pool.options.plugins import Registry
+
+TEACHERS = Registry[str]("teacher", {})
+"""Teachers that are no policies, by short name."""

@@ -4,17 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
+from marl_pool.options.construction import build
 from marl_pool.options.names import is_plug_in
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
 from marl_pool.policies.storage import WEIGHTS, load_modules
 from marl_pool.tokens import Tokens
+from marl_pool.training.cloning import TEACHERS
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.fixed_policies import (
     build_fixed,
@@ -24,13 +26,6 @@ from marl_pool.training.fixed_policies import (
 )
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
-
-if TYPE_CHECKING:
-    from marl_pool.envs.pong.teacher import ValueTableTeacher
-
-VALUE_TABLE = "value_table"
-TEMPERATURE = 0.015
-"""Temperature in points of Pong: action values divided by it are logits."""
 
 
 class TeacherLabel(NamedTuple):
@@ -54,11 +49,13 @@ class Teacher(ABC):
         noise_size: uniform random numbers for one label.
         has_logits: True if labels have logits.
         target_names: names of the K privileged targets of a label; () without any.
+        envs: names of the environments that it can label; () for all.
     """
 
     noise_size: int = 0
     has_logits: bool = False
     target_names: tuple[str, ...] = ()
+    envs: tuple[str, ...] = ()
 
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
         """Return the memory at an episode's start."""
@@ -98,28 +95,6 @@ class PolicyTeacher(Teacher):
         decision = self.policy.act(tokens, state, noise)
         logits = decision.logits if self.has_logits else None
         return TeacherLabel(self.policy.scale(decision.action), logits, decision.state)
-
-
-class PrivilegedTeacher(Teacher):
-    r"""Value-table teacher of `Pong`, which reads the console and not the screen.
-
-    Its logits are :math:`Q(s, a) / \tau` with action values Q in points and
-    :math:`\tau` = `TEMPERATURE`; their margin is the cost of a wrong action.
-    """
-
-    has_logits = True
-
-    def __init__(self, source: "ValueTableTeacher") -> None:
-        self.source = source
-        self.target_names = source.target_names
-
-    @override
-    def label(
-        self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
-    ) -> TeacherLabel:
-        labels = self.source.answer(env)  # type: ignore[arg-type]
-        logits = labels.values / TEMPERATURE
-        return TeacherLabel(labels.actions, logits, (), labels.targets)
 
 
 @dataclass(frozen=True)
@@ -185,13 +160,14 @@ def _teacher(
     config: CloneConfig, source: str, name: str, group: AgentGroup, run_copy: Path
 ) -> Teacher:
     env_name = config.env.name
-    if source == VALUE_TABLE:
-        if env_name != "pong":
-            raise InputError(f"expected env=pong with {source}, got env={env_name}")
-        # Import here: the console needs an extra.
-        from marl_pool.envs.pong.teacher import ValueTableTeacher
-
-        return PrivilegedTeacher(ValueTableTeacher())
+    if source in TEACHERS:
+        teacher: Teacher = build(source, TEACHERS, "teacher", Teacher, {})
+        if teacher.envs and env_name not in teacher.envs:
+            choices = "|".join(teacher.envs)
+            raise InputError(
+                f"expected env={choices} with {source}, got env={env_name}"
+            )
+        return teacher
     policy: Policy
     if source == HEURISTIC or is_plug_in(source):
         policy = scripted_policy(source, env=env_name, role=name, group=group)
@@ -203,7 +179,7 @@ def _teacher(
         validate_fit(policy, group, str(path))
     else:
         raise InputError(
-            f"expected {HEURISTIC}, {VALUE_TABLE}, package.module:Class or the folder "
-            f"of a policy or run, got {source!r}"
+            f"expected {', '.join([HEURISTIC, *TEACHERS])}, package.module:Class or "
+            f"the folder of a policy or run, got {source!r}"
         )
     return PolicyTeacher(policy.to(config.device).eval())

@@ -1,7 +1,12 @@
 """Evolution strategies: search for policies by the returns of whole populations."""
 
-STRATEGIES: dict[str, str] = {
-    "cma": "marl_pool.training.evolution.cma_es:CMAES",
-    "pgpe": "marl_pool.training.evolution.pgpe:PGPE",
-}
+from marl_pool.options.plugins import Registry
+
+STRATEGIES = Registry(
+    "evolution",
+    {
+        "cma": "marl_pool.training.evolution.cma_es:CMAES",
+        "pgpe": "marl_pool.training.evolution.pgpe:PGPE",
+    },
+)
 """Search strategies by short name."""

@@ -4,11 +4,7 @@ import gzip
 import hashlib
 import json
 import math
-import pickle
-import subprocess
-import sys
 import tarfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +16,6 @@ from hypothesis import strategies as st
 from helpers.image_files import (
     cifar_contents,
     idx,
-    python2,
     write_cifar,
     write_mnist,
 )
@@ -30,23 +25,22 @@ from marl_pool.config import compose
 from marl_pool.pooling import pooling_names
 from marl_pool.tokens import Tokens
 from marl_pool.training.supervised.fit import make_task
-from marl_pool.training.supervised.image_files import (
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.image_files import (
     ARCHIVES,
     Source,
     fetch,
     read_cifar,
     read_idx,
 )
-from marl_pool.training.supervised.images import (
+from marl_pool_studies.images import (
     IDX_NAMES,
-    OWN_ARCHIVES,
     SOURCES,
     load_images,
     patches,
     resize,
 )
-from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.utils.errors import InputError
 
 # IDX
 
@@ -138,216 +132,69 @@ def test_the_real_files_are_read(dataset):
 @pytest.mark.parametrize("kind", list(ARCHIVES))
 def test_a_cifar_archive_is_read(tmp_path, kind):
     contents = cifar_contents(kind)
-    name = OWN_ARCHIVES[kind]
-    write_cifar(tmp_path / name, kind, {**contents, "batches.meta": {b"x": [b"y"]}})
+    name = SOURCES[kind][0].name
+    write_cifar(tmp_path / name, kind, {**contents, "batches.meta.txt": b"names"})
     images = load_images(kind, tmp_path)
     archive = ARCHIVES[kind]
     assert images.train.shape == (3 * len(archive.train), 32, 32, 3)
     assert images.num_classes == archive.num_classes
     assert images.test_labels.tolist() == [0, archive.num_classes - 1, 1]
-    row = contents[archive.test][b"data"][1]
+    size = archive.label_bytes + 3072
+    row = contents[archive.test][size + archive.label_bytes : 2 * size]
     # Red, green and blue plane after plane, each in rows.
     assert images.test[1, 5, 7].tolist() == [
         row[c * 1024 + 5 * 32 + 7] for c in range(3)
     ]
 
 
-class Evil:
-    """An object that would run a command when it is unpickled."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("pwned"),)
-
-
-def test_a_cifar_archive_cannot_run_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    contents = {
-        **cifar_contents("cifar100"),
-        "train": pickle.dumps({b"data": Evil()}, 2),
-    }
-    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
-    with pytest.raises(InputError, match="refused: it holds"):
-        read_cifar(file, "cifar100")
-    assert not (tmp_path / "pwned").exists()
-
-
-ATTACK = """
-import sys
-from pathlib import Path
-from marl_pool.training.supervised.image_files import read_cifar
-from marl_pool.utils.errors import InputError
-try:
-    print(read_cifar(Path(sys.argv[1]), "cifar100")[0].sum())
-except InputError as error:
-    print(error)
-"""
-
-
-def pointers(flags: bytes) -> bytes:
-    """A pickle that makes an array of objects whose addresses it chooses."""
-    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
-    kind = b"cnumpy\ndtype\n(U\x02O8K\x00K\x01tR(K\x03U\x01|NNN"
-    kind += 2 * b"J\xff\xff\xff\xff" + flags + b"tb"
-    state = b"(K\x01(M\x00\x0ct" + kind + b"\x89" + python2(b"A" * 8 * 3072) + b"tb"
-    labels = python2([1])
-    return (
-        b"\x80\x02}("
-        + python2(b"data")
-        + empty
-        + state
-        + python2(b"fine_labels")
-        + labels
-        + b"u."
-    )
-
-
-def test_a_cifar_archive_cannot_make_pointers(tmp_path):
-    """Tried in another process, which crashes where it can."""
-    whole = cifar_contents("cifar100")
-    for flags in (b"K\x00", b"K\x3f"):
-        contents = {**whole, "train": pointers(flags)}
-        file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
-        done = subprocess.run(
-            [sys.executable, "-c", ATTACK, str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PYTHONPATH": ":".join(sys.path)},
-        )
-        assert done.returncode == 0, done.stderr
-        assert "refused: an array of another type than bytes" in done.stdout
-
-
-def array_pickle(shape: bytes, raw: bytes, *, after: bytes = b"") -> bytes:
-    """A file whose array claims ``shape``, an opcode; ``after`` follows the array."""
-    head = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
-    kind = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNN"
-    kind += 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
-    state = b"(K\x01" + shape + kind + b"\x89" + python2(raw) + b"tb"
-    return (
-        b"\x80\x02}("
-        + python2(b"data")
-        + head
-        + state
-        + after
-        + python2(b"fine_labels")
-        + python2([1])
-        + b"u."
-    )
-
-
-BILLION = b"\x8a\x05\x00\xca\x9a;\x00"
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        (array_pickle(b"(" + BILLION + b"t", b"abc"), "expected 1000000000 bytes"),
-        (array_pickle(b"(J\xff\xff\xff\xfft", b"abc"), "expected the shape"),
-        (array_pickle(b"(K\x03t", b"abc", after=b"}b"), "train is damaged"),
-        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "refused: it modifies"),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", "train is damaged"),
-        (b"\x80\x02cos\nsystem\n.", "refused: it holds os.system"),
-        (b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", "refused: it holds"),
-        (b"\x80\x02]r\xff\xff\xff\xff.", "none of CIFAR's files"),
-        (b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", "train is damaged"),
-    ],
-    ids=["large", "negative", "twice", "build", "new", "os", "method", "memo", "bytes"],
-)
-def test_what_a_cifar_archive_has_no_use_for_is_refused(tmp_path, train, message):
-    contents = {**cifar_contents("cifar100"), "train": train}
-    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
-    with pytest.raises(InputError, match=message) as refusal:
-        read_cifar(file, "cifar100")
-    assert str(file) in str(refusal.value)
-    # The next archive is read as if nothing had been.
-    read_cifar(write_cifar(file, "cifar100", cifar_contents("cifar100")), "cifar100")
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_an_archive_that_python_3_wrote_is_read(tmp_path, protocol, order):
-    contents = cifar_contents("cifar100")
-    expected = read_cifar(
-        write_cifar(tmp_path / "a.gz", "cifar100", contents), "cifar100"
-    )
-    for part in contents.values():
-        part[b"data"] = np.asarray(part[b"data"], order=order)
-    packed = {name: pickle.dumps(part, protocol) for name, part in contents.items()}
-    output = read_cifar(write_cifar(tmp_path / "b.gz", "cifar100", packed), "cifar100")
-    assert all(map(np.array_equal, output, expected))
-
-
-def test_a_claimed_length_takes_no_memory(tmp_path):
-    """256 MiB are claimed by 9 bytes."""
-    train = b"\x80\x05\x96" + (1 << 28).to_bytes(8, "little") + b"abc."
-    contents = {**cifar_contents("cifar100"), "train": train}
-    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
-    tracemalloc.start()
-    try:
-        with pytest.raises(InputError, match="expected 268,435,456 bytes"):
-            read_cifar(file, "cifar100")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 1 << 24
-
-
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     file = write_cifar(tmp_path / "x.tar.gz", "cifar100", cifar_contents("cifar100"))
-    monkeypatch.setattr("marl_pool.training.supervised.image_files.ARRAY_BYTES", 5000)
+    monkeypatch.setattr("marl_pool_studies.image_files.ARRAY_BYTES", 5000)
     with pytest.raises(InputError, match="at most 5,000 bytes unpacked"):
         read_cifar(file, "cifar100")
 
 
-@pytest.mark.parametrize("kind", list(ARCHIVES))
-def test_the_published_name_is_for_the_published_archive(tmp_path, monkeypatch, kind):
-    contents = cifar_contents(kind)
-    file = write_cifar(tmp_path / SOURCES[kind][0].name, kind, contents)
-    with pytest.raises(InputError, match=SOURCES[kind][0].md5) as refusal:
-        load_images(kind, tmp_path)
-    digest = hashlib.md5(file.read_bytes()).hexdigest()
-    assert digest in str(refusal.value)
-    assert OWN_ARCHIVES[kind] in str(refusal.value)
-    source = Source(SOURCES[kind][0].url, digest)
-    monkeypatch.setitem(SOURCES, kind, (source,))
-    expected = load_images(kind, tmp_path)
-    file.rename(tmp_path / OWN_ARCHIVES[kind])
-    assert load_images(kind, tmp_path).train.equal(expected.train)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "train.bin: expected records of 3074 bytes, got 0 bytes"),
+        (bytes(3073), "train.bin: expected records of 3074 bytes, got 3,073 bytes"),
+        (None, "expected an archive with cifar-100-binary/train.bin, got none"),
+    ],
+    ids=["empty", "another size", "missing"],
+)
+def test_wrong_files_of_a_cifar_archive_are_refused(tmp_path, content, message):
+    contents = cifar_contents("cifar100")
+    del contents["train.bin"]
+    contents |= {} if content is None else {"train.bin": content}
+    file = write_cifar(tmp_path / "x.tar.gz", "cifar100", contents)
+    with pytest.raises(InputError, match=message) as refusal:
+        read_cifar(file, "cifar100")
+    assert str(file) in str(refusal.value)
 
 
 def test_damaged_cifar_archives_are_refused(tmp_path):
-    whole = cifar_contents("cifar100")
     file = tmp_path / "x.tar.gz"
-    for changed, message in (
-        ({"train": b"\x80\x02garbage"}, "train is damaged"),
-        ({"train": {b"data": np.zeros((3, 7), np.uint8)}}, "none of CIFAR's files"),
-        ({"train": {**whole["train"], b"fine_labels": [1]}}, "none of CIFAR's files"),
-        ({"train": [1, 2]}, "none of CIFAR's files"),
-    ):
-        write_cifar(file, "cifar100", {**whole, **changed})
-        with pytest.raises(InputError, match=message):
-            read_cifar(file, "cifar100")
-    write_cifar(file, "cifar100", {"test": whole["test"]})
-    with pytest.raises(
-        InputError, match="expected an archive with cifar-100-python/tr"
-    ):
-        read_cifar(file, "cifar100")
-    write_cifar(file, "cifar100", whole)
-    for damaged in (file.read_bytes()[:-2000], b"no archive" * 100):
+    write_cifar(file, "cifar100", cifar_contents("cifar100"))
+    for damaged in (file.read_bytes()[:-2000], b"no archive" * 100, b"no archive"):
         file.write_bytes(damaged)
         with pytest.raises(InputError, match="truncated or corrupt") as caught:
             read_cifar(file, "cifar100")
         assert "\n" not in str(caught.value)
     with tarfile.open(file, "w:gz") as archive:
-        folder = tarfile.TarInfo("cifar-100-python/train")
+        folder = tarfile.TarInfo("cifar-100-binary/train.bin")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
-    with pytest.raises(InputError, match="expected a file .*train, got a folder"):
+    with pytest.raises(InputError, match=r"expected a file .*train\.bin, got a folder"):
         read_cifar(file, "cifar100")
-    file.write_bytes(b"no archive")
-    with pytest.raises(InputError, match="truncated or corrupt"):
-        read_cifar(file, "cifar100")
+
+
+def test_a_label_above_the_classes_is_refused(tmp_path):
+    contents = cifar_contents("cifar10")
+    contents["test_batch.bin"] = bytes([10]) + contents["test_batch.bin"][1:]
+    write_cifar(tmp_path / SOURCES["cifar10"][0].name, "cifar10", contents)
+    with pytest.raises(InputError, match="expected labels below 10, got 10"):
+        load_images("cifar10", tmp_path)
 
 
 # Downloads
@@ -508,7 +355,7 @@ def test_images_from_the_command_line(tmp_path, capsys, pooling):
         (["pooling=none"], "pooling: expected one with task=images, got none"),
         (["encoder=none"], "encoder: expected one with task=images, got none"),
         (["task.dataset=imagenet"], "task.dataset"),
-        (["task.dataset=cifar10"], "lacks cifar-10-python.tar.gz"),
+        (["task.dataset=cifar10"], "lacks cifar-10-binary.tar.gz"),
         (["data_dir=null"], "data_dir: expected the folder with the files of fashion"),
     ],
 )

@@ -15,9 +15,10 @@ from scipy import stats
 
 from helpers.tasks import build_task
 from marl_pool.files.atomic import locked
-from marl_pool.studies.adapool import knn_data as room
-from marl_pool.studies.adapool.knn_centroid import KnnCentroid
-from marl_pool.studies.adapool.knn_data import (
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.adapool import knn_data as room
+from marl_pool_studies.adapool.knn_centroid import KnnCentroid
+from marl_pool_studies.adapool.knn_data import (
     CHUNK,
     Sets,
     Target,
@@ -26,7 +27,6 @@ from marl_pool.studies.adapool.knn_data import (
     sample_sets,
     targets,
 )
-from marl_pool.utils.errors import InputError
 
 ENCODER = {"name": "transformer", "dim": 16, "num_layers": 12, "dim_ff": 64}
 SMALL = {"num_vectors": 6, "dim": 4, "num_samples": 40, "num_test": 10}

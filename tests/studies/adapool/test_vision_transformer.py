@@ -23,16 +23,20 @@ from marl_pool.config import compose
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.pooling import make_pooling, pooling_names
 from marl_pool.runs.run import Run
-from marl_pool.studies.adapool.image_classification import (
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.training.supervised.fit import fit, make_task
+from marl_pool.training.supervised.learner import generator_of
+from marl_pool.training.supervised.settings import FitConfig
+from marl_pool.training.supervised.task import Split
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.adapool.image_classification import (
     ImageClassification,
     VisionOptions,
     VisionTransformer,
 )
-from marl_pool.tokens import Tokens, TokenSpec
-from marl_pool.training.supervised.fit import fit, make_task
-from marl_pool.training.supervised.images import (
+from marl_pool_studies.images import (
     NORMALIZATION,
-    OWN_ARCHIVES,
+    SOURCES,
     Normalization,
     PatchEmbedding,
     load_images,
@@ -40,12 +44,8 @@ from marl_pool.training.supervised.images import (
     random_crops,
     random_flips,
 )
-from marl_pool.training.supervised.learner import generator_of
-from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.supervised.task import Split
-from marl_pool.utils.errors import InputError
 
-ARCHIVE = OWN_ARCHIVES["cifar10"]
+ARCHIVE = SOURCES["cifar10"][0].name
 GOLDEN = GOLDEN_FILES / "vision_transformer.json"
 PUBLISHED = VisionOptions(
     dropout=0.1,

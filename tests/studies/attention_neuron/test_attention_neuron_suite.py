@@ -21,10 +21,13 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.patches import OUTLINE, PatchGrid
+from marl_pool.evaluation.analyses import analyse_run
 from marl_pool.evaluation.cases import label, play
 from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
+from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import CLEAN, Files, Result
-from marl_pool.evaluation.settings import TargetSettings
+from marl_pool.evaluation.run import EvaluatedRun
+from marl_pool.evaluation.settings import EvaluateSettings, TargetSettings
 from marl_pool.evaluation.video.render import outline_top
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
@@ -35,11 +38,11 @@ from marl_pool.policies.storage import save_policies, save_policy
 from marl_pool.pooling import make_pooling
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.runs.run import Run
-from marl_pool.studies.attention_neuron import published
-from marl_pool.studies.attention_neuron.analyses import analyse, r_squared, regress
-from marl_pool.studies.attention_neuron.figures import embed
-from marl_pool.studies.attention_neuron.recording import record
 from marl_pool.utils.errors import InputError
+from marl_pool_studies.attention_neuron import published
+from marl_pool_studies.attention_neuron.analyses import r_squared, regress
+from marl_pool_studies.attention_neuron.figures import embed
+from marl_pool_studies.attention_neuron.recording import record
 
 ENV: dict[str, Any] = {"name": "cartpole", "max_steps": 40}
 NEURON = {"name": "attention_neuron", "num_codes": 4, "key_units": 3}
@@ -417,15 +420,21 @@ def test_an_analysis_that_cannot_be_made_says_why(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    files = Files(tmp_path)
+    def analyse(target: EvaluationTarget, *names: str) -> list[Path]:
+        settings = EvaluateSettings(episodes=2, analyses=list(names))
+        results = EvaluationResults([], np.zeros((0, 2)), [])
+        return analyse_run(
+            EvaluatedRun(target, [], results, Files(tmp_path), []), settings
+        )
+
     subject = subject_of(tmp_path / "fixed", feed_forward())
-    assert analyse(["regression", "latents", "codes"], subject, [], 2, files) == []
+    assert analyse(subject, "regression", "latents", "codes") == []
     out = capsys.readouterr().out
     assert out.count("expected a sensory layer, which FeedForward has not") == 3
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     subject = subject_of(tmp_path / "run", sensory())
-    assert analyse(["codes"], subject, [], 2, files) == []
+    assert analyse(subject, "codes") == []
     out = capsys.readouterr().out
     assert "not made: codes: " in out
     assert 'pip install "marl-pool[analysis]"' in out
@@ -650,7 +659,7 @@ def test_what_is_shipped_says_its_env_and_fits_it() -> None:
             "transfer=[{label: a, env: {seed: 1}}]",
             "transfer[0].env.seed: expected an opt",
         ),
-        ("analyses=[codez]", "analyses: expected a list (each regression, latents"),
+        ("analyses=[codez]", "analyses: unknown analysis 'codez': choose from codes"),
         ("env=cartpol", "Did you mean 'cartpole'?"),
         ("env=3", "env: expected one of "),
     ],

@@ -28,12 +28,12 @@ from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.rollout import Rollout
-from marl_pool.studies.attention_neuron.weights import (
+from marl_pool.tokens import Tokens
+from marl_pool_studies.attention_neuron.weights import (
     PUBLISHED,
     import_weights,
     load_published,
 )
-from marl_pool.tokens import Tokens
 
 FILES = GOLDEN_FILES / "attention_neuron"
 WEIGHTS, GOLDEN = FILES / "cartpole_pi.npz", FILES / "golden_cartpole.npz"

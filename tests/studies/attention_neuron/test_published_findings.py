@@ -19,9 +19,9 @@ from torch import Tensor
 
 from helpers.paths import ROOT
 from marl_pool.networks.set_network import SetNetwork
-from marl_pool.studies.adapool.knn_centroid import TYPES, KnnCentroid
-from marl_pool.studies.adapool.knn_data import CHUNK, nearest_means, sample_sets
 from marl_pool.tokens import SELF_TYPE, Tokens
+from marl_pool_studies.adapool.knn_centroid import TYPES, KnnCentroid
+from marl_pool_studies.adapool.knn_data import CHUNK, nearest_means, sample_sets
 
 SCRIPTS = ROOT / "scripts"
 PUBLISHED = runpy.run_path(str(SCRIPTS / "knn_study.py"))["PUBLISHED"]

@@ -14,24 +14,24 @@ from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
 from marl_pool.config import compose
 from marl_pool.runs.run import Run
-from marl_pool.studies import image_task
-from marl_pool.studies.hierarchical.choices import depth_probabilities
-from marl_pool.studies.hierarchical.layers import Chance
-from marl_pool.studies.hierarchical.networks import (
+from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
+from marl_pool_studies import image_task
+from marl_pool_studies.hierarchical.choices import depth_probabilities
+from marl_pool_studies.hierarchical.layers import Chance
+from marl_pool_studies.hierarchical.networks import (
     ImageLayout,
     Patches,
     PixelQueries,
     fourier_positions,
     teacher_forced,
 )
-from marl_pool.studies.hierarchical.tasks import (
+from marl_pool_studies.hierarchical.tasks import (
     MergedClassification,
     MergedImages,
     Reconstruction,
 )
-from marl_pool.training.supervised.images import Images
-from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.errors import InputError
+from marl_pool_studies.images import Images
 
 SMALL = {
     "size": 8,

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from helpers.pictures import read_picture, share_beside_background, share_of
 from marl_pool.config import compose
-from marl_pool.studies.swarm.data import (
+from marl_pool.training.supervised.learner import must_go_back
+from marl_pool.training.supervised.results import read_study
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.swarm.data import (
     Mixtures,
     by_length,
     four_gaussians,
@@ -25,9 +28,9 @@ from marl_pool.studies.swarm.data import (
     log_densities,
     wishart_mixtures,
 )
-from marl_pool.studies.swarm.plots import output_colors
-from marl_pool.studies.swarm.point_task import PointNetwork, is_equivariant
-from marl_pool.studies.swarm.tasks import (
+from marl_pool_studies.swarm.plots import output_colors
+from marl_pool_studies.swarm.point_task import PointNetwork, is_equivariant
+from marl_pool_studies.swarm.tasks import (
     Clustering,
     MixtureLikelihood,
     Parameters,
@@ -37,9 +40,6 @@ from marl_pool.studies.swarm.tasks import (
     mean_log_likelihood,
     to_parameters,
 )
-from marl_pool.training.supervised.learner import must_go_back
-from marl_pool.training.supervised.results import read_study
-from marl_pool.utils.errors import InputError
 
 MANY = torch.arange(4000)
 ALPHA = 1e-4

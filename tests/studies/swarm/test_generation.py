@@ -13,14 +13,14 @@ from torch import Tensor
 from helpers.pictures import read_picture, share_of
 from helpers.tasks import build_task
 from marl_pool.encoders.swarm import SwarmLayer
-from marl_pool.studies import image_task
-from marl_pool.studies.swarm.generation import (
+from marl_pool.utils.errors import InputError
+from marl_pool_studies import image_task
+from marl_pool_studies.images import Images
+from marl_pool_studies.swarm.generation import (
     ImageGeneration,
     SwarmTransformer,
     sinusoids,
 )
-from marl_pool.training.supervised.images import Images
-from marl_pool.utils.errors import InputError
 
 SHAPES = [(3, 3, 1), (2, 2, 3)]
 shapes = pytest.mark.parametrize("shape", SHAPES)

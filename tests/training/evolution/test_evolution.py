@@ -28,7 +28,6 @@ from marl_pool.policies.agent import load_vector, to_vector
 from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.rollout import Rollout
 from marl_pool.runs.run import Run
-from marl_pool.studies.attention_neuron.published import published_for
 from marl_pool.training.evolution.evaluator import MAX_ENVS, Evaluator, PopulationTask
 from marl_pool.training.evolution.evolve import BEST, SEARCH, evolve, start_vector
 from marl_pool.training.evolution.pgpe import PGPE, centered_ranks
@@ -36,6 +35,7 @@ from marl_pool.training.loop import TrainingLoop
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import StoppedError
 from marl_pool.utils.randomness import VALIDATION_ENVS
+from marl_pool_studies.attention_neuron.published import published_for
 
 cma_es = pytest.importorskip("cma") and pytest.importorskip(
     "marl_pool.training.evolution.cma_es"

@@ -21,7 +21,6 @@ from marl_pool.config import check, compose, plan_sweep
 from marl_pool.config.grid import validate_runs
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep
-from marl_pool.studies.adapool import knn_centroid
 from marl_pool.training.jobs import JOBS
 from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import fit, make_task, open_fit, price
@@ -36,6 +35,7 @@ from marl_pool.training.supervised.results import FoldResult, read_results, read
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool_studies.adapool import knn_centroid
 
 TINY = ("task=helpers.line_fit:LineFit", "encoder=none", "pooling=none", "threads=1")
 RESUME = ("resume", "--plugin", "helpers.line_fit:LineFit")

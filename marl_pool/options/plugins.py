@@ -1,0 +1,155 @@
+"""Packages of plug-ins: what an installed package adds to registries and commands.
+
+A package names one `Plugins` in the entry-point group ``marl_pool.plugins``. It holds
+texts only, so that listing what is installed imports nothing heavy. Whoever installs
+a package trusts it: its short names may stand in files, as the library's own.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from marl_pool.utils.errors import InputError
+
+GROUP = "marl_pool.plugins"
+"""Entry-point group of the packages."""
+KINDS = (
+    "analysis",
+    "encoder",
+    "env",
+    "evolution",
+    "perturbation",
+    "policy",
+    "pooling",
+    "task",
+    "teacher",
+    "tokenizer",
+)
+"""Kinds of registered names."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb of the command line."""
+
+    summary: str
+    """One line of ``marl-pool --help``."""
+    function: str
+    """``module:function``, from parsed flags and overrides to the exit status."""
+    epilog: str = ""
+    """End of the verb's help; ``{keys}`` is replaced by its config groups."""
+    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Arguments and flags, each with the options of ``argparse``'s ``add_argument``."""
+    settings: str = ""
+    """``module:Dataclass`` of its keys. Such a verb reads runs and takes the flags of
+    ``evaluate``; without settings a verb takes no keys."""
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What one package adds."""
+
+    registries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By kind (`KINDS`), short name to ``package.module:Class``."""
+    configs: Path | None = None
+    """Folder of YAML files, laid out like the library's but with other names."""
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    """Verbs of ``marl-pool``."""
+    after_evaluation: str = ""
+    """``module:function`` that each ``marl-pool evaluate`` calls at its end, from an
+    `EvaluatedRun` to the paths of the files written."""
+
+
+@functools.cache
+def installed() -> dict[str, Plugins]:
+    """Return the plug-ins of all installed packages, by package and entry point.
+
+    Raises:
+        InputError: an entry point that cannot be imported, or is no `Plugins`.
+    """
+    packages = {}
+    for point in entry_points(group=GROUP):
+        package = point.dist.name if point.dist else "a package"
+        label = f"{package}, entry point {point.name} = {point.value}"
+        try:
+            plugins = point.load()
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{label}: cannot be imported: {reason:.200}") from error
+        if not isinstance(plugins, Plugins):
+            raise InputError(
+                f"{label}: expected a {__name__}.Plugins, got {plugins!r:.80}"
+            )
+        if unknown := [kind for kind in plugins.registries if kind not in KINDS]:
+            kinds = ", ".join(KINDS)
+            raise InputError(f"{label}: expected kinds of {kinds}, got {unknown[0]!r}")
+        packages[label] = plugins
+    return packages
+
+
+def commands() -> dict[str, Command]:
+    """Return the verbs of all installed packages."""
+    return {
+        name: command
+        for plugins in installed().values()
+        for name, command in plugins.commands.items()
+    }
+
+
+def load(target: str) -> Any:
+    """Import ``module:name``."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Registry(Mapping[str, T]):
+    """Names of one kind: the library's, then those of installed packages.
+
+    The packages are read when a name is not the library's.
+
+    Args:
+        kind: the kind, for messages.
+        built_in: the library's own entries.
+        read: takes the entries of a package; by default its registry of this kind.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        built_in: dict[str, T],
+        read: Callable[[Plugins], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.kind, self.built_in = kind, built_in
+        self.read = read or (lambda plugins: plugins.registries.get(kind, {}))
+
+    def __getitem__(self, name: str) -> T:
+        if name in self.built_in:
+            return self.built_in[name]
+        return self.added()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.built_in, **self.added()})
+
+    def __len__(self) -> int:
+        return len(self.built_in) + len(self.added())
+
+    def added(self) -> dict[str, T]:
+        """Return the entries of installed packages.
+
+        Raises:
+            InputError: a name that is registered already.
+        """
+        entries: dict[str, T] = {}
+        for label, plugins in installed().items():
+            content = self.read(plugins)
+            if taken := [name for name in content if name in self.built_in | entries]:
+                raise InputError(
+                    f"{label}: the {self.kind} {taken[0]!r} is registered already"
+                )
+            entries |= content
+        return entries

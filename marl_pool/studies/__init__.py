@@ -1,1 +1,0 @@
-"""Tasks, data, figures and published numbers: one paper a package."""

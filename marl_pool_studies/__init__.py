@@ -1,0 +1,1 @@
+"""Studies of five papers on `marl_pool`: tasks, data, figures and published numbers."""

@@ -1,0 +1,322 @@
+"""Labelled image data sets, random crops and flips, patches and their embedding."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from marl_pool.kernels.functional import Activation
+from marl_pool.networks.set_network import TokenEmbedding, TypeEmbedding
+from marl_pool.tokens import Tokens, TokenSpec
+from marl_pool.utils.errors import InputError
+from marl_pool_studies.image_files import (
+    ARCHIVES,
+    Source,
+    fetch,
+    read_cifar,
+    read_idx,
+)
+
+Dataset = Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+SOURCES: dict[str, tuple[Source, ...]] = {
+    "mnist": (
+        Source(f"{_MNIST}/{IDX_NAMES[0]}.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+        Source(f"{_MNIST}/{IDX_NAMES[1]}.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+        Source(f"{_MNIST}/{IDX_NAMES[2]}.gz", "9fb629c4189551a2d022fa330f9573f3"),
+        Source(f"{_MNIST}/{IDX_NAMES[3]}.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+    ),
+    "fashion_mnist": (
+        Source(f"{_FASHION}/{IDX_NAMES[0]}.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+        Source(f"{_FASHION}/{IDX_NAMES[1]}.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+        Source(f"{_FASHION}/{IDX_NAMES[2]}.gz", "bef4ecab320f06d8554ea6380940ec79"),
+        Source(f"{_FASHION}/{IDX_NAMES[3]}.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    ),
+    "cifar10": (
+        Source(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    ),
+    "cifar100": (
+        Source(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    ),
+}
+"""Addresses of the data sets, and MD5 checksums by their authors or torchvision. Local
+files are not verified, because Fashion-MNIST exists with other splits."""
+
+
+class Normalization(NamedTuple):
+    """Constants that normalize the channels of an image with pixels in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+NORMALIZATION: dict[Dataset, Normalization] = {
+    "mnist": Normalization((0.1307,), (0.3081,)),
+    "fashion_mnist": Normalization((0.2860,), (0.3528,)),
+    "cifar10": Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+}
+"""Constants of each data set. The constants of CIFAR are from the AdaPool paper's code;
+its standard deviations of CIFAR-10 are smaller than the usual (0.247, 0.243, 0.262).
+The other two are over all pixels of the 28 x 28 training images."""
+
+
+class Images(NamedTuple):
+    """A data set: images ``(n, H, W, C)`` uint8 and labels ``(n,)`` int64."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    num_classes: int
+
+
+def load_images(
+    dataset: Dataset, data_dir: str | Path | None, download: bool = False
+) -> Images:
+    """Read a data set from ``data_dir/dataset`` or, with less precedence, ``data_dir``.
+
+    MNIST and Fashion-MNIST are four IDX files, compressed or not. CIFAR is the archive
+    of its binary version. Missing files are downloaded into ``data_dir/dataset``, if
+    asked.
+
+    Raises:
+        InputError: no folder given, missing, truncated or corrupt files, or a
+            failed download.
+    """
+    if data_dir is None:
+        raise InputError(
+            f"data_dir: expected the folder with the files of {dataset}, got none"
+        )
+    # The folder may be missing if its files are downloaded.
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir() and not download:
+        raise InputError(
+            f"data_dir: expected a folder with the files of {dataset}, got {data_dir}; "
+            "download=true downloads them"
+        )
+    # Find the files that are not there yet.
+    files = {source: _find(folder, dataset, source.name) for source in SOURCES[dataset]}
+    missing = [source for source, file in files.items() if file is None]
+    if missing and not download:
+        raise InputError(
+            f"data_dir: {data_dir} lacks {', '.join(s.name for s in missing)}, "
+            f"also in its folder {dataset}; download=true downloads "
+            f"{'them' if len(missing) > 1 else 'it'}"
+        )
+    # Download what is missing, then read everything.
+    files |= {source: fetch(source, folder / dataset) for source in missing}
+    return _read(dataset, list(filter(None, files.values())))
+
+
+def first_images(
+    images: Images, num_samples: int | None, num_test: int | None
+) -> Images:
+    """Take the first training and test images of a data set, or all with None.
+
+    Raises:
+        InputError: more images than the data set has.
+    """
+    for name, count, size in (
+        ("num_samples", num_samples, len(images.train)),
+        ("num_test", num_test, len(images.test)),
+    ):
+        if count is not None and count > size:
+            raise InputError(
+                f"task.{name}: expected at most {size}, the images of the data set, "
+                f"got {count}"
+            )
+    return Images(
+        images.train[:num_samples],
+        images.train_labels[:num_samples],
+        images.test[:num_test],
+        images.test_labels[:num_test],
+        images.num_classes,
+    )
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resize square images by zero padding and block averaging, without interpolation.
+
+    Images are padded on all sides to the next multiple of ``size``, at most by a
+    quarter, and then averaged over squares. So 28 pixels become 28, 32 (padded), 14,
+    16 (padded to 32) and so on. Images are ``(n, H, H, C)`` uint8.
+
+    Raises:
+        InputError: a size that needs more padding.
+    """
+    # Pad to the next multiple of the size.
+    side = images.shape[1]
+    factor = -(-side // size)
+    target = factor * size
+    if target > side * 1.25:
+        raise InputError(
+            f"task.size: expected a divisor of {side} pixels, padded by at most a "
+            f"quarter, got {size}"
+        )
+    # Put the image in the middle.
+    before = (target - side) // 2
+    after = target - side - before
+    padded = torch.nn.functional.pad(images, (0, 0, before, after, before, after))
+    if factor == 1:
+        return padded
+    # Average over squares of pixels.
+    squares = padded.unflatten(2, (size, factor)).unflatten(1, (size, factor))
+    return squares.float().mean((2, 4)).round().to(torch.uint8)
+
+
+def check_patch(size: int, patch: int) -> None:
+    """Validate that patches cover images of ``size`` pixels a side."""
+    if size % patch:
+        raise InputError(
+            f"task.patch: expected a divisor of task.size = {size}, got {patch}"
+        )
+
+
+def patches(images: Tensor, patch: int) -> Tensor:
+    """Cut images ``(n, H, W, C)`` into patches ``(n, N, patch * patch * C)``.
+
+    Patches are in row-major order; H and W are multiples of ``patch``.
+    """
+    height, width = (extent // patch for extent in images.shape[1:3])
+    cut = images.unflatten(2, (width, patch)).unflatten(1, (height, patch))
+    return cut.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+class PatchEmbedding(TokenEmbedding):
+    r"""Project patches and add the embedding of their positions.
+
+    .. math:: h = \mathrm{dropout}(\mathrm{LN}(W\, \mathrm{LN}((x - \mu) / \sigma)) + e)
+
+    with pixels x in [0, 1], the data set's :math:`\mu` and :math:`\sigma`, and the
+    learned embedding e of the patch's position. Normalisation, both layer norms and
+    dropout are optional.
+
+    Source: the published code of the AdaPool paper's image studies,
+    https://arxiv.org/abs/2506.09215.
+
+    The types of the tokens are their positions. The channels of ``normalization`` vary
+    fastest within a patch. See `TokenEmbedding` for the other arguments.
+    """
+
+    def __init__(
+        self,
+        spec: TokenSpec,
+        dim: int | None,
+        type_embedding: TypeEmbedding = "add",
+        activation: Activation | None = None,
+        *,
+        normalization: Normalization | None = None,
+        norms: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(spec, dim, type_embedding, activation)
+        # Repeat the constants of the channels over the pixels of a patch.
+        self.mean: Tensor | None
+        self.std: Tensor | None
+        for name in ("mean", "std"):
+            values = None
+            if normalization is not None:
+                channels = torch.tensor(getattr(normalization, name))
+                values = channels.repeat(spec.num_features // len(channels))
+            self.register_buffer(name, values, persistent=False)
+        # Normalize before and after the projection, as the vision transformer does.
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(width) if norms else nn.Identity()
+            for width in (spec.num_features, self.dim_out)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Embed patches of batch ``(B,)`` as ``(B, N, D)``."""
+        x = self.read(tokens)
+        if self.mean is not None and self.std is not None:
+            x = (x - self.mean) / self.std
+        x = self.norms[0](x)
+        if self.project is not None:
+            x = self.activate(self.project(x))
+        assert self.types is not None
+        embedded: Tensor = self.dropout(self.norms[1](x) + self.types(tokens.types))
+        return embedded
+
+
+def random_crops(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """Add a border of zeros to each image, and cut out a window of the image's size.
+
+    Images are ``(B, H, W, C)``. The border is ``padding`` pixels wide on each side;
+    each of the ``(2 padding + 1)²`` positions of the window is equally likely. The
+    generator is on the CPU, so a seed gives the same windows on every device.
+    """
+    count, height, width, _ = images.shape
+    border = (0, 0, padding, padding, padding, padding)
+    padded = torch.nn.functional.pad(images, border)
+    # Sample a corner for each image, and select its window.
+    corners = torch.randint(2 * padding + 1, (2, count), generator=generator)
+    tops, lefts = corners.to(images.device)
+    # A view of all windows, (B, 2 padding + 1, 2 padding + 1, C, H, W).
+    windows = padded.unfold(1, height, 1).unfold(2, width, 1)
+    rows = torch.arange(count, device=images.device)
+    return windows[rows, tops, lefts].permute(0, 2, 3, 1)
+
+
+def random_flips(
+    images: Tensor, probability: float, generator: torch.Generator
+) -> Tensor:
+    """Mirror each image of ``(B, H, W, C)``, left to right, with a probability.
+
+    The probability is in [0, 1], the generator on the CPU.
+    """
+    flipped = torch.rand(len(images), generator=generator) < probability
+    where = flipped.to(images.device)[:, None, None, None]
+    return torch.where(where, images.flip(2), images)
+
+
+def _read(dataset: Dataset, files: list[Path]) -> Images:
+    folder = files[0].parent
+    # CIFAR comes in one archive, MNIST and its relatives in four files.
+    if dataset in ARCHIVES:
+        parts = list(read_cifar(files[0], dataset))
+        classes = ARCHIVES[dataset].num_classes
+    else:
+        parts, classes = [read_idx(file) for file in files], 10
+        parts = [array[..., None] if array.ndim == 3 else array for array in parts]
+    # Validate both parts: one label an image, squares of one size, known classes.
+    for images, labels in (parts[:2], parts[2:]):
+        if images.ndim != 4 or labels.shape != images.shape[:1]:
+            raise InputError(
+                f"{folder}: expected a label for each image, got images "
+                f"{images.shape} and labels {labels.shape}"
+            )
+        height, width, _ = shape = images.shape[1:]
+        if height != width or shape != parts[0].shape[1:]:
+            raise InputError(
+                f"{folder}: expected square images of one size, got "
+                f"{parts[0].shape} and {images.shape}"
+            )
+        if len(labels) and labels.max() >= classes:
+            raise InputError(
+                f"{folder}: expected labels below {classes}, got {labels.max()}"
+            )
+    # Copy the arrays: those that were read are not writable.
+    train, train_labels, test, test_labels = (
+        torch.from_numpy(np.array(array, order="C")) for array in parts
+    )
+    return Images(train, train_labels.long(), test, test_labels.long(), classes)
+
+
+def _find(folder: Path, dataset: str, name: str) -> Path | None:
+    """Find a file in the subfolder or the folder, compressed or not."""
+    choices = (name, name.removesuffix(".gz"))
+    places = (folder / dataset, folder)
+    files = (place / choice for place in places for choice in choices)
+    return next((file for file in files if file.is_file()), None)
