@@ -133,7 +133,7 @@ def check_network(device: str, options: Mapping[str, Any]) -> None:
     results = []
     for where in ("cpu", device):
         policy = make_policy(group.tokens, group.action_space, seed=0, **options)
-        policy = policy.double().to(where)
+        policy = compile(policy.double().to(where))
         logits, values = policy(tokens.map(lambda part, where=where: part.to(where)))
         (logits.square().sum() + values.sum()).backward()
         gradients = [
