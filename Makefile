@@ -48,7 +48,7 @@ test: lint imports  ## What guards a merge: lint, types, import rules, quick tes
 	$(MAKE) --jobs=2 types quick
 
 sanitize: $(BIN)/.dev  ## The kernels' tests where every access out of bounds ends the process
-	$(PYTEST) -m slow tests/kernels/test_native_memory.py -k out_of_bounds
+	$(PYTEST) -m slow tests/compiled/test_kernel_memory.py -k out_of_bounds
 
 test-all: test slow  ## The slow tests too, and each property with many examples
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from marl_pool.api.evaluate import evaluate as evaluate
     from marl_pool.api.perturb import perturb_env as perturb_env
     from marl_pool.api.train import train as train
+    from marl_pool.compiled import compile as compile
     from marl_pool.encoders import encoder_names as encoder_names
     from marl_pool.encoders import make_encoder as make_encoder
     from marl_pool.encoders.base import Encoder as Encoder
@@ -48,6 +49,7 @@ LAZY = (
     "marl_pool.api.evaluate:evaluate",
     "marl_pool.api.perturb:perturb_env",
     "marl_pool.api.train:train",
+    "marl_pool.compiled:compile",
     "marl_pool.encoders:encoder_names",
     "marl_pool.encoders:make_encoder",
     "marl_pool.encoders.base:Encoder",

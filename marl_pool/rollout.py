@@ -3,13 +3,15 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from marl_pool.compiled import compile
+from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.rules import (
     Presence,
@@ -26,7 +28,6 @@ from marl_pool.perturbations.base import Perturbation, PerturbationState
 from marl_pool.perturbations.turns import BEGUN, OwnTurns, flatten, steps_of_agent
 from marl_pool.policies.base import Decision, Policy, State
 from marl_pool.policies.masks import validate_masks
-from marl_pool.rollout_graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.tokens import Tokens
 from marl_pool.utils.devices import without_reads
 from marl_pool.utils.errors import InputError
@@ -162,7 +163,8 @@ class Rollout:
 
     Args:
         env: environments, reset here and owned by the rollout from now on.
-        policies: a policy for each group of agents.
+        policies: a policy for each group of agents, compiled here: see
+            `marl_pool.compile`.
         perturbation: change of the observations; None for none.
         explore: sample actions; otherwise take the mode of their distribution.
         played: episodes that each environment has played already; a perturbation with
@@ -204,7 +206,7 @@ class Rollout:
             )
         # Keep the groups in the order of the environment, which numbers their streams.
         self.env = env
-        self.policies = {name: policies[name] for name in env.groups}
+        self.policies = {name: compile(policies[name]) for name in env.groups}
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
@@ -271,7 +273,7 @@ class Rollout:
         if count < 1:
             raise InputError(f"steps: expected at least 1, got {count}")
         first_steps = self._lengths.clone()
-        with self._many_steps(reads=not self.sync_free):
+        with without_reads() if self.sync_free else nullcontext():
             fragment, endings = self._play(count)
             finals, episodes = _collect(endings)
             self._finished += episodes
@@ -409,7 +411,7 @@ class Rollout:
         """
         unchecked: list[tuple[Transition, Presence, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
-        with self._many_steps(reads=not self.sync_free):
+        with without_reads() if self.sync_free else nullcontext():
             for _ in range(count):
                 lives, lengths = presence_of(self.env), self._lengths
                 transition = self._step(reads=not self.sync_free)
@@ -438,8 +440,7 @@ class Rollout:
         favour short ones. No environment is left in the rollout afterwards.
 
         Args:
-            on_step: called after each step with the environments not yet dropped. It
-                must not change the policies, see `Policy.fixed`.
+            on_step: called after each step with the environments not yet dropped.
             idle: fraction of environments, in [0, 1], that may be over before they are
                 dropped, all at once, which saves time where a step is cheap. Above 0
                 only for an environment with `BatchedEnv.steps_past_end`.
@@ -450,10 +451,9 @@ class Rollout:
         Raises:
             InputError: ``idle`` above 0 where finished environments cannot be stepped.
         """
-        with self._many_steps(reads=True):
-            for transition in self.transitions(idle=idle):
-                if on_step is not None:
-                    on_step(transition)
+        for transition in self.transitions(idle=idle):
+            if on_step is not None:
+                on_step(transition)
         return self._finished.pop()
 
     @torch.no_grad()
@@ -710,16 +710,6 @@ class Rollout:
         """Return what the environments show, unperturbed."""
         with env_call(self.env, "an observation"):
             return checked_observation(self.env)
-
-    @contextmanager
-    def _many_steps(self, *, reads: bool) -> Iterator[None]:
-        """Let policies prepare once for many steps, which read values if ``reads``."""
-        with ExitStack() as stack:
-            if not reads:
-                stack.enter_context(without_reads())
-            for policy in self.policies.values():
-                stack.enter_context(policy.fixed())
-            yield
 
     def _restart(self, ended: Tensor) -> None:
         """Start new episodes where ``ended``, ``(num_envs,)`` bool."""

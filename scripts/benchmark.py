@@ -41,7 +41,7 @@ from benchmarks.sampling import sampling, two_runners
 from benchmarks.sets import swarm
 from benchmarks.skills import SKILLS, time_to_skill
 
-from marl_pool.kernels.native import describe_kernels
+from marl_pool.compiled.choice import describe_kernels
 from marl_pool.utils.errors import install_hint
 from marl_pool.utils.progress import duration
 

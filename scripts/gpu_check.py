@@ -28,11 +28,12 @@ from torch.utils._pytree import tree_leaves
 
 import marl_pool
 from marl_pool.cli.main import main as run_command
+from marl_pool.compiled import compile
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.kernels.native import use_kernels
 from marl_pool.options.types import Kernels
 from marl_pool.perturbations import make_perturbation, perturbation_names
 from marl_pool.policies import make_policy
@@ -132,7 +133,7 @@ def check_network(device: str, options: Mapping[str, Any]) -> None:
     results = []
     for where in ("cpu", device):
         policy = make_policy(group.tokens, group.action_space, seed=0, **options)
-        policy = policy.double().to(where)
+        policy = compile(policy.double().to(where))
         logits, values = policy(tokens.map(lambda part, where=where: part.to(where)))
         (logits.square().sum() + values.sum()).backward()
         gradients = [
@@ -300,7 +301,7 @@ def networks(device: str, *, tiny: bool) -> Iterator[Measurement]:
         policy = make_policy(group.tokens, group.action_space, seed=0, **parts)
         env.reset()
         tokens = env.observe()[role].map(lambda part: part[:rows, 0])
-        network = policy.network.to(device)
+        network = compile(policy.network.to(device))
         weights = list(network.parameters())
 
         def both(

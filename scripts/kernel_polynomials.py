@@ -1,6 +1,6 @@
-"""Write marl_pool/kernels/native/src/polynomials.hpp: the kernel's polynomials.
+"""Write marl_pool/compiled/native/src/polynomials.hpp: the kernel's polynomials.
 
-    python scripts/kernel_polynomials.py > marl_pool/kernels/native/src/polynomials.hpp
+    python scripts/kernel_polynomials.py > marl_pool/compiled/native/src/polynomials.hpp
 
 - 2^f for f in [-1/2, 1/2], for `exp2`.
 - Φ(x) for GELU: from Φ(-a) / φ(a), a >= 0, where φ is needed for the gradient or in

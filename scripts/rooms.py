@@ -22,7 +22,6 @@ FAMILIES = {
     "#fdeeda": {"runs", "files"},
     "#f3e3ef": {
         "rollout",
-        "rollout_graph",
         "finite",
         "envs",
         "perturbations",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marl_pool.compiled.choice import describe_kernels, use_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
@@ -18,7 +19,6 @@ from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
 from marl_pool.evaluation.settings import TargetSettings, TransferSettings
-from marl_pool.kernels.native import describe_kernels, use_kernels
 from marl_pool.options.names import resolve, trust
 from marl_pool.options.signatures import options_of
 from marl_pool.options.types import Kernels

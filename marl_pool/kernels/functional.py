@@ -4,7 +4,8 @@ The linear layers have one set of weights, or a population's: weights may have a
 dimension P; then their input and result have it, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -15,6 +16,19 @@ from torch.autograd import forward_ad
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 """GELU is the exact x Φ(x), not its approximation by tanh."""
+
+
+def linear_layers(
+    widths: Sequence[int], activation: Callable[[], nn.Module]
+) -> list[nn.Module]:
+    """Build a linear layer and an activation from each width to the next."""
+    pairs = [(nn.Linear(*dims), activation()) for dims in pairwise(widths)]
+    return [layer for pair in pairs for layer in pair]
+
+
+def mlp(widths: Sequence[int], activation: Callable[[], nn.Module]) -> nn.Sequential:
+    """Build linear layers with an activation between them."""
+    return nn.Sequential(*linear_layers(widths, activation)[:-1])
 
 
 def is_transformed() -> bool:

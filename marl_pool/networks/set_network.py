@@ -12,9 +12,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import Activation, is_transformed
-from marl_pool.kernels.native.call import NetworkInputs
-from marl_pool.kernels.native.plan import has_hooks
-from marl_pool.native_network import NativeNetwork
 from marl_pool.networks.embedding import TokenEmbedding, TypeEmbedding, clear_padding
 from marl_pool.options.construction import build
 from marl_pool.pooling import POOLING
@@ -180,10 +177,6 @@ class SetNetwork(nn.Module):
             self.pooling = build_part("pooling", pooling, POOLING, Pooling, context)
             init_weights(self.pooling, init_std)
         self.dim_out = self.pooling.dim_out
-        # Plan the native forward pass, with the pooling layer and without.
-        parts = (self.embedding, self.encoder, self.pooling)
-        self._native = NativeNetwork.plan(*parts, pooled=True)
-        self._native_encoder = NativeNetwork.plan(*parts, pooled=False)
         for kind, part in (("encoder", encoder), ("pooling", pooling)):
             if ":" in part["name"]:
                 self._try(f"{kind} {part['name']!r}")
@@ -231,61 +224,17 @@ class SetNetwork(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Summarize tokens of batch ``(B,)`` in ``(B, dim_out)``."""
-        tokens = self._drop(tokens)
-        native = self._fitting(self._native, tokens)
-        if native is not None:
-            return native(tokens)
-        return self.pooling(*self.encode(tokens))
+        return self.pooling(*self.encode(self.drop(tokens)))
 
     def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the input of the pooling head: vectors, padding and types."""
         tokens.validate_shapes()
-        # Without padding drop the mask: attention is faster without one. A function
-        # transform does not allow the test, and on a GPU it costs more than the mask.
-        padding: Tensor | None = tokens.padding
-        may_test = not is_transformed() and may_read(tokens.padding)
-        if may_test and not tokens.padding.any():
-            padding = None
-        native = self._fitting(self._native_encoder, tokens)
-        if native is not None:
-            return native(tokens), padding, tokens.types
+        padding = present_padding(tokens)
         cleared = tokens if padding is None else clear_padding(tokens)
         x = self.embedding(cleared)
         # The head's extra tokens pass through the encoder with the set.
         x, padding, types = self.pooling.prepend(x, padding, cleared.types)
         return self.encoder(x, padding), padding, types
-
-    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
-        """Return True if the compiled kernel computes the network for these tokens.
-
-        With ``encoder``, the kernel may compute the encoder alone.
-        """
-        plans = [self._native, *([self._native_encoder] if encoder else [])]
-        return any(self._fitting(plan, tokens) is not None for plan in plans)
-
-    def native_inputs(self, tokens: Tokens) -> NetworkInputs | None:
-        """Return the kernel's arguments for `forward` of tokens of batch ``(B,)``.
-
-        None where the compiled kernel does not compute the embedding, too, where the
-        network is on a GPU, and where it has hooks.
-        """
-        # A subclass may compute something else, which a hook may change.
-        if type(self).forward is not SetNetwork.forward or has_hooks(self):
-            return None
-        native = self._native
-        if native is None or not native.embeds or not tokens.features.is_cpu:
-            return None
-        return native.inputs(self._drop(tokens)) if self.is_native(tokens) else None
-
-    def _fitting(
-        self, plan: NativeNetwork | None, tokens: Tokens
-    ) -> NativeNetwork | None:
-        """Return the plan if it computes this call as torch would, else None."""
-        # A subclass may encode otherwise.
-        if plan is None or type(self).encode is not SetNetwork.encode:
-            return None
-        parts = (self.embedding, self.encoder, self.pooling)
-        return plan if plan.fits(parts, tokens) else None
 
     def weights(self, tokens: Tokens) -> Tensor | None:
         """Return the head's attention weights, ``(B, heads, N)``, or None."""
@@ -312,7 +261,7 @@ class SetNetwork(nn.Module):
         Returns:
             ``(B, T, dim_out)``, and the memory after the last set.
         """
-        sequences = self._sequences(self._drop(tokens))
+        sequences = self._sequences(self.drop(tokens))
         return self._head.unroll(*sequences, prev_actions, memory)
 
     def attention_weights(
@@ -322,7 +271,8 @@ class SetNetwork(nn.Module):
         sequences = self._sequences(tokens)
         return self._head.attention_weights(*sequences, prev_actions, memory)
 
-    def _drop(self, tokens: Tokens) -> Tokens:
+    def drop(self, tokens: Tokens) -> Tokens:
+        """Hide tokens while training, by the probability ``token_dropout``."""
         if not (self.training and self.token_dropout):
             return tokens
         return drop_tokens(tokens, self.token_dropout, self.spec.has_self)
@@ -339,6 +289,16 @@ class SetNetwork(nn.Module):
         if padding is not None:
             padding = padding.unflatten(0, shape)
         return x.unflatten(0, shape), padding
+
+
+def present_padding(tokens: Tokens) -> Tensor | None:
+    """Return the padding ``(B, N)``; None if no token is padded, which is faster.
+
+    A function transform does not allow the test, and on a GPU it costs more than the
+    mask.
+    """
+    may_test = not is_transformed() and may_read(tokens.padding)
+    return None if may_test and not tokens.padding.any() else tokens.padding
 
 
 def build_part(

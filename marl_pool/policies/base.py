@@ -1,7 +1,6 @@
 """Base classes of policies: one contract, recurrent or not."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -75,14 +74,6 @@ class Policy(nn.Module, ABC):
     def value(self, tokens: Tokens, state: State = ()) -> Tensor:
         """Estimate the returns ``(*B,)`` of observations without choosing an action."""
         return self.act(tokens, state).value
-
-    def fixed(self) -> AbstractContextManager[None]:
-        """Return a context within which modules, options and kernels do not change.
-
-        A policy may then prepare once what it would prepare in every call. The numbers
-        of the weights may change, in place.
-        """
-        return nullcontext()
 
     def scale(self, action: Tensor) -> Tensor:
         """Map actions from the policy's units to the action space's."""

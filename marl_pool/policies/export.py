@@ -15,7 +15,6 @@ from torch._dynamo.exc import UserError
 from typing_extensions import override
 
 from marl_pool.files.atomic import make_folder, new_path
-from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import SpecifiedPolicy
 from marl_pool.tokens import Tokens, TokenSpec
@@ -102,7 +101,6 @@ def export_policy(
     with explain_os_errors(f"{path} cannot be written"):
         make_folder(path.parent)
     with (
-        use_kernels("torch"),
         torch.no_grad(),
         _without_warnings(),
         new_path(path) as beside,
@@ -160,7 +158,7 @@ def _allows_more_tokens(policy: SpecifiedPolicy) -> bool:
     """Return whether a policy also acts on sets of more tokens than its spec has."""
     arguments = _random_tokens(policy.spec, 2, MORE)
     try:
-        with use_kernels("torch"), torch.no_grad():
+        with torch.no_grad():
             ActionNetwork(policy)(*arguments)
     except (InputError, RuntimeError):
         return False

@@ -8,8 +8,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.functional import Layer, layers_of, strip_prefix, tanh_layers
-from marl_pool.kernels.native.mlp import mlp
+from marl_pool.kernels.functional import (
+    Layer,
+    layers_of,
+    mlp,
+    strip_prefix,
+    tanh_layers,
+)
 from marl_pool.networks.set_network import build_part, seeded
 from marl_pool.options.types import PositiveInt
 from marl_pool.policies.actions import ActionSpec

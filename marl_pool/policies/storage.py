@@ -61,6 +61,8 @@ def save_policies(
     """
     folder = Path(path)
     make_folder(folder)
+    # A compiled policy is saved as its original.
+    modules = {name: getattr(p, "original", p) for name, p in modules.items()}
     # Describe each module by its class and options.
     config = {
         "format": FORMAT,

@@ -1,9 +1,6 @@
 """TokenPolicy: a set network with an action head and a value head."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,10 +8,7 @@ from gymnasium import spaces
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.kernels.functional import ACTIVATIONS, Activation
-from marl_pool.kernels.native.actor_critic import ActorCritic, run_actor_critic
-from marl_pool.kernels.native.mlp import mlp
-from marl_pool.kernels.native.plan import has_hooks
+from marl_pool.kernels.functional import ACTIVATIONS, Activation, mlp
 from marl_pool.networks.set_network import Part, SetNetwork, init_weights, seeded
 from marl_pool.options.types import (
     NonNegativeInt,
@@ -34,17 +28,6 @@ from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Stream
-
-_OUTPUTS = ("pool", "logits", "values")
-"""Methods between tokens and the loss, which a subclass may change."""
-
-_Prepared = dict[object, ActorCritic | None]
-"""What the kernel reads, by the shapes of tokens."""
-
-# Several threads may act with one policy at a time, each within its own `fixed`.
-_PREPARED: ContextVar[Mapping["TokenPolicy", _Prepared]] = ContextVar(
-    "prepared policies", default=MappingProxyType({})
-)
 
 
 class TokenPolicy(SpecifiedPolicy):
@@ -172,7 +155,7 @@ class TokenPolicy(SpecifiedPolicy):
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         return tuple(
             head.initial_memory(batch, num_tokens)
-            for network in self._networks
+            for network in self.networks
             if (head := network.memory_head) is not None
         )
 
@@ -199,65 +182,13 @@ class TokenPolicy(SpecifiedPolicy):
         """
         unrolled = [
             network.unroll(tokens, prev_action, network_memory)
-            for network, network_memory in zip(self._networks, memory, strict=True)
+            for network, network_memory in zip(self.networks, memory, strict=True)
         ]
         return unrolled[0][0], unrolled[-1][0], tuple(end for _, end in unrolled)
 
-    def is_native(self, tokens: Tokens, *, encoder: bool = False) -> bool:
-        """Return True if the compiled kernel pools tokens of batch ``(B,)``.
-
-        With ``encoder``, the kernel may compute the encoders alone.
-        """
-        return all(
-            network.is_native(tokens, encoder=encoder) for network in self._networks
-        )
-
-    def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
-        """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
-
-        None where something is left to torch: a part of the network or of a head, a
-        second network, a hook, or the method of a subclass. Within `fixed` only
-        the first tokens of a shape are checked.
-        """
-        prepared = _PREPARED.get().get(self)
-        if prepared is None:
-            return self._actor_critic(tokens)
-        shapes = [
-            (column.shape[1:], column.dtype, column.device) for column in tokens[:3]
-        ]
-        key = (self.training, *shapes)
-        if key not in prepared:
-            native = self._actor_critic(tokens)
-            prepared[key] = None if native is None else native.with_addresses()
-            return native
-        native = prepared[key]
-        if native is None:
-            return None
-        if self.training and (native.network.dropout or self.network.token_dropout):
-            # Each call samples random numbers, once.
-            return self._actor_critic(tokens)
-        features = self.network.embedding.read(tokens)
-        return native.on(features, tokens.types, tokens.padding)
-
-    def _actor_critic(self, tokens: Tokens) -> ActorCritic | None:
-        kind = type(self)
-        changed = [n for n in _OUTPUTS if getattr(kind, n) is not vars(TokenPolicy)[n]]
-        if changed or self.value_network is not None or has_hooks(self):
-            return None
-        action, value = self.action_head.native_head(), self.value_head.native_head()
-        if action is None or value is None:
-            return None
-        network = self.network.native_inputs(tokens)
-        if network is None:
-            return None
-        limits = (self.lowest_logits, self.highest_logits)
-        native = ActorCritic(
-            network, action, value, None if self.actions.integral else limits
-        )
-        return native if native.fits() else None
-
     @property
-    def _networks(self) -> list[SetNetwork]:
+    def networks(self) -> list[SetNetwork]:
+        """The network, and that of the value head if it has a separate one."""
         networks = [self.network, self.value_network]
         return [network for network in networks if network is not None]
 
@@ -316,33 +247,18 @@ class TokenPolicy(SpecifiedPolicy):
     def _outputs(
         self, tokens: Tokens, state: State
     ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
-        """Return logits ``(*B, L)``, values ``(*B,)``, and the new memory."""
-        native = None
-        if not torch.is_grad_enabled() and not self.recurrent:
-            native = self.actor_critic(tokens.flatten_batch())
-        if native is not None:
-            logits, values, memory = *run_actor_critic(native), ()
-        else:
-            for_action, for_value, memory = self._pool_step(tokens, state)
-            logits, values = self.logits(for_action), self.values(for_value)
+        """Return logits ``(*B, L)``, masked, values ``(*B,)``, and the new memory."""
+        logits, values, memory = self.outputs(tokens, state)
         batch = tokens.batch_shape
         logits = mask_logits(logits.unflatten(0, batch), tokens.action_mask)
         return logits, values.view(batch), memory
 
-    @override
-    @contextmanager
-    def fixed(self) -> Iterator[None]:
-        before = _PREPARED.get().get(self)
-        _PREPARED.set({**_PREPARED.get(), self: {}})
-        try:
-            yield
-        finally:
-            prepared = {
-                policy: cache
-                for policy, cache in _PREPARED.get().items()
-                if policy is not self
-            }
-            _PREPARED.set(prepared if before is None else {**prepared, self: before})
+    def outputs(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        """Return logits ``(rows, L)``, values ``(rows,)``, and the new memory."""
+        for_action, for_value, memory = self._pool_step(tokens, state)
+        return self.logits(for_action), self.values(for_value), memory
 
     def _pool_step(
         self, tokens: Tokens, state: State

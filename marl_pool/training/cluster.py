@@ -22,7 +22,7 @@ from ray._private import services as ray_services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 
-from marl_pool.kernels.native import KERNELS_VARIABLE, chosen_kernels
+from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.last_words import descendants, last_words

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.kernels.native import (
+from marl_pool.compiled.choice import (
     chosen_kernels,
     describe_kernels,
     has_kernel,
     use_kernels,
 )
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
 from marl_pool.runs.run import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.callbacks import CallbackError, make_callbacks, notify, sessions

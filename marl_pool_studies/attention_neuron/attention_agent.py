@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.kernels.functional import masked_softmax, tanh
-from marl_pool.kernels.native.mlp import mlp
+from marl_pool.kernels.functional import masked_softmax, mlp, tanh
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import NonNegativeFloat, PositiveFloat, PositiveInt
 from marl_pool.policies.actions import ActionSpec

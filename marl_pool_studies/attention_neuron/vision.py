@@ -9,8 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.kernels.functional import tanh
-from marl_pool.kernels.native.mlp import linear_layers, mlp
+from marl_pool.kernels.functional import linear_layers, mlp, tanh
 from marl_pool.networks.set_network import seeded
 from marl_pool.options.types import NonNegativeInt, PositiveInt
 from marl_pool.policies.actions import ActionSpec

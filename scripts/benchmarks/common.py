@@ -12,10 +12,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import AgentGroup, BatchedEnv
-from marl_pool.kernels.native import use_kernels
 from marl_pool.training.ppo.config import algorithm_config
 from marl_pool.training.settings import TrainConfig
 

@@ -12,8 +12,10 @@ import ray
 import torch
 
 from benchmarks.common import TASKS, Row, Size, Task, build, compare, random_actions
+from marl_pool.compiled import compile
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.native import call
 from marl_pool.config import compose
-from marl_pool.kernels.native import call, use_kernels
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.options.types import Kernels
 from marl_pool.tokens import Tokens, TokenSpec
@@ -184,6 +186,7 @@ def passes(
 ) -> Iterator[Row]:
     """Measure the forward pass alone, and with the backward pass."""
     torch.set_num_threads(1)
+    module = compile(module)
     count = tokens.types.numel()
     repeat = 1 if size.tiny else max(1, 2**16 // count)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Row, Size, by_torch, compare, taking_turns
+from marl_pool.compiled import compile_parts
 from marl_pool_studies.adapool.knn_centroid import KnnCentroid
 from marl_pool_studies.adapool.knn_data import (
     CHUNK,
@@ -124,7 +125,7 @@ def training(size: Size) -> Iterator[Row]:
 
         return run
 
-    ours = step(task.make_network(0))
+    ours = step(compile_parts(task.make_network(0)))
     contenders = {"ours": ours, "torch": by_torch(ours), "plain": step(Plain())}
     times = taking_turns(contenders, min(size.rounds, 3))
     comparators = {"torch": "kernels=torch", "plain": "nn.TransformerEncoderLayer"}

@@ -22,9 +22,10 @@ from benchmarks.common import (
     taking_turns,
 )
 from benchmarks.sampling import floor_of
+from marl_pool.compiled import CompiledTokenPolicy
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.ppo import Coefficients, RecordedSteps, ppo_gradient
 from marl_pool.config import compose
-from marl_pool.kernels.native import use_kernels
-from marl_pool.kernels.native.ppo import Coefficients, RecordedSteps, ppo_gradient
 from marl_pool.policies.actions import log_prob, mode
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens
@@ -106,21 +107,21 @@ def parts_of(
         sample()
         policy.train()  # with dropout
         torch.set_num_threads(config["threads"])
-        with policy.fixed():
-            for _ in range(updates):
-                backpropagate()
+        for _ in range(updates):
+            backpropagate()
 
     return run
 
 
 def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
     """Return a function that computes the policy's outputs, and back."""
+    actor = CompiledTokenPolicy(policy)
     with torch.no_grad():
-        logits, values = policy(tokens)
-    if policy.actor_critic(tokens) is None:
+        logits, values = actor(tokens)
+    if actor.actor_critic(tokens) is None:
 
         def by_autograd() -> None:
-            logits, values = policy(tokens)
+            logits, values = actor(tokens)
             (logits.sum() + values.sum()).backward()
 
         return by_autograd
@@ -133,7 +134,7 @@ def gradient_of(policy: TokenPolicy, tokens: Tokens) -> Callable[[], None]:
     terms = Coefficients(clip=0.2, value=0.5, value_clip=math.inf, entropy=0.0, kl=0.0)
 
     def in_one_call() -> None:
-        actor_critic = policy.actor_critic(tokens)
+        actor_critic = actor.actor_critic(tokens)
         assert actor_critic is not None
         flat.view_grad()
         ppo_gradient(actor_critic, terms, recorded, None)

@@ -25,6 +25,7 @@ from benchmarks.common import (
     start_ray,
     taking_turns,
 )
+from marl_pool.compiled import compile
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.views import OneAgentView
 from marl_pool.policies.token_policy import TokenPolicy
@@ -110,16 +111,13 @@ def our_runner(task: Task, size: Size) -> tuple[Callable[[], Any], TokenPolicy]:
 def floor_of(policy: TokenPolicy, env: BatchedEnv, steps: int) -> Callable[[], None]:
     """Return a function that only steps, observes and runs the policy."""
     (group,) = env.groups
+    actor = compile(policy)  # as a rollout does
 
     @torch.no_grad()
     def run() -> None:
-        with policy.fixed():  # as in a rollout
-            step_and_act()
-
-    def step_and_act() -> None:
         tokens = env.observe()[group]
         for _ in range(steps):
-            logits, _ = policy(tokens)
+            logits, _ = actor(tokens)
             action = logits.chunk(2, dim=-1)[0]
             if policy.actions.discrete:
                 action = logits.argmax(-1)

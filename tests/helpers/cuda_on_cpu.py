@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from marl_pool.kernels.cuda import call
-from marl_pool.kernels.native.call import NetworkSizes
+from marl_pool.compiled.cuda import call
+from marl_pool.compiled.native.call import NetworkSizes
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -44,7 +44,7 @@ def launcher(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Callable[[int, int, int, Sequence[Any]], None]:
-    """Take the place of `marl_pool.kernels.cuda.call._launcher`."""
+    """Take the place of `marl_pool.compiled.cuda.call._launcher`."""
     assert device.type == "cpu"
     entry = getattr(_library(sizes, threads, dtype), name)
     entry.restype = ctypes.c_bool

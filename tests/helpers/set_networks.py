@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.kernels.native import use_kernels
+from marl_pool.compiled import compile
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
 
@@ -85,7 +86,7 @@ def results(network: SetNetwork, tokens: Tokens, kernels: Any) -> list[Tensor]:
     dtype = next(network.parameters()).dtype
     features = tokens.features.to(dtype).requires_grad_()
     with use_kernels(kernels):
-        out = network(Tokens(features, tokens.types, tokens.padding))
+        out = compile(network)(Tokens(features, tokens.types, tokens.padding))
         weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
         inputs = [features, *network.parameters()]
         gradients = torch.autograd.grad((out * weight).sum(), inputs)

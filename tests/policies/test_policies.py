@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from helpers.samples import SPEC, random_tokens
-from marl_pool.kernels.native.mlp import mlp
+from marl_pool.kernels.functional import mlp
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec, log_prob, mode, sample
 from marl_pool.policies.base import Decision, Policy

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from helpers.paths import ROOT
-from marl_pool.kernels.native import chosen_kernels
+from marl_pool.compiled.choice import chosen_kernels
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.mlp import compile_mlp
 from marl_pool.evaluation.loading import computing
-from marl_pool.kernels.native import use_kernels
-from marl_pool.kernels.native.mlp import mlp
+from marl_pool.kernels.functional import mlp
 from marl_pool.options.types import Kernels
 from marl_pool.utils.devices import without_denormals
 
@@ -48,7 +49,7 @@ def test_they_are_zero_in_the_block_alone() -> None:
 )
 def test_the_kernel_and_torch_agree(kernels: Kernels, threads: int) -> None:
     """Products and gradients of 1e-40, computed by all threads of a call."""
-    layer = mlp([64, 64], nn.ReLU)
+    layer = compile_mlp(mlp([64, 64], nn.ReLU))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.fill_(0.0 if parameter.dim() == 1 else 1e-20)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from typing_extensions import override
 
+from marl_pool.compiled import compile
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.scripted import HEURISTIC, scripted_policy
 from marl_pool.options.construction import build
@@ -80,6 +81,7 @@ class PolicyTeacher(Teacher):
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.noise_size = policy, policy.noise_size
+        self._actor = compile(policy)
         self.has_logits = (
             isinstance(policy, SpecifiedPolicy) and policy.actions.discrete
         )
@@ -92,7 +94,7 @@ class PolicyTeacher(Teacher):
     def label(
         self, env: BatchedEnv, tokens: Tokens, state: State, noise: Stream | None
     ) -> TeacherLabel:
-        decision = self.policy.act(tokens, state, noise)
+        decision = self._actor.act(tokens, state, noise)
         logits = decision.logits if self.has_logits else None
         return TeacherLabel(self.policy.scale(decision.action), logits, decision.state)
 

@@ -5,7 +5,7 @@ import operator
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from marl_pool.kernels.native.call import threads_for_kernel
-from marl_pool.kernels.native.ppo import Coefficients, ppo_gradient, ppo_loss
+from marl_pool.compiled.native.call import threads_for_kernel
+from marl_pool.compiled.ppo import Coefficients, ppo_gradient, ppo_loss
 from marl_pool.policies.actions import kl_divergence
 from marl_pool.tokens import Tokens
 from marl_pool.training.optimization import FlatAdam, FlatParameters
@@ -179,24 +179,19 @@ class BatchedPPOLearner(PPOTorchLearner):
         # Take a gradient step on each minibatch; log the metrics of the last one.
         self._is_first, self._metrics = True, dict[tuple[str, str], Any]()
         last: dict[str, list[Microbatch]] = {}
-        policies = {mid: self.module[mid].unwrapped().policy for mid in batch}
+        actors = {mid: self.module[mid].unwrapped().actor for mid in batch}
         tokens = {mid: Tokens(**rows[Columns.OBS]) for mid, rows in batch.items()}
         # Microbatches serve the cache of a CPU. The compiled kernel looks after it
         # itself, and a GPU has none to serve.
         self._takes_whole = {
-            mid: not tokens[mid].features.is_cpu
-            or (not policy.recurrent and policy.is_native(tokens[mid]))
-            for mid, policy in policies.items()
+            mid: not tokens[mid].features.is_cpu or actor.pools(tokens[mid])
+            for mid, actor in actors.items()
         }
-        with ExitStack() as stack:
-            # Leave the threads to the kernel where it computes every encoder.
-            if all(
-                p.is_native(tokens[mid], encoder=True) for mid, p in policies.items()
-            ):
-                stack.enter_context(threads_for_kernel())
-            # Modules do not change in an update.
-            for policy in policies.values():
-                stack.enter_context(policy.fixed())
+        # Leave the threads to the kernel where it computes every encoder.
+        by_kernel = all(
+            actor.pools(tokens[mid], encoder=True) for mid, actor in actors.items()
+        )
+        with threads_for_kernel() if by_kernel else nullcontext():
             for minibatch in minibatches(
                 batch,
                 num_epochs=num_epochs,
@@ -251,15 +246,15 @@ class BatchedPPOLearner(PPOTorchLearner):
             return None
         if not module.training:
             module.train()
-        if Columns.LOSS_MASK in rows or module.policy.recurrent:
+        if Columns.LOSS_MASK in rows:
             return None
         tokens = Tokens(**rows[Columns.OBS])
         # The kernel of a whole policy knows no action masks; the kernel of the
         # loss gets logits that are masked already.
         if tokens.action_mask is not None:
             return None
-        policy = module.policy.actor_critic(tokens)
-        recorded = recorded_steps(rows, module.policy.actions)
+        policy = module.actor.actor_critic(tokens)
+        recorded = recorded_steps(rows, module.actor.actions)
         if policy is None or not recorded.fits(policy.network.values):
             return None
         coefficients, scale = self._coefficients(module_id), rows.get(VALUE_SCALE)

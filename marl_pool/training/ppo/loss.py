@@ -15,7 +15,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
-from marl_pool.kernels.native.ppo import RecordedSteps
+from marl_pool.compiled.ppo import RecordedSteps
 from marl_pool.policies.actions import ActionSpec, entropy, kl_divergence, log_prob
 
 STATISTICS = (

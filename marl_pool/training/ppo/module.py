@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure, tree_unflatten
 from typing_extensions import override
 
+from marl_pool.compiled import CompiledTokenPolicy
 from marl_pool.policies.actions import ActionSpec, mask_logits
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
@@ -38,6 +39,13 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
     @override
     def setup(self) -> None:
         self.policy = build_policy(self.model_config)
+        # A tuple, since it has the same parameters, which count once.
+        self._compiled = (CompiledTokenPolicy(self.policy),)
+
+    @property
+    def actor(self) -> CompiledTokenPolicy:
+        """The policy, computed by the compiled kernel where it fits."""
+        return self._compiled[0]
 
     @override
     def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
@@ -48,26 +56,26 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         tokens = Tokens(**batch[Columns.OBS])
-        if self.policy.recurrent:
+        if self.actor.recurrent:
             pooled, below_value = self._unroll(tokens, batch)
         else:
-            pooled, below_value = self.policy.pool(tokens)
+            pooled, below_value = self.actor.pool(tokens)
         return {
             Columns.EMBEDDINGS: below_value,
             Columns.ACTION_DIST_INPUTS: mask_logits(
-                self.policy.logits(pooled), tokens.action_mask
+                self.actor.logits(pooled), tokens.action_mask
             ),
         }
 
     def _unroll(self, tokens: Tokens, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        structure = tree_structure(self.policy.initial_state(1, 1, 1))
+        structure = tree_structure(self.actor.initial_state(1, 1, 1))
         leaves = [batch[f"{STATE}/{i}"] for i in range(structure.num_leaves)]
         state = tree_unflatten(leaves, structure)
         # Shift the recorded actions by one step: each step sees the action before it.
-        actions = self.policy.actions.to_vectors(batch[Columns.ACTIONS])
+        actions = self.actor.actions.to_vectors(batch[Columns.ACTIONS])
         earlier = actions[:, :-1].to(state["action"].dtype)
         prev_action = torch.cat([state["action"][:, None], earlier], dim=1)
-        return self.policy.unroll(tokens, prev_action, state["memory"])[:2]
+        return self.actor.unroll(tokens, prev_action, state["memory"])[:2]
 
     def compute_values(
         self, batch: dict[str, Any], embeddings: Tensor | None = None
@@ -81,5 +89,5 @@ class TokenRLModule(TorchRLModule, ValueFunctionAPI):
         """
         if embeddings is None:
             embeddings = self._forward(batch)[Columns.EMBEDDINGS]
-        values = self.policy.values(embeddings)
+        values = self.actor.values(embeddings)
         return values * batch[VALUE_SCALE] if VALUE_SCALE in batch else values

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from typing_extensions import override
 
+from marl_pool.compiled import compile_parts
 from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.files.manifest import add_to_manifest, validate_intact
 from marl_pool.options.construction import build
@@ -181,7 +182,7 @@ def open_fit(run: Run, fold: int = 0) -> tuple[Task, nn.Module]:
 
 def _best_network(run: Run, task: Task, seed: int, fold: int) -> nn.Module:
     file = _network_file(run, fold)
-    network = task.make_network(network_seed(seed, fold))
+    network = compile_parts(task.make_network(network_seed(seed, fold)))
     validate_intact(file.parent, only=file.name)
     try:
         network.load_state_dict(load_file(file))

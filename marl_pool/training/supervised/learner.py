@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from marl_pool.compiled import compile_parts
 from marl_pool.files.atomic import new_file
 from marl_pool.training.optimization import (
     descend,
@@ -165,10 +166,12 @@ class FoldLearner:
         self.device = torch.device(config.device)
         self.rows = fold_rows(task.num_train, number, self.seed, settings)
         # Each fold has a network with other initial weights.
-        network = task.make_network(network_seed(self.seed, number))
-        self.network = self._compiled = network.to(self.device)
+        network = task.make_network(network_seed(self.seed, number)).to(self.device)
         if settings.compile:
-            self._compiled = cast(nn.Module, torch.compile(self.network))
+            self.network = network
+            self._compiled = cast(nn.Module, torch.compile(network))
+        else:
+            self.network = self._compiled = compile_parts(network)
         # The optimizer fuses its update into few kernels.
         self.optimizer = OPTIMIZERS[settings.optimizer](
             self.network.parameters(),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from ray.rllib.utils.metrics import ALL_MODULES, ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
-from marl_pool.kernels.native import use_kernels
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.runs.sweep import Grid, Trial
 from marl_pool.training.jobs import Job
 from marl_pool.training.ppo.config import algorithm_config

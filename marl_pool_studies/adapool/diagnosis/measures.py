@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from marl_pool.compiled import compile
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import SIMULATORS
@@ -219,6 +220,7 @@ def measure_head(network: SetNetwork, observations: GroupObservations) -> HeadMe
     Raises:
         UnfitTokensError: a pooling head without weights.
     """
+    network = compile(network)
     chunks = [_measure(network, chunk) for chunk in observations.split(CHUNK)]
     moments = zip(*(chunk.moments for chunk in chunks), strict=True)
     return HeadMeasures(

@@ -8,12 +8,12 @@ import ray
 import torch
 
 import marl_pool
-from marl_pool.kernels.native import (
+from marl_pool.compiled.choice import (
     KERNELS_VARIABLE,
-    call,
     chosen_kernels,
     use_kernels,
 )
+from marl_pool.compiled.native import call
 from marl_pool.training.cluster import quiet, ray_session
 from marl_pool.training.ppo import learner
 from marl_pool.utils.errors import InputError
@@ -52,8 +52,8 @@ def test_a_run_computes_by_the_chosen_kernels(
 def test_a_missing_kernel_is_named_by_its_device(
     monkeypatch: pytest.MonkeyPatch, device: str, compiler: str
 ) -> None:
-    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
-    monkeypatch.setattr("marl_pool.kernels.cuda.compiler.nvrtc", lambda: None)
+    monkeypatch.setattr("marl_pool.compiled.choice.library", lambda: None)
+    monkeypatch.setattr("marl_pool.compiled.cuda.compiler.nvrtc", lambda: None)
     message = f"kernels: expected auto or torch, got native.*{compiler}"
     with pytest.raises(InputError, match=message), use_kernels("native", device):
         raise AssertionError("not reached")
@@ -62,8 +62,8 @@ def test_a_missing_kernel_is_named_by_its_device(
 def test_a_kernel_for_the_gpu_needs_none_for_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
-    monkeypatch.setattr("marl_pool.kernels.cuda.compiler.nvrtc", object)
+    monkeypatch.setattr("marl_pool.compiled.choice.library", lambda: None)
+    monkeypatch.setattr("marl_pool.compiled.cuda.compiler.nvrtc", object)
     with use_kernels("native", "cuda"):
         assert chosen_kernels() == "native"
 

@@ -18,9 +18,9 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, WEIGHTS
 from helpers.farm import FoxAndHens
 from helpers.ppo import assert_same, resumed, rllib_config, run_of, weights_of
 from helpers.training import RAY_WARNINGS
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.config import compose
 from marl_pool.encoders import encoder_names
-from marl_pool.kernels.native import use_kernels
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.pooling import pooling_names

@@ -1,25 +1,36 @@
-"""Set networks by the compiled kernel: which qualify, and their calls."""
+"""Set networks computed by the compiled kernel: which qualify, and their calls."""
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
-from marl_pool.kernels.attention import MultiHeadAttention
-from marl_pool.kernels.cuda import call as cuda
-from marl_pool.kernels.native import call as kernel
-from marl_pool.kernels.native.call import (
+from marl_pool.compiled.cuda import call as cuda
+from marl_pool.compiled.module import (
+    PRECISE,
+    Twin,
+    Weight,
+    compute,
+    have_shapes,
+    is_plain,
+    may_run,
+    tensors_of,
+    with_parameters,
+)
+from marl_pool.compiled.native import call as kernel
+from marl_pool.compiled.native.call import (
     ACTIVATIONS,
     NetworkInputs,
     NetworkSizes,
     parameter_shapes,
 )
-from marl_pool.kernels.native.plan import NativePlan, are_precise, compute, may_run
+from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
+from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.networks.embedding import TokenEmbedding, clear_padding
+from marl_pool.networks.set_network import SetNetwork, present_padding
 from marl_pool.pooling.ada import AdaPooling
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import Pooling
@@ -39,22 +50,67 @@ _POOLINGS: dict[type[nn.Module], str] = {
     MaxPooling: "max",
     SumPooling: "sum",
 }
-_OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
-    AdaPooling: ("query", "residual"),
-    MultiHeadAttention: ("num_heads", "scale", "dropout"),
-    TokenEmbedding: ("adds", "num_features"),
-    nn.GELU: ("approximate",),
-    nn.LayerNorm: ("eps",),
-}
-"""Attributes on which a module's result depends, besides parameters and modules."""
-
-_SHAPE = operator.attrgetter("shape")
 
 
-class NativeNetwork(NativePlan):
+class CompiledSetNetwork(Twin, SetNetwork):
+    """A set network of which the kernel computes all, or all but the pooling head.
+
+    Made by `compile_network`; where the kernel does not compute a call, torch does.
+    """
+
+    def __init__(
+        self, original: SetNetwork, whole: "Plan | None", encoding: "Plan | None"
+    ) -> None:
+        super().__init__(original)
+        self.whole, self.encoding = whole, encoding
+
+    @override
+    def forward(self, tokens: Tokens) -> Tensor:
+        tokens = self.drop(tokens)
+        if self.whole is not None and self.whole.fits(tokens):
+            return self.whole(tokens)
+        return self.pooling(*self.encode(tokens))
+
+    @override
+    def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
+        if self.encoding is None or not self.encoding.fits(tokens):
+            return super().encode(tokens)
+        return self.encoding(tokens), present_padding(tokens), tokens.types
+
+    def computes(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the kernel computes the network for tokens of batch ``(B,)``.
+
+        With ``encoder``, it may leave the pooling head to torch.
+        """
+        plans = [self.whole, *([self.encoding] if encoder else [])]
+        return any(plan is not None and plan.fits(tokens) for plan in plans)
+
+    def inputs(self, tokens: Tokens) -> NetworkInputs | None:
+        """Return the kernel's arguments for `forward`, within a call of more.
+
+        None where the kernel does not compute the embedding, too, or on a GPU.
+        """
+        plan = self.whole
+        if plan is None or not plan.embeds or not tokens.features.is_cpu:
+            return None
+        return plan.inputs(self.drop(tokens)) if plan.fits(tokens) else None
+
+
+def compile_network(network: SetNetwork) -> SetNetwork:
+    """Return the compiled counterpart, or the network if torch computes it all."""
+    if type(network) is not SetNetwork or not is_plain(network):
+        return network
+    parts = network.embedding, network.encoder, network.pooling
+    whole, encoding = (Plan.of(*parts, pooled=pooled) for pooled in (True, False))
+    if whole is None and encoding is None:
+        return network
+    return CompiledSetNetwork(network, whole, encoding)
+
+
+class Plan:
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
 
-    Made by `plan`. Modules qualify by their exact classes, since a subclass may compute
+    Made by `of`. Modules qualify by their exact classes, since a subclass may compute
     something else.
     """
 
@@ -67,25 +123,21 @@ class NativeNetwork(NativePlan):
         self.embedding, self.encoder, self.pooling = embedding, encoder, pooling
         self.embeds = _is_projection(embedding)
         embedded = embedding if self.embeds else None
-        parts = [part for part in (embedded, encoder, pooling) if part is not None]
-        modules = [module for part in parts for module in part.modules()]
-        weights = list(_weights(embedded, encoder, pooling))
-        super().__init__(modules, _OPTIONS, weights)
+        self.weights = list(_weights(embedded, encoder, pooling))
         self.dropouts = [
             cast(nn.Dropout, layer.feedforward[3]) for layer in _layers(encoder)
         ]
         self.sizes = _sizes(embedded, encoder, pooling)
-        self.shapes = parameter_shapes(self.sizes)
 
     @classmethod
-    def plan(
+    def of(
         cls,
         embedding: TokenEmbedding,
         encoder: nn.Module,
         pooling: Pooling,
         *,
         pooled: bool,
-    ) -> "NativeNetwork | None":
+    ) -> "Plan | None":
         """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
         With ``pooled``, the call computes the head's result, too. If the embedding does
@@ -96,43 +148,39 @@ class NativeNetwork(NativePlan):
         """
         if not _is_known_encoder(encoder):
             return None
-        if not pooled:
-            return None if pooling.extra_tokens else cls(embedding, encoder, None)
-        return cls(embedding, encoder, pooling) if _is_known_pooling(pooling) else None
+        if not (_is_known_pooling(pooling) if pooled else not pooling.extra_tokens):
+            return None
+        known = cast(TransformerEncoder, encoder)
+        plan = cls(embedding, known, pooling if pooled else None)
+        has_shapes = have_shapes(plan.weights, parameter_shapes(plan.sizes))
+        return plan if has_shapes else None
 
-    def fits(self, parts: tuple[nn.Module, ...], tokens: Tokens) -> bool:
-        """Return True if the kernel computes tokens of batch ``(B,)`` as torch would.
-
-        ``parts`` are embedding, encoder and pooling head as they are now.
-        """
+    def fits(self, tokens: Tokens) -> bool:
+        """Return True if the kernel computes what torch would for batch ``(B,)``."""
         features, types, padding = tokens[:3]
         # A compiler must not meet the rest.
         if not may_run(features.device.type):
             return False
-        planned = (self.embedding, self.encoder, self.pooling or parts[2])
+        weight = tensors_of(self.weights[:1])[0]
         narrow = self.sizes.heads == self.sizes.dim
         return (
-            all(map(operator.is_, parts, planned))
-            and type(features) is Tensor
+            type(features) is Tensor
             and features.dim() == 3
             and features.shape[:2] == types.shape == padding.shape
             and types.dtype in (torch.int64, torch.int32)
             and padding.dtype is torch.bool
             and features.shape[1] > 0
             and (narrow or features.shape[1] <= MOST_TOKENS)
-            and types.device == padding.device == features.device
-            and self.is_unchanged()
-            and are_precise(parameters := self.parameters(), features.device)
-            and list(map(_SHAPE, parameters)) == self.shapes
+            and types.device == padding.device == weight.device == features.device
+            and weight.dtype in PRECISE
             and len(self._dropouts()) == 1
-            and (features.is_cpu or self._fits_gpu(features))
+            and (features.is_cpu or self._fits_gpu(features, weight.dtype))
         )
 
-    def _fits_gpu(self, features: Tensor) -> bool:
+    def _fits_gpu(self, features: Tensor, dtype: torch.dtype) -> bool:
         """Return True if there is a GPU's kernel for features of batch ``(B, N)``."""
-        if not features.is_cuda or self._dropouts() != {0.0}:
+        if self._dropouts() != {0.0}:
             return False
-        dtype = cast(Tensor, self.parameters()[0]).dtype
         index = features.device.index
         return cuda.can_run(self.sizes, features.shape[1], dtype, index)
 
@@ -155,15 +203,14 @@ class NativeNetwork(NativePlan):
         (dropout,) = self._dropouts()
         # Sampled from torch's generator, so that a seeded run can be repeated.
         seed = int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
-        parameters = cast(list[Tensor], self.parameters())
-        tensors = (values, tokens.types, tokens.padding, parameters)
+        tensors = (values, tokens.types, tokens.padding, tensors_of(self.weights))
         return NetworkInputs(self.sizes, *tensors, dropout, seed)
 
     def in_torch(
         self, values: Tensor, types: Tensor, padding: Tensor, *parameters: Tensor
     ) -> Tensor:
         """Compute the same by torch, from features or the embedding's vectors."""
-        with self.with_parameters(parameters):
+        with with_parameters(self.weights, parameters):
             x = values
             if self.embeds:
                 cleared = clear_padding(Tokens(values, types, padding))
@@ -181,7 +228,7 @@ class NativeNetwork(NativePlan):
 class _NetworkCall:
     """One call: all that the gradient needs besides the saved tensors."""
 
-    network: NativeNetwork
+    plan: Plan
     dropout: float
     seed: int
 
@@ -208,49 +255,77 @@ class _NetworkCall:
     def _given(self, inputs: Sequence[Tensor]) -> NetworkInputs:
         values, types, padding, *parameters = inputs
         tensors = (values, types, padding, parameters)
-        return NetworkInputs(self.network.sizes, *tensors, self.dropout, self.seed)
+        return NetworkInputs(self.plan.sizes, *tensors, self.dropout, self.seed)
 
     def in_torch(self, *inputs: Tensor) -> Tensor:
         if self.dropout:
             raise RuntimeError(
                 "a gradient of the gradient with dropout needs kernels=torch"
             )
-        return self.network.in_torch(*inputs)
+        return self.plan.in_torch(*inputs)
 
 
 def _layers(encoder: TransformerEncoder) -> list[TransformerLayer]:
     return cast(list[TransformerLayer], list(encoder.layers))
 
 
-def _is_known_encoder(encoder: nn.Module) -> TypeGuard[TransformerEncoder]:
+def _is_known_encoder(encoder: nn.Module) -> bool:
+    if (
+        type(encoder) is not TransformerEncoder
+        or encoder.dim > WIDEST
+        or encoder.final_norm is not None
+        or not all(map(is_plain, encoder.modules()))
+        or not all(map(_is_known_layer, encoder.layers))
+    ):
+        return False
+    # All layers have the same options.
+    options = {
+        (x.attention.num_heads, x.attention.scale, type(x.feedforward[1]))
+        for x in _layers(encoder)
+    }
+    return len(options) == 1
+
+
+def _is_known_layer(layer: nn.Module) -> bool:
     return (
-        type(encoder) is TransformerEncoder
-        and encoder.dim <= WIDEST
-        and encoder.final_norm is None
-        and all(type(layer) is TransformerLayer for layer in encoder.layers)
-        and all(_is_plain(layer.attention) for layer in _layers(encoder))
+        type(layer) is TransformerLayer
+        and type(layer.attention_norm) is type(layer.feedforward_norm) is nn.LayerNorm
+        and _is_known_attention(layer.attention)
+        and type(layer.feedforward) is nn.Sequential
+        and [*map(type, layer.feedforward[::2])] == [nn.Linear, nn.Linear]
+        and len(layer.feedforward) == 4
+        and type(layer.feedforward[1]) in (nn.GELU, nn.ReLU)
+        and type(layer.feedforward[3]) is nn.Dropout
     )
 
 
-def _is_plain(attention: nn.Module) -> bool:
+def _is_known_attention(attention: nn.Module) -> bool:
     return (
         type(attention) is MultiHeadAttention
+        and all(map(is_plain, attention.modules()))
         and not attention.dropout
-        and attention.to_query.bias is None
+        and all(
+            type(part) is nn.Linear and part.bias is None
+            for part in attention.children()
+        )
     )
 
 
 def _is_known_pooling(pooling: Pooling) -> bool:
+    if not is_plain(pooling):
+        return False
     if type(pooling) is AdaPooling:
-        return isinstance(pooling.query, str) and _is_plain(pooling.attention)
+        return isinstance(pooling.query, str) and _is_known_attention(pooling.attention)
     return type(pooling) in _POOLINGS
 
 
 def _is_projection(embedding: nn.Module) -> bool:
     return (
         type(embedding) is TokenEmbedding
+        and all(map(is_plain, embedding.modules()))
         and not embedding.adds
-        and embedding.project is not None
+        and type(embedding.project) is nn.Linear
+        and type(embedding.types) in (nn.Embedding, type(None))
         and type(embedding.activate) in ACTIVATIONS
     )
 
@@ -259,7 +334,7 @@ def _weights(
     embedding: TokenEmbedding | None,
     encoder: TransformerEncoder,
     pooling: Pooling | None,
-) -> Iterator[tuple[nn.Module, str]]:
+) -> Iterator[Weight]:
     """Yield the parameters in the order of ``Parameters`` in network.hpp."""
     if embedding is not None:
         assert embedding.project is not None
@@ -280,11 +355,11 @@ def _weights(
             yield pooling, "learned_query"
 
 
-def _affine(module: nn.Module) -> list[tuple[nn.Module, str]]:
+def _affine(module: nn.Module) -> list[Weight]:
     return [(module, "weight"), (module, "bias")]
 
 
-def _projections(attention: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _projections(attention: nn.Module) -> Iterator[Weight]:
     for name in ("to_query", "to_key", "to_value", "to_out"):
         yield getattr(attention, name), "weight"
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from marl_pool.compiled.graph import StepGraph, capture_on
 from marl_pool.envs import make_batched_env
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.rollout import Rollout
-from marl_pool.rollout_graph import StepGraph, capture_on
 
 ENVS: dict[str, dict[str, Any]] = {
     "boxworld": {"random_distractors": True},

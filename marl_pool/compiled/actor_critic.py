@@ -3,23 +3,20 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from marl_pool.kernels.native.call import (
+from marl_pool.compiled.native.call import (
     KernelCall,
     MlpSizes,
     NetworkInputs,
-    Weights,
     fields,
-    fits_mlp,
     mlp_arguments,
     pointer,
     require,
     require_memory,
 )
-from marl_pool.kernels.native.plan import are_precise
 
 
 class _Heads(ctypes.Structure):
@@ -59,58 +56,16 @@ class ActorCritic:
     limits: tuple[Tensor, Tensor] | None
 
     @property
-    def parameters(self) -> list[Tensor]:
-        """All weights."""
-        parts = (self.network, self.action, self.value)
-        return [parameter for part in parts for parameter in part.parameters]
-
-    @property
     def num_logits(self) -> int:
         """L."""
         return self.action.parameters[-1].shape[0]
-
-    def on(self, values: Tensor, types: Tensor, padding: Tensor) -> "ActorCritic":
-        """Return the same policy on other observations, of the same shape but B."""
-        inputs = self.network._replace(values=values, types=types, padding=padding)
-        return ActorCritic(inputs, self.action, self.value, self.limits)
-
-    def with_addresses(self) -> "ActorCritic":
-        """Return the same policy, for many calls: its weights' addresses are read once.
-
-        The numbers of the weights may change, in place.
-        """
-        # The copy of a weight that is not contiguous would keep its numbers.
-        if not all(parameter.is_contiguous() for parameter in self.parameters):
-            return self
-        parts: list[Any] = []
-        for part in (self.network, self.action, self.value):
-            shapes = [tuple(parameter.shape) for parameter in part.parameters]
-            weights = Weights.of(part.parameters, shapes)
-            weights.keep()
-            parts.append(part._replace(parameters=weights))
-        network, action, value = parts
-        return ActorCritic(network, action, value, self.limits)
-
-    def fits(self) -> bool:
-        """Return True if all have shapes, and one dtype, that the kernel computes.
-
-        The network's shapes are those that its plan has compared.
-        """
-        limits = self.limits or ()
-        heads = (self.action.parameters, self.value.parameters)
-        return (
-            are_precise((self.network.values, *self.parameters, *limits))
-            and all(fits_mlp(self.network.sizes.dim, head) for head in heads)
-            and self.value.parameters[-1].shape == (1,)
-            and all(limit.shape == (self.num_logits,) for limit in limits)
-        )
 
 
 class ActorCriticCall(KernelCall):
     """The arguments of one call, for the network and its heads.
 
     Args:
-        policy: policy of which `ActorCritic.fits` is True.
+        policy: policy and observations.
         logits: memory of the logits, ``(B, L)``.
         values: memory of the values, ``(B,)``.
         value_scale: ``(B,)``, factors of the values; None for 1.
@@ -154,7 +109,7 @@ def run_actor_critic(policy: ActorCritic) -> tuple[Tensor, Tensor]:
     """Return logits ``(B, L)`` and values ``(B,)``, without gradients.
 
     Args:
-        policy: policy of which `ActorCritic.fits` is True.
+        policy: policy and observations.
 
     Raises:
         IndexError: a type is out of range.

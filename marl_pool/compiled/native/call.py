@@ -224,7 +224,7 @@ def library() -> ctypes.CDLL | None:
 
 def _libraries() -> list[Path]:
     """Find the libraries: beside this file, or of an editable installation."""
-    installed = Path(sysconfig.get_path("platlib"), "marl_pool", "kernels", "native")
+    installed = Path(sysconfig.get_path("platlib"), "marl_pool", "compiled", "native")
     folders = (Path(__file__).parent, installed)
     libraries = (list(folder.glob("kernel-*.so")) for folder in folders)
     return next(filter(None, libraries), [])
@@ -296,7 +296,6 @@ class Weights(tuple[Tensor, ...]):
     """Weights as the kernel reads them: contiguous, on the CPU, of one dtype."""
 
     dtype: torch.dtype
-    shapes: Sequence[Sequence[int]]
     addresses: ctypes.Array[ctypes.c_void_p]
     """Addresses of their numbers."""
 
@@ -309,23 +308,15 @@ class Weights(tuple[Tensor, ...]):
         Raises:
             ValueError: they have other shapes than the kernel reads, or two dtypes.
         """
-        if isinstance(parameters, Weights):
-            # A parameter may have another shape since, its kept memory has not.
-            require(parameters.shapes == shapes, "weights of the shapes before")
-            return parameters
         actual = list(map(_SHAPE, parameters))
         if actual != shapes:
             require(False, f"weights of shapes {shapes}, got {[*map(tuple, actual)]}")
         weights = cls([parameter.contiguous() for parameter in parameters])
-        weights.dtype, weights.shapes = parameters[0].dtype, shapes
+        weights.dtype = parameters[0].dtype
         require(all(map(_IS_CPU, weights)), "weights on the CPU")
         require(len(set(map(_DTYPE, weights))) == 1, "weights of one dtype")
         weights.addresses = pointers(weights)
         return weights
-
-    def keep(self) -> None:
-        """Keep the memory, even if a parameter is given another."""
-        self._memory = [weight.untyped_storage() for weight in self]
 
 
 class KernelCall:

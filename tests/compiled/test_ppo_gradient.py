@@ -1,7 +1,7 @@
 """The gradient of PPO's loss in one call of the kernel, against torch's autograd."""
 
-import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +18,13 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from helpers.samples import random_actions
 from helpers.set_networks import HEADS, WIDTHS, make_tokens
-from marl_pool.kernels.native import call, use_kernels
-from marl_pool.kernels.native.actor_critic import ActorCritic
-from marl_pool.kernels.native.ppo import Coefficients, ppo_gradient
+from marl_pool.compiled import CompiledTokenPolicy, compile
+from marl_pool.compiled.actor_critic import ActorCritic
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.native import call
+from marl_pool.compiled.ppo import Coefficients, ppo_gradient
 from marl_pool.policies.actions import ActionSpec
+from marl_pool.policies.storage import load_policy, save_policy
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.training.optimization import FlatParameters
@@ -48,21 +51,24 @@ def make_policy(
     **options: Any,
 ) -> TokenPolicy:
     dim, heads = WIDTHS[head_width]
+    encoder = {"name": "transformer", "dim": dim, "num_layers": 2}
+    encoder |= {"num_heads": heads, "dim_ff": 3 * dim + 1}
     policy = TokenPolicy(
         TokenSpec(7, 4, ("type 0", "type 1", "type 2")),
         actions,
-        encoder={
-            "name": "transformer",
-            "dim": dim,
-            "num_layers": 2,
-            "num_heads": heads,
-            "dim_ff": 3 * dim + 1,
-        },
         pooling=HEADS[pooling],
         seed=seed,
-        **{"init_std": 0.4, "head_hidden": (9, 5), **options},
+        **{"encoder": encoder, "init_std": 0.4, "head_hidden": (9, 5), **options},
     )
     return policy.to(dtype)
+
+
+def actor_critic_of(policy: TokenPolicy, tokens: Tokens) -> ActorCritic | None:
+    """Return what the kernel reads, once the policy is compiled."""
+    compiled = compile(policy)
+    if not isinstance(compiled, CompiledTokenPolicy):
+        return None
+    return compiled.actor_critic(tokens)
 
 
 def make_rows(
@@ -96,7 +102,7 @@ def in_one_call(
 ) -> list[Tensor]:
     """Return loss, logits, values and all gradients by the kernel."""
     flat = FlatParameters(policy.parameters())
-    actor_critic = policy.actor_critic(tokens)
+    actor_critic = actor_critic_of(policy, tokens)
     recorded = recorded_steps(rows, policy.actions)
     assert actor_critic is not None
     assert recorded.fits(actor_critic.network.values)
@@ -115,6 +121,7 @@ def by_autograd(
     kernels: Any = "torch",
 ) -> list[Tensor]:
     """Return the same by torch's autograd."""
+    policy = compile(policy)
     with use_kernels(kernels):
         for_action, for_value = policy.pool(tokens)
         logits, values = policy.logits(for_action), policy.values(for_value)
@@ -278,7 +285,7 @@ def test_a_head_of_another_shape_is_left_to_torch(
     layer = getattr(policy, name)[-1]
     shape = (size, *getattr(layer, part).shape[1:])
     setattr(layer, part, nn.Parameter(torch.ones(shape, dtype=torch.float64)))
-    assert policy.actor_critic(tokens) is None
+    assert actor_critic_of(policy, tokens) is None
 
 
 def test_a_value_head_with_two_numbers_is_left_to_torch() -> None:
@@ -287,22 +294,20 @@ def test_a_value_head_with_two_numbers_is_left_to_torch() -> None:
     layer = policy.value_head[-1]
     layer.weight = nn.Parameter(layer.weight.detach().repeat(2, 1))
     layer.bias = nn.Parameter(layer.bias.detach().repeat(2))
-    assert policy.actor_critic(tokens) is None
+    assert actor_critic_of(policy, tokens) is None
     assert policy.value(tokens).shape == (20,)
 
 
-@pytest.mark.parametrize("part", ["data", "gradient", "fixed"])
+@pytest.mark.parametrize("part", ["data", "gradient"])
 def test_memory_that_was_replaced_is_refused(part: str) -> None:
     policy = make_policy()
     tokens = make_tokens(policy.network, 20)
     rows = make_rows(BOX, tokens)
-    native = policy.actor_critic(tokens)
+    native = actor_critic_of(policy, tokens)
     assert native is not None
     bias = policy.action_head[-1].bias
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    if part == "fixed":
-        native = native.with_addresses()
     if part == "gradient":
         bias.grad.data = torch.zeros(1, dtype=torch.float64)
     else:
@@ -336,23 +341,23 @@ def test_a_changed_policy_is_left_to_torch(
 ) -> None:
     policy = make_policy(dtype=torch.float32)
     tokens = make_tokens(policy.network, 20)
-    assert policy.actor_critic(tokens) is not None
+    assert actor_critic_of(policy, tokens) is not None
     with use_kernels("torch"):
-        assert policy.actor_critic(tokens) is None
+        assert actor_critic_of(policy, tokens) is None
     change(policy)
-    assert policy.actor_critic(tokens) is None
+    assert actor_critic_of(policy, tokens) is None
 
 
 @pytest.mark.parametrize("options", [{"trunk": "separate"}, {"pooling": "gated"}])
 def test_other_policies_are_left_to_torch(options: dict[str, Any]) -> None:
     policy = make_policy(**options)
-    assert policy.actor_critic(make_tokens(policy.network, 20)) is None
+    assert actor_critic_of(policy, make_tokens(policy.network, 20)) is None
 
 
 def test_a_subclass_is_left_to_torch() -> None:
     policy = make_policy()
     policy.__class__ = OtherLogits
-    assert policy.actor_critic(make_tokens(policy.network, 20)) is None
+    assert actor_critic_of(policy, make_tokens(policy.network, 20)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -362,99 +367,67 @@ def test_outputs_in_one_call_are_those_of_separate_calls(
 ) -> None:
     policy = make_policy(actions=actions, dtype=dtype)
     tokens = make_tokens(policy.network, 150, padded=True)
+    policy = compile(policy)
     pooled, _ = policy.pool(tokens)
     expected = policy.logits(pooled), policy.values(pooled)
     with torch.no_grad():
         assert all(map(torch.equal, policy(tokens), expected))
 
 
-def test_a_fixed_policy_prepares_once_for_each_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_new_weights_count() -> None:
     policy = make_policy().eval()
-    sets = [make_tokens(policy.network, rows, seed=rows) for rows in (5, 9, 5)]
-    sets.append(sets[0].map(lambda part: part[:, :4]))
-    calls: list[Tokens] = []
-    prepare = policy._actor_critic
-    monkeypatch.setattr(
-        policy, "_actor_critic", lambda tokens: calls.append(tokens) or prepare(tokens)
-    )
-    with torch.no_grad():
-        expected = [policy(tokens) for tokens in sets]
-        assert len(calls) == 4
-        with policy.fixed():
-            # New numbers of the weights count.
-            outputs = [policy(tokens) for tokens in sets]
-            assert len(calls) == 6
-            policy.value_head[-1].bias += 1
-            changed = policy(sets[0])
-    for output, reference in zip(outputs, expected, strict=True):
-        assert all(map(torch.equal, output, reference))
-    torch.testing.assert_close(changed[1], expected[0][1] + 1)
-
-
-def test_dropout_is_sampled_anew_within_fixed() -> None:
-    policy = make_policy(dropout=0.4).train()
+    compiled = compile(policy)
     tokens = make_tokens(policy.network, 20)
-    with torch.no_grad(), policy.fixed():
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+
+    def change(name: str) -> None:
+        if name == "step":
+            compiled(tokens)[1].sum().backward()
+            optimizer.step()
+        elif name == "load":
+            policy.load_state_dict(make_policy(seed=1).state_dict())
+        elif name == "assign":
+            policy.load_state_dict(make_policy(seed=2).state_dict(), assign=True)
+        elif name == "flatten":
+            FlatParameters(policy.parameters()).values.data.mul_(1.5)
+        else:
+            compiled.float()
+
+    for name in ("step", "load", "assign", "flatten", "float"):
+        with torch.no_grad():
+            before = compiled(tokens)[0]
+        change(name)
+        with torch.no_grad():
+            assert actor_critic_of(policy, tokens) is not None
+            after, expected = compiled(tokens), policy(tokens)
+        assert name == "float" or not torch.allclose(after[0], before)
+        for ours, torchs in zip(after, expected, strict=True):
+            torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
+    assert compiled(tokens)[0].dtype == torch.float32
+
+
+def test_dropout_is_sampled_anew() -> None:
+    policy = compile(make_policy(dropout=0.4)).train()
+    tokens = make_tokens(policy.network, 20)
+    with torch.no_grad():
         first, second = policy(tokens)[0], policy(tokens)[0]
     assert not torch.equal(first, second)
 
 
-def test_contexts_of_two_policies_may_end_in_any_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, second = make_policy().eval(), make_policy().eval()
-    tokens = make_tokens(first.network, 5)
-    calls: list[TokenPolicy] = []
-    prepare = TokenPolicy._actor_critic
-    monkeypatch.setattr(
-        TokenPolicy,
-        "_actor_critic",
-        lambda self, tokens: calls.append(self) or prepare(self, tokens),
-    )
-    contexts = [first.fixed(), second.fixed()]
+def test_a_compiled_policy_is_saved_as_its_original(tmp_path: Path) -> None:
+    policy = make_policy(dtype=torch.float32)
+    tokens = make_tokens(policy.network, 20)
+    save_policy(compile(policy), tmp_path / "policy")
+    loaded = load_policy(tmp_path / "policy")
+    assert type(loaded) is TokenPolicy
     with torch.no_grad():
-        for context in contexts:
-            context.__enter__()
-        for context in contexts:
-            context.__exit__(None, None, None)
-        for policy in (first, second):
-            policy(tokens)
-            policy(tokens)
-    assert calls == [first, first, second, second]
+        assert all(map(torch.equal, loaded(tokens), policy(tokens)))
 
 
-def test_threads_share_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = make_policy().eval()
-    tokens = make_tokens(policy.network, 5)
-    prepare, calls = policy._actor_critic, [0]
-    entered, prepares, exited = (threading.Event() for _ in range(3))
-
-    def other() -> None:
-        with policy.fixed():
-            entered.set()
-            assert prepares.wait(60)
-        exited.set()
-
-    def prepare_meanwhile(tokens: Tokens) -> ActorCritic | None:
-        # The other thread leaves `fixed` while this one prepares.
-        calls[0] += 1
-        prepares.set()
-        assert exited.wait(60)
-        return prepare(tokens)
-
-    with torch.no_grad():
-        expected = policy(tokens)
-        monkeypatch.setattr(policy, "_actor_critic", prepare_meanwhile)
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert entered.wait(60)
-        with policy.fixed():
-            results = [policy(tokens) for _ in range(3)]
-        thread.join()
-        assert calls == [1]
-        policy(tokens)
-        assert calls == [2]  # Nothing is left of either thread.
-    for outputs in results:
-        assert all(map(torch.equal, outputs, expected))
+def test_other_modules_are_returned_as_they_are() -> None:
+    linear, policy = nn.Linear(3, 4), make_policy(encoder={"name": "identity"})
+    assert compile(linear) is linear
+    head = compile(policy)
+    assert isinstance(head, CompiledTokenPolicy)  # its heads qualify
+    policy.action_head[1] = policy.value_head[1] = nn.Tanh()
+    assert compile(policy) is policy

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from marl_pool.kernels.native.actor_critic import ActorCritic, ActorCriticCall
-from marl_pool.kernels.native.call import (
+from marl_pool.compiled.actor_critic import ActorCritic, ActorCriticCall
+from marl_pool.compiled.module import PRECISE, may_run
+from marl_pool.compiled.native.call import (
     entry,
     fields,
     pointer,
@@ -18,7 +19,6 @@ from marl_pool.kernels.native.call import (
     require,
     require_memory,
 )
-from marl_pool.kernels.native.plan import are_precise, may_run
 
 _UNKNOWN_ACTION = 3  # Status of kernel.hpp
 _COLUMNS = ("actions", "log_probs", "logits", "advantages", "targets")
@@ -92,8 +92,9 @@ class RecordedSteps:
             numbers.append(self.actions)
         return (
             may_run()
-            and are_precise(numbers)
-            and self.actions.is_cpu
+            and numbers[0].dtype in PRECISE
+            and all(tensor.dtype == numbers[0].dtype for tensor in numbers)
+            and all(tensor.is_cpu for tensor in (*numbers, self.actions))
             and all(output.shape[0] > 0 for output in outputs)
         )
 
@@ -234,7 +235,7 @@ def ppo_gradient(
     Each parameter must have a contiguous ``grad``, which is overwritten.
 
     Args:
-        policy: policy of which `ActorCritic.fits` is True.
+        policy: policy and observations.
         coefficients: coefficients of the loss.
         recorded: steps that `RecordedSteps.fits` accepts with the policy's tokens.
         value_scale: ``(B,)``, factors of the values in the loss; None for 1.

@@ -15,8 +15,9 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
 from helpers.samples import random_actions
-from marl_pool.kernels.native import call, use_kernels
-from marl_pool.kernels.native.ppo import Coefficients, ppo_loss
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.native import call
+from marl_pool.compiled.ppo import Coefficients, ppo_loss
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.training.ppo.loss import PPOTerms, recorded_steps
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from helpers import cuda_on_cpu
 from helpers.set_networks import errors, make_network, make_tokens, results
-from marl_pool import native_network
-from marl_pool.kernels.cuda import call as cuda
-from marl_pool.kernels.cuda import compiler
-from marl_pool.kernels.cuda.compiler import CompilerError
-from marl_pool.kernels.native import call as native
-from marl_pool.kernels.native.call import NetworkInputs, NetworkSizes
+from marl_pool.compiled import compile
+from marl_pool.compiled import network as compiled_network
+from marl_pool.compiled.cuda import call as cuda
+from marl_pool.compiled.cuda import compiler
+from marl_pool.compiled.cuda.compiler import CompilerError
+from marl_pool.compiled.native import call as native
+from marl_pool.compiled.native.call import NetworkInputs, NetworkSizes
 
 pytestmark = pytest.mark.skipif(
     cuda_on_cpu.COMPILER is None or native.library() is None,
@@ -63,7 +64,7 @@ class OnlyForGpus:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> OnlyForGpus:
     kernel = OnlyForGpus()
     monkeypatch.setattr(cuda, "_launcher", cuda_on_cpu.launcher)
-    monkeypatch.setattr(native_network, "kernel", kernel)
+    monkeypatch.setattr(compiled_network, "kernel", kernel)
     return kernel
 
 
@@ -101,7 +102,7 @@ def test_a_huge_feature_gives_no_nan(kernel: OnlyForGpus, size: float) -> None:
     network = make_network("cls", num_tokens=5)
     tokens = make_tokens(network, 9, padded=True)
     tokens.features[5, 1, 2] = size
-    assert network(tokens).isfinite().all()
+    assert compile(network)(tokens).isfinite().all()
     assert kernel.calls == 1
 
 
@@ -109,8 +110,8 @@ def test_a_huge_feature_gives_no_nan(kernel: OnlyForGpus, size: float) -> None:
 def test_sizes_are_checked(kernel: OnlyForGpus, change: str) -> None:
     network = make_network("ada", num_tokens=5).double()
     tokens = make_tokens(network, 9)
-    assert network._native is not None
-    inputs = network._native.inputs(tokens)
+    inputs = compile(network).inputs(tokens._replace(features=tokens.features.double()))
+    assert inputs is not None
     gradient = torch.ones(9, network.dim_out, dtype=torch.float64)
     if change == "weight":
         weight, *parameters = inputs.parameters
@@ -142,7 +143,7 @@ def test_a_type_out_of_range_gives_no_number(kernel: OnlyForGpus) -> None:
     tokens = make_tokens(network, 3)
     tokens.types[1, 2] = 99
     with torch.no_grad():
-        out = network(tokens._replace(features=tokens.features.double()))
+        out = compile(network)(tokens._replace(features=tokens.features.double()))
     assert out.isnan().any(1).tolist() == [False, True, False]
 
 

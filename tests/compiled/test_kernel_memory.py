@@ -10,14 +10,14 @@ import pytest
 
 from helpers.cuda_on_cpu import SANITIZERS
 from helpers.paths import ROOT
-from marl_pool.kernels.native import call
+from marl_pool.compiled.native import call
 
-SOURCES = ROOT / "marl_pool" / "kernels" / "native" / "src"
+SOURCES = ROOT / "marl_pool" / "compiled" / "native" / "src"
 RUN = """
 import sys
 from pathlib import Path
 import pytest
-from marl_pool.kernels.native import call
+from marl_pool.compiled.native import call
 call._libraries = lambda: [Path(sys.argv[1])]
 assert call.library() is not None
 sys.exit(pytest.main(sys.argv[2:]))
@@ -25,11 +25,8 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 
 TESTS = [
-    ROOT / "tests" / "test_native_network.py",
-    ROOT / "tests" / "kernels" / "test_native_mlp.py",
-    ROOT / "tests" / "kernels" / "test_native_ppo_loss.py",
-    ROOT / "tests" / "kernels" / "test_native_ppo_gradient.py",
-    ROOT / "tests" / "kernels" / "test_cuda_network.py",
+    ROOT / "tests" / "compiled" / f"test_{name}.py"
+    for name in ("network", "mlp", "ppo_loss", "ppo_gradient", "cuda_network")
 ]
 
 
@@ -96,6 +93,7 @@ def test_no_access_out_of_bounds_and_no_undefined_behaviour(tmp_path: Path) -> N
 TOO_LARGE = """
 import resource
 import torch
+from marl_pool.compiled import compile
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens, TokenSpec
 count = 1_000_000
@@ -113,7 +111,7 @@ tokens = Tokens(
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))
 try:
-    network(tokens)
+    compile(network)(tokens)
 except MemoryError as error:
     print(error)
 """

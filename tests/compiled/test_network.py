@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from helpers.set_networks import (
-    HEADS,
-    WIDTHS,
-    errors,
-    make_network,
-    make_tokens,
-    results,
-)
-from marl_pool.kernels.native import call, use_kernels
+from helpers.set_networks import HEADS, WIDTHS, errors, make_tokens, results
+from helpers.set_networks import make_network as make_plain
+from marl_pool.compiled import CompiledSetNetwork, compile
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.native import call
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
@@ -28,6 +24,12 @@ from marl_pool.utils.errors import InputError
 pytestmark = pytest.mark.skipif(
     call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
 )
+
+
+def make_network(*args: Any, **options: Any) -> CompiledSetNetwork:
+    network = compile(make_plain(*args, **options))
+    assert isinstance(network, CompiledSetNetwork)
+    return network
 
 
 def sensitivity(network: SetNetwork, tokens: Tokens) -> float:
@@ -52,9 +54,11 @@ def sensitivity(network: SetNetwork, tokens: Tokens) -> float:
 
 
 def is_used(network: SetNetwork, tokens: Tokens) -> bool:
-    native = network._native or network._native_encoder
-    assert native is not None
-    return native.fits((network.embedding, network.encoder, network.pooling), tokens)
+    """Return True if the kernel computes tokens, once the network is compiled."""
+    compiled = compile(network)
+    if not isinstance(compiled, CompiledSetNetwork):
+        return False
+    return compiled.computes(tokens, encoder=True)
 
 
 @given(
@@ -361,30 +365,9 @@ def test_unknown_types_are_rejected_as_by_torch() -> None:
         network(tokens)
 
 
-def test_what_does_not_qualify_is_left_to_torch() -> None:
-    network = make_network()
-    tokens = make_tokens(network, 4)
-    assert is_used(network, tokens)
-    with use_kernels("torch"):
-        assert not is_used(network, tokens)
-    with torch.autocast("cpu"):
-        assert not is_used(network, tokens)
-    handle = network.encoder.layers[1].register_forward_hook(lambda *_: None)
-    assert not is_used(network, tokens)
-    handle.remove()
-    assert is_used(network, tokens)
-
-    class Doubled(torch.nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
-
-    feedforward = network.encoder.layers[0].feedforward
-    plain = feedforward[0]
-    feedforward[0] = Doubled(4, plain.out_features)
-    assert not is_used(network, tokens)
-    feedforward[0] = plain
-    assert is_used(network, tokens)
-    assert not is_used(network.bfloat16(), tokens)
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
 
 
 class Twice(nn.Module):
@@ -392,41 +375,93 @@ class Twice(nn.Module):
         return 2 * x
 
 
+class OtherNetwork(SetNetwork):
+    def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
+        x, padding, types = super().encode(tokens)
+        return 2 * x, padding, types
+
+
+def hook(path: str) -> Callable[[SetNetwork], Any]:
+    def change(network: SetNetwork) -> None:
+        module = network.get_submodule(path)
+        module.register_forward_hook(lambda module, inputs, output: None)
+
+    return change
+
+
+def change_up(change: Callable[[nn.Linear], Any]) -> Callable[[SetNetwork], Any]:
+    return lambda network: change(network.encoder.layers[0].feedforward[0])
+
+
+def option(path: str, name: str, value: Any) -> Callable[[SetNetwork], Any]:
+    return lambda network: setattr(network.get_submodule(path), name, value)
+
+
+UNFIT: dict[str, Callable[[SetNetwork], Any]] = {
+    "hook of a layer": hook("encoder.layers.1"),
+    "hook of the network": hook(""),
+    "subclass of a layer": lambda network: network.encoder.layers[
+        0
+    ].feedforward.__setitem__(0, Doubled(4, 13)),
+    "subclass": lambda network: setattr(network, "__class__", OtherNetwork),
+    "pruned": change_up(lambda up: prune.random_unstructured(up, "weight", 0.3)),
+    "parametrized": change_up(
+        lambda up: parametrize.register_parametrization(up, "weight", Twice())
+    ),
+    "without a bias": change_up(lambda up: setattr(up, "bias", None)),
+    "other forward": change_up(
+        lambda up: setattr(up, "forward", lambda x: 2 * x @ up.weight.T)
+    ),
+    "eps": option("encoder.layers.0.attention_norm", "eps", 0.1),
+    "scale of a layer": option("encoder.layers.0.attention", "scale", 2.0),
+    "dropout of attention": option("encoder.layers.0.attention", "dropout", 0.5),
+    "approximate": option("encoder.layers.0.feedforward.1", "approximate", "tanh"),
+    "activation": lambda network: network.encoder.layers[0].feedforward.__setitem__(
+        1, nn.Tanh()
+    ),
+    "bfloat16": lambda network: network.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("change", UNFIT)
+def test_what_does_not_qualify_is_left_to_torch(change: str) -> None:
+    network = make_plain().eval()
+    tokens = make_tokens(network, 4)
+    assert is_used(network, tokens)
+    UNFIT[change](network)
+    assert not is_used(network, tokens)
+    with use_kernels("torch"):
+        expected = network(tokens)
+    assert torch.equal(compile(network)(tokens), expected)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        lambda up: prune.random_unstructured(up, "weight", 0.3),
-        lambda up: parametrize.register_parametrization(up, "weight", Twice()),
-        lambda up: setattr(up, "bias", None),
-        lambda up: setattr(up, "forward", lambda x: 2 * x @ up.weight.T),
-    ],
-    ids=["pruned", "parametrized", "without bias", "other forward"],
-)
-def test_a_changed_layer_is_left_to_torch(change: Callable[[nn.Linear], Any]) -> None:
-    network = make_network()
-    tokens = make_tokens(network, 4)
-    change(network.encoder.layers[0].feedforward[0])
-    assert not is_used(network, tokens)
-    assert network(tokens).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("part", "option", "value"),
-    [
-        ("encoder.layers.0.attention_norm", "eps", 0.1),
-        ("encoder.layers.0.attention", "scale", 2.0),
-        ("encoder.layers.0.attention", "dropout", 0.5),
-        ("encoder.layers.0.feedforward.1", "approximate", "tanh"),
-        ("pooling", "residual", False),
-        ("pooling", "query", "mean"),
-        ("pooling.attention", "scale", 2.0),
+        option("pooling", "residual", False),
+        option("pooling", "query", "mean"),
+        option("pooling.attention", "scale", 2.0),
     ],
 )
-def test_a_changed_option_is_left_to_torch(part: str, option: str, value: Any) -> None:
+def test_options_of_the_head_are_those_at_compilation(
+    change: Callable[[SetNetwork], Any],
+) -> None:
+    network = make_plain().double()
+    tokens = make_tokens(network, 4)
+    change(network)
+    assert is_used(network, tokens)
+    expected = results(network, tokens, "torch")
+    assert max(errors(results(network, tokens, "native"), expected)) < 1e-9
+
+
+def test_modes_of_torch_are_left_to_torch() -> None:
     network = make_network()
     tokens = make_tokens(network, 4)
-    setattr(network.get_submodule(part), option, value)
-    assert not is_used(network, tokens)
+    with use_kernels("torch"):
+        assert not is_used(network, tokens)
+    with torch.autocast("cpu"):
+        assert not is_used(network, tokens)
+    assert is_used(network, tokens)
 
 
 def test_layers_with_different_dropout_are_left_to_torch() -> None:
@@ -437,17 +472,28 @@ def test_layers_with_different_dropout_are_left_to_torch() -> None:
     assert not is_used(network, tokens)
 
 
-def test_a_subclass_may_encode_otherwise() -> None:
-    class Doubled(SetNetwork):
-        def encode(self, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor]:
-            x, padding, types = super().encode(tokens)
-            return 2 * x, padding, types
+def test_the_mode_is_that_of_the_original() -> None:
+    plain = make_plain(token_dropout=0.5)
+    network = compile(plain)
+    tokens = make_tokens(plain, 40)
+    plain.eval()
+    assert not network.training
+    assert torch.equal(network(tokens), network(tokens))
+    network.train()
+    assert plain.training
+    assert plain.encoder.training
+    assert not torch.equal(network(tokens), network(tokens))
 
-    network = make_network("sum")
-    doubled = copy.deepcopy(network)
-    doubled.__class__ = Doubled
-    tokens = make_tokens(network, 4)
-    torch.testing.assert_close(doubled(tokens), 2 * network(tokens))
+
+def test_a_copy_is_apart() -> None:
+    network = make_network()
+    copied, tokens = copy.deepcopy(network), make_tokens(network, 4)
+    expected = network(tokens)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert torch.equal(copied(tokens), expected)
+    assert is_used(copied, tokens)
 
 
 PARTS = [
@@ -480,7 +526,7 @@ def outcome(network: SetNetwork, tokens: Tokens) -> list[Tensor] | str:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("shrink", ["one", "short", "long", "scalar"])
 def test_a_parameter_of_another_shape_is_left_to_torch(part: str, shrink: str) -> None:
-    network = make_network("ada, learned", num_tokens=5, type_embedding=4)
+    network = make_plain("ada, learned", num_tokens=5, type_embedding=4)
     tokens = make_tokens(network, 4)
     module, name = module_of(network, part)
     shape = getattr(module, name).shape
@@ -535,7 +581,7 @@ def test_weights_whose_memory_is_elsewhere_are_left_to_torch(kind: str) -> None:
     class Wrapper(Tensor):
         pass
 
-    network = make_network()
+    network = make_plain()
     tokens = make_tokens(network, 4)
     layer = network.encoder.layers[0].feedforward[0]
     weight = layer.weight.detach()
@@ -573,14 +619,14 @@ def test_gradients_in_any_layout_are_torchs(
 def test_weights_follow_when_they_are_replaced() -> None:
     network, source = make_network(seed=1), make_network(seed=2)
     tokens = make_tokens(network, 4)
-    network.load_state_dict(source.state_dict(), assign=True)
+    network.original.load_state_dict(source.state_dict(), assign=True)
     with use_kernels("native"):
         assert torch.equal(network(tokens), source(tokens))
         assert torch.equal(copy.deepcopy(source)(tokens), source(tokens))
 
 
 def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marl_pool.kernels.native.library", lambda: None)
+    monkeypatch.setattr("marl_pool.compiled.choice.library", lambda: None)
     with (
         pytest.raises(InputError, match=r"kernels.*auto or torch.*native"),
         use_kernels("native"),

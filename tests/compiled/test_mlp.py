@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from marl_pool.kernels.functional import ACTIVATIONS
-from marl_pool.kernels.native import call, use_kernels
-from marl_pool.kernels.native.mlp import MLP, mlp
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.compiled.mlp import CompiledMLP, _MlpCall, compile_mlp
+from marl_pool.compiled.native import call
+from marl_pool.kernels.functional import ACTIVATIONS, mlp
 
 pytestmark = pytest.mark.skipif(
     call.library() is None, reason="no kernel was compiled: it needs g++ or clang"
 )
 
 
-def make(widths: list[int], kind: Any = "gelu", seed: int = 0) -> MLP:
-    module = mlp(widths, ACTIVATIONS[kind])
+def make(widths: list[int], kind: Any = "gelu", seed: int = 0) -> CompiledMLP:
+    module = compile_mlp(mlp(widths, ACTIVATIONS[kind]))
+    assert isinstance(module, CompiledMLP)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -28,19 +30,14 @@ def make(widths: list[int], kind: Any = "gelu", seed: int = 0) -> MLP:
     return module
 
 
-def results(module: MLP, values: Tensor, kernels: Any) -> list[Tensor]:
+def results(module: nn.Module, values: Tensor, kernels: Any) -> list[Tensor]:
     """Return the output and all gradients."""
     values = values.clone().requires_grad_()
     with use_kernels(kernels):
-        assert is_used(module, values) == (kernels == "native")
         out = module(values)
         weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         inputs = [values, *module.parameters()]
         return [out.detach(), *torch.autograd.grad((out * weight).sum(), inputs)]
-
-
-def is_used(module: MLP, values: Tensor) -> bool:
-    return module._native is not None and module._native.fits(values)
 
 
 @given(
@@ -105,7 +102,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 def test_a_huge_number_gives_no_nan(
     activation: type[nn.Module], size: float, factor: float
 ) -> None:
-    layers = mlp([5, 17, 3], activation)
+    layers = compile_mlp(mlp([5, 17, 3], activation))
     with torch.no_grad():
         for parameter in layers.parameters():
             parameter.mul_(factor)
@@ -122,10 +119,9 @@ def test_a_huge_number_gives_no_nan(
 
 def test_sizes_and_types_are_checked() -> None:
     module = make([3, 4, 2]).double()
-    assert module._native is not None
     for values in (torch.zeros(5, 4, dtype=torch.float64), torch.zeros(5, 3)):
         with pytest.raises(ValueError, match="compiled kernel"):
-            module._native.run(values, *module.parameters())
+            _MlpCall(module).run(values, *module.parameters())
 
 
 @pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias"])
@@ -133,27 +129,17 @@ def test_sizes_and_types_are_checked() -> None:
 def test_a_parameter_of_another_shape_is_left_to_torch(
     name: str, shape: tuple[int, ...]
 ) -> None:
-    module, values = make([3, 4, 2]), torch.randn(5, 3)
+    module = mlp([3, 4, 2], nn.GELU)
     layer, part = name.split(".")
     setattr(module[int(layer)], part, nn.Parameter(torch.ones(shape)))
-    outcomes = []
-    for kernels in ("auto", "torch"):
-        with use_kernels(kernels):
-            try:
-                outcomes.append(module(values).tolist())
-            except RuntimeError as error:
-                outcomes.append(str(error))
-    assert outcomes[0] == outcomes[1]
+    assert compile_mlp(module) is module
 
 
-def test_layers_that_fit_each_other_may_have_another_width() -> None:
-    module, template = make([3, 4, 2]), make([3, 7, 5])
-    for layer, wider in zip(module[::2], template[::2], strict=True):
-        layer.weight, layer.bias = wider.weight, wider.bias
+def test_weights_follow_when_they_are_replaced() -> None:
+    module, source = make([3, 4, 2]), make([3, 4, 2], seed=1)
+    module.original.load_state_dict(source.state_dict(), assign=True)
     values = torch.randn(6, 3)
-    assert module._native is not None
-    assert module._native.fits(values)
-    assert torch.equal(module(values), template(values))
+    assert torch.equal(module(values), source(values))
 
 
 @pytest.mark.parametrize("name", ["0.weight", "0.bias", "2.weight", "2.bias"])
@@ -189,7 +175,7 @@ def test_gradients_in_any_layout_are_torchs(loss: Any) -> None:
 
 def test_state_dict_is_that_of_a_sequence() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-    module = MLP(*plain)
+    module = compile_mlp(plain)
     assert module.state_dict().keys() == plain.state_dict().keys()
     restored = make([3, 4, 2])
     restored.load_state_dict(plain.state_dict())
@@ -241,10 +227,9 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-CHANGES: dict[str, Callable[[MLP], Any]] = {
+CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
     "another class": lambda module: module.__setitem__(0, Doubled(3, 4)),
     "approximate": lambda module: setattr(module[1], "approximate", "tanh"),
-    "bfloat16": lambda module: module.bfloat16(),
     "hook": lambda module: module[2].register_forward_hook(lambda *_: None),
     "longer": lambda module: module.append(nn.Tanh()),
     "without a bias": lambda module: setattr(module[2], "bias", None),
@@ -253,19 +238,19 @@ CHANGES: dict[str, Callable[[MLP], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_layer_is_left_to_torch(change: str) -> None:
-    module, values = make([3, 4, 2]), torch.randn(6, 3)
-    assert is_used(module, values)
+    module = mlp([3, 4, 2], nn.GELU)
+    assert isinstance(compile_mlp(module), CompiledMLP)
     CHANGES[change](module)
-    assert not is_used(module, values.to(module[0].weight.dtype))
-    assert module(values.to(module[0].weight.dtype)).shape == (6, 2)
+    assert compile_mlp(module) is module
 
 
 def test_modes_of_torch_are_left_to_torch() -> None:
     module, values = make([3, 4, 2]), torch.randn(6, 3)
     with use_kernels("torch"):
-        assert not is_used(module, values)
+        assert torch.equal(module(values), module.original(values))
     with torch.autocast("cpu"):
         assert module(values).dtype == torch.bfloat16
+    assert make([3, 4, 2]).bfloat16()(values.bfloat16()).dtype == torch.bfloat16
     torch.testing.assert_close(torch.func.vmap(module)(values), module(values))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         module(torch.randn(6, 4))
@@ -284,6 +269,5 @@ def test_modes_of_torch_are_left_to_torch() -> None:
     ],
 )
 def test_what_does_not_qualify_is_left_to_torch(layers: list[nn.Module]) -> None:
-    module, values = MLP(*layers), torch.randn(6, 3)
-    assert not is_used(module, values)
-    assert torch.equal(module(values), nn.Sequential(*layers)(values))
+    module = nn.Sequential(*layers)
+    assert compile_mlp(module) is module

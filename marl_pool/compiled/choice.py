@@ -1,11 +1,11 @@
-"""The compiled kernel for narrow set transformers: its choice, and calls of it."""
+"""The choice between the compiled kernel and torch."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast, get_args
 
-from marl_pool.kernels.native.call import library
+from marl_pool.compiled.native.call import library
 from marl_pool.options.types import Kernels
 from marl_pool.utils.errors import InputError
 
@@ -63,7 +63,7 @@ def has_kernel(device: str) -> bool:
     """Return True if there is a compiled kernel for a device, or a compiler for one."""
     if device == "cpu":
         return library() is not None
-    from marl_pool.kernels.cuda.compiler import nvrtc
+    from marl_pool.compiled.cuda.compiler import nvrtc
 
     return nvrtc() is not None
 

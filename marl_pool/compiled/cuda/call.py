@@ -1,4 +1,4 @@
-"""Calls of the GPU's kernel, with the arguments of ``kernels.native.call``."""
+"""Calls of the GPU's kernel, with the arguments of ``compiled.native.call``."""
 
 import ctypes
 import functools
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_pool.kernels.cuda.compiler import (
+from marl_pool.compiled.cuda.compiler import (
     CompilerError,
     Kernel,
     compile_source,
     most_shared_memory,
     nvrtc,
 )
-from marl_pool.kernels.native.call import (
+from marl_pool.compiled.native.call import (
     POOLINGS,
     QUERIES,
     NetworkInputs,
@@ -93,7 +93,7 @@ def _compiles(
 
 
 def run(inputs: NetworkInputs) -> Tensor:
-    """Run the network forward; see `marl_pool.kernels.native.call.run`.
+    """Run the network forward; see `marl_pool.compiled.native.call.run`.
 
     There is no dropout. The result of a set with a type out of range is not a number.
     """
@@ -108,7 +108,7 @@ def gradients(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradients by the values, if asked for, and by each parameter.
 
-    The arguments are as in `marl_pool.kernels.native.call.gradients`.
+    The arguments are as in `marl_pool.compiled.native.call.gradients`.
     """
     call, parameters = _Launch(inputs), inputs.parameters
     starts, size = _starts(tuple(map(torch.numel, parameters)))

@@ -1,5 +1,5 @@
 // A narrow set transformer on a GPU, forward or with gradients: embedding, pre-norm
-// layers and pooling in one kernel. The numbers are those of kernels/native/src/network.hpp.
+// layers and pooling in one kernel. The numbers are those of native/src/network.hpp.
 //
 // A thread computes one token, whose vectors lie in its registers. A block holds some
 // whole sets at a time and goes through the batch in steps of the grid; tokens of a set

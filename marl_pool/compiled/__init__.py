@@ -1,0 +1,62 @@
+"""The compiled kernel in torch's place: policies and networks that call it.
+
+Networks and policies are plain torch. Who computes many steps with one asks once, by
+`compile`, for its compiled counterpart.
+"""
+
+from typing import TypeVar
+
+from torch import nn
+
+from marl_pool.compiled.network import CompiledSetNetwork, compile_network
+from marl_pool.compiled.policy import CompiledTokenPolicy, compile_policy
+from marl_pool.networks.set_network import SetNetwork
+from marl_pool.policies.token_policy import TokenPolicy
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def compile(module: Module) -> Module:
+    """Return a policy or set network that computes the same by the compiled kernel.
+
+    It has the parameters, buffers and mode of the original, so an optimizer's step,
+    `load_state_dict`, `to`, `train` or `eval` of either one counts for both. Modules,
+    options and hooks are looked at here alone: compile again after changing those.
+    In each call torch computes what the kernel does not, as under autocast, in
+    `torch.compile` or within ``use_kernels("torch")``.
+
+    Example:
+        >>> policy = marl_pool.compile(marl_pool.load_policy("runs/demo/policy"))
+        >>> policy.act(tokens).action
+
+    Args:
+        module: a `TokenPolicy` or `SetNetwork`, or any other module.
+
+    Returns:
+        A `CompiledTokenPolicy` or `CompiledSetNetwork`, with the module as its
+        ``original``; or the module itself where the kernel computes nothing of it: a
+        subclass, a module with hooks, another encoder and whatever else
+        docs/kernels.md names.
+    """
+    if type(module) is TokenPolicy:
+        return compile_policy(module)
+    if type(module) is SetNetwork:
+        return compile_network(module)
+    return module
+
+
+def compile_parts(module: Module) -> Module:
+    """Like `compile`, and replace set networks within a module of the caller's own."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is SetNetwork:
+                setattr(parent, name, compile_network(child))
+    return compile(module)
+
+
+__all__ = [
+    "CompiledSetNetwork",
+    "CompiledTokenPolicy",
+    "compile",
+    "compile_parts",
+]

@@ -1,0 +1,1 @@
+"""The kernel for narrow set transformers on a CPU, in C++."""

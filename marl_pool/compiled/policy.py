@@ -1,0 +1,93 @@
+"""Policies computed by the compiled kernel, from the tokens to logits and values."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from marl_pool.compiled.actor_critic import ActorCritic, run_actor_critic
+from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
+from marl_pool.compiled.module import Twin, is_plain
+from marl_pool.compiled.network import CompiledSetNetwork, compile_network
+from marl_pool.policies.base import State
+from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.pooling.base import Memory
+from marl_pool.tokens import Tokens
+
+
+class CompiledTokenPolicy(Twin, TokenPolicy):
+    """A policy that acts by one call of the kernel, or as far as it qualifies.
+
+    Networks and heads have their compiled counterparts, which are called one by one
+    where a gradient is recorded, and where a part of the policy is left to torch.
+    """
+
+    def __init__(self, original: TokenPolicy) -> None:
+        super().__init__(original)
+        self._modules = {
+            **original._modules,
+            "network": compile_network(original.network),
+            "action_head": compile_mlp(original.action_head),
+            "value_head": compile_mlp(original.value_head),
+        }
+        if original.value_network is not None:
+            self._modules["value_network"] = compile_network(original.value_network)
+
+    @override
+    def outputs(
+        self, tokens: Tokens, state: State
+    ) -> tuple[Tensor, Tensor, tuple[Memory, ...]]:
+        native = None
+        if not torch.is_grad_enabled():
+            native = self.actor_critic(tokens.flatten_batch())
+        if native is None:
+            return super().outputs(tokens, state)
+        return *run_actor_critic(native), ()
+
+    def actor_critic(self, tokens: Tokens) -> ActorCritic | None:
+        """Return the policy on tokens of batch ``(B,)``, as the kernel reads it.
+
+        None where something is left to torch: a part of the network or of a head, or a
+        second network.
+        """
+        network, action, value = self.network, self.action_head, self.value_head
+        if (
+            self.value_network is not None
+            or not isinstance(network, CompiledSetNetwork)
+            or not isinstance(action, CompiledMLP)
+            or not isinstance(value, CompiledMLP)
+            or not network.dim_out == action.widths[0] == value.widths[0]
+            or value.widths[-1] != 1
+        ):
+            return None
+        inputs = network.inputs(tokens)
+        if inputs is None:
+            return None
+        limits = (self.lowest_logits, self.highest_logits)
+        return ActorCritic(
+            inputs,
+            action.head(),
+            value.head(),
+            None if self.actions.integral else limits,
+        )
+
+    def pools(self, tokens: Tokens, *, encoder: bool = False) -> bool:
+        """Return True if the kernel pools tokens of batch ``(B,)``.
+
+        With ``encoder``, it may compute the encoders alone.
+        """
+        return all(
+            isinstance(network, CompiledSetNetwork)
+            and network.computes(tokens, encoder=encoder)
+            for network in self.networks
+        )
+
+
+def compile_policy(policy: TokenPolicy) -> TokenPolicy:
+    """Return the compiled counterpart, or the policy if torch computes it all."""
+    if type(policy) is not TokenPolicy or not is_plain(policy):
+        return policy
+    compiled = CompiledTokenPolicy(policy)
+    is_same = all(
+        compiled._modules[name] is module for name, module in policy._modules.items()
+    )
+    return policy if is_same else compiled
