@@ -66,8 +66,6 @@ def ray_session(
     if ray.is_initialized():
         yield
         return
-    # Ray's C++ code would print errors that it recovers from.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = cluster_address(address)
     # Leave the session that is started here, whatever happens in it.
