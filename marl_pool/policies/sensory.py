@@ -11,7 +11,7 @@ from typing_extensions import override
 from marl_pool.kernels.functional import Layer, layers_of, strip_prefix, tanh_layers
 from marl_pool.kernels.native.mlp import mlp
 from marl_pool.networks.set_network import build_part, seeded
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Size
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
@@ -96,7 +96,7 @@ class Sensory(SensorAgent):
         action_space: spaces.Space | ActionSpec,
         *,
         pooling: Mapping[str, Any] = NEURONS,
-        hidden: Sequence[PositiveInt] = (),
+        hidden: Sequence[Size] = (),
         seed: int | None = None,
     ) -> None:
         super().__init__(spec, action_space, pooling=dict(pooling), hidden=list(hidden))
@@ -158,7 +158,7 @@ class FeedForward(Agent):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        hidden: Sequence[PositiveInt] = (16,),
+        hidden: Sequence[Size] = (16,),
         seed: int | None = None,
     ) -> None:
         super().__init__(spec, action_space, hidden=list(hidden))

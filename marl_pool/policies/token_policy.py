@@ -17,10 +17,10 @@ from marl_pool.kernels.native.mlp import mlp
 from marl_pool.kernels.native.plan import has_hooks
 from marl_pool.networks.set_network import Part, SetNetwork, init_weights, seeded
 from marl_pool.options.types import (
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Probability,
+    Size,
+    SizeOrZero,
 )
 from marl_pool.policies.actions import (
     ActionSpec,
@@ -98,8 +98,8 @@ class TokenPolicy(SpecifiedPolicy):
         *,
         encoder: Part,
         pooling: Part,
-        type_embedding: NonNegativeInt = 4,
-        head_hidden: Sequence[PositiveInt] = (32, 32),
+        type_embedding: SizeOrZero = 4,
+        head_hidden: Sequence[Size] = (32, 32),
         activation: Activation = "gelu",
         input_activation: Activation | None = "gelu",
         trunk: Literal["shared", "separate"] = "shared",

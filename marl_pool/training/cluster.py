@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -49,6 +50,7 @@ def ray_session(
     num_cpus: int,
     env: Mapping[str, str] | None = None,
     key: str = "resources.address",
+    resume: str = "",
 ) -> Iterator[None]:
     """Join a cluster or start ray, and leave it; a running session is kept.
 
@@ -58,6 +60,7 @@ def ray_session(
         num_cpus: CPUs that a local ray assumes.
         env: environment variables of the workers.
         key: configuration key of the address, for messages.
+        resume: way to resume, printed if ray ends this process.
 
     Raises:
         InputError: the cluster cannot be joined.
@@ -66,6 +69,8 @@ def ray_session(
     if ray.is_initialized():
         yield
         return
+    # Ray's C++ code would print errors that it recovers from.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = cluster_address(address)
     # Leave the session that is started here, whatever happens in it.
@@ -78,10 +83,30 @@ def ray_session(
                 # Folders of this machine may not exist on the others.
                 variables = _worker_variables(env or {}, [])
                 _join(address, key, {"env_vars": variables, **_modules()})
-        yield
+        with last_line(f"marl-pool: this process was killed, or lost ray; {resume}"):
+            yield
     finally:
         with _same_signal_handlers():
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def last_line(line: str) -> Iterator[None]:
+    """Print a line if this process dies in the block, however it dies.
+
+    Without its head node Ray's C++ code ends the process without a word.
+    """
+    script = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", script, line],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C does not reach it
+        text=True,
+    )
+    try:
+        yield
+    finally:
+        child.communicate("this process lives")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -287,6 +288,22 @@ def test_a_wait_prints_lines_and_ends_at_its_limit(capfd):
 def test_ctrl_c_ends_a_wait_as_such():
     with pytest.raises(KeyboardInterrupt), patience("starting", 1000):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("ending", ["os._exit(1)", "sys.exit(3)"])
+def test_a_process_that_ends_without_a_word_leaves_one(ending):
+    script = (
+        "import os, sys\n"
+        "from marl_pool.training.cluster import last_line\n"
+        "with last_line('lost; resume'):\n"
+        f"    {ending}\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    is_sudden = ending.startswith("os.")
+    assert result.stderr == ("lost; resume\n" if is_sudden else "")
+    assert result.returncode == (1 if is_sudden else 3)
 
 
 def test_every_part_of_a_batch_has_every_module():

@@ -32,6 +32,7 @@ from marl_pool.training.loop import Iteration, TrainingLoop, TrainingMethod, nev
 from marl_pool.training.settings import EvolveConfig
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import VALIDATION_ENVS
+from marl_pool.utils.text import quoted
 
 SEARCH, STATE, BEST = "strategy.npz", "state.json", "best"
 """Files of a checkpoint, and the folder of the best solution so far."""
@@ -103,8 +104,12 @@ class EvolutionMethod(TrainingMethod):
                 # Import here: without workers, ray is not needed.
                 from marl_pool.training.cluster import ray_session
 
-                cpus = resources.num_workers + 1
-                stack.enter_context(ray_session(resources.address, cpus))
+                session = ray_session(
+                    resources.address,
+                    num_cpus=resources.num_workers + 1,
+                    resume=f"resume with: marl-pool resume {quoted(self.run.path)}",
+                )
+                stack.enter_context(session)
                 self.runner = Workers(self.evaluator, self.config, self.run)
             self.runner.is_late = self.is_late
             yield

@@ -52,6 +52,7 @@ from marl_pool.training.ppo.runner import (
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import patience
 from marl_pool.utils.errors import StoppedError
+from marl_pool.utils.text import quoted
 
 RETURN_WINDOW = 128
 """Number of episodes averaged in the logged mean return."""
@@ -134,7 +135,8 @@ class PPOMethod(TrainingMethod):
         ray: AbstractContextManager[None] = nullcontext()
         if has_processes(self.algorithm):
             count = resources.num_env_runners + resources.num_learners + 1
-            ray = cluster.ray_session(resources.address, num_cpus=count)
+            way = f"resume with: marl-pool resume {quoted(self.run.path)}"
+            ray = cluster.ray_session(resources.address, num_cpus=count, resume=way)
         elif resources.address:
             print_warning(
                 "resources.address: not used, as the run has neither "

@@ -20,6 +20,7 @@ from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.schedule import bundles, run_trials, saved
 from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
     from marl_pool.training.sweep.search import TrialSearch
@@ -84,7 +85,10 @@ def run_sweep(
         else:
             _say(size_of(sweep.grid, trials, done, job))
             _say(detectable(sweep.grid, settings.seed_sd))
-        with _resources(sweep.verb, kinds, settings) as concurrency:
+        way = f"resume with: marl-pool resume {quoted(sweep.path)}"
+        with _resources(
+            sweep.verb, kinds, settings, "" if dry_run else way
+        ) as concurrency:
             timed = todo + examples[:1] * num_new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
@@ -190,9 +194,11 @@ def _validate_data(trials: Sequence[Trial]) -> None:
 
 @contextlib.contextmanager
 def _resources(
-    verb: str, trials: Sequence[Trial], settings: SweepSettings
+    verb: str, trials: Sequence[Trial], settings: SweepSettings, resume: str
 ) -> Iterator[int]:
     """Start or join ray if there is a trial to run; yield the concurrency.
+
+    ``resume`` is printed if ray ends this process.
 
     Raises:
         InputError: there are too few resources for a single trial.
@@ -214,6 +220,7 @@ def _resources(
         # Import plug-ins from the working directory of the command.
         env={"RAY_CHDIR_TO_TRIAL_DIR": "0"},
         key="sweep.address",
+        resume=resume,
     ):
         # Reject trials that would wait forever for CPUs or GPUs.
         cluster.validate_cluster(largest, "sweep")
