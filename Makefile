@@ -7,6 +7,8 @@ RUN ?= runs/demo
 # COVERAGE=1 measures branch coverage while a share of the tests runs (tests/conftest.py);
 # `make coverage` reports it.
 COVERAGE ?=
+# The minor version of Ray for `make test-ray`.
+RAY ?= 2.58
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -16,7 +18,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all fast lint types imports quick slow sanitize coverage docs bench clean
+.PHONY: help demo test test-all test-ray fast lint types imports quick slow sanitize coverage docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -51,6 +53,14 @@ sanitize: $(BIN)/.dev  ## The kernels' tests where every access out of bounds en
 	$(PYTEST) -m slow tests/compiled/test_kernel_memory.py -k out_of_bounds
 
 test-all: test slow  ## The slow tests too, and each property with many examples
+
+test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of Ray: RAY=2.58
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --upgrade --target $(VENV)/ray-$(RAY) 'ray==$(RAY).*'
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -c \
+	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -m pytest \
+	  tests/training/test_cluster.py tests/training/test_interrupt.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator
 	$(PYTEST) $(PAIR) -m "fast and not slow"

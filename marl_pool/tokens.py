@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from marl_pool.options.types import AtMost, Extent
 from marl_pool.utils.errors import InputError
 
 SELF_TYPE = 0
@@ -163,14 +164,14 @@ class TokenSpec:
             positions or frames that the features cannot hold.
     """
 
-    num_tokens: int
-    num_features: int
+    num_tokens: Extent
+    num_features: Extent
     type_names: tuple[str, ...]
     has_self: bool = True
     dtype: Literal["float32", "uint8"] = "float32"
     signal_types: tuple[str, ...] = ()
-    positions: tuple[int, ...] | None = None
-    num_frames: int = 1
+    positions: tuple[Extent, ...] | None = None
+    num_frames: Annotated[int, AtMost(1024)] = 1
 
     def __post_init__(self) -> None:
         # JSON has lists for tuples.

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Examples, Size
 from marl_pool.training.supervised.task import Batch, Part, Split, Task
 from marl_pool_studies.images import (
     Dataset,
@@ -33,11 +33,11 @@ class ImageTask(Task):
     """Pooling head."""
     dataset: Dataset = "fashion_mnist"
     """Data set, whose files are in ``data_dir``."""
-    size: PositiveInt = 32
+    size: Size = 32
     """Side of an image, in pixels; 28 are padded to 32, or averaged to 16 or 14."""
-    num_samples: PositiveInt | None = None
+    num_samples: Examples | None = None
     """Images for training and validation, or None for all."""
-    num_test: PositiveInt | None = None  # type: ignore[assignment] # until `prepare`
+    num_test: Examples | None = None  # type: ignore[assignment] # until `prepare`
     """Images of the test set, or None for all."""
     data_dir: str | None = None
     """Folder of the files."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.options.construction import check_constructor
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Size
 from marl_pool.tokens import Mask
 
 
@@ -57,7 +57,7 @@ class IdentityEncoder(Encoder):
             embedding if the policy has one.
     """
 
-    def __init__(self, *, dim: PositiveInt | None = None) -> None:
+    def __init__(self, *, dim: Size | None = None) -> None:
         super().__init__()
         self.dim = dim
 

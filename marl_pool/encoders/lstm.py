@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
 from marl_pool.kernels.functional import is_transformed
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Repeats, Size
 from marl_pool.tokens import Mask
 
 
@@ -36,9 +36,9 @@ class LSTMEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        hidden: PositiveInt | None = None,
-        num_layers: PositiveInt = 1,
+        dim: Size = 8,
+        hidden: Size | None = None,
+        num_layers: Repeats = 1,
         sort: bool = False,
     ) -> None:
         super().__init__()

@@ -11,7 +11,12 @@ from marl_pool.encoders.base import Encoder
 from marl_pool.encoders.pairs import Pairs, choose_pairs, gather_tokens, pair_log_prob
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import MultiHeadAttention, validate_heads
-from marl_pool.options.types import PositiveInt, Probability, UnitInterval
+from marl_pool.options.types import (
+    Probability,
+    Repeats,
+    Size,
+    UnitInterval,
+)
 from marl_pool.tokens import Mask
 
 MergingPolicy = Literal["learned", "shared_keys", "heuristic", "random"]
@@ -209,12 +214,12 @@ class LearnedMergingEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        num_layers: PositiveInt = 2,
+        dim: Size = 8,
+        num_layers: Repeats = 2,
         proportion: UnitInterval = 0.5,
-        num_heads: PositiveInt = 1,
-        policy_heads: PositiveInt = 1,
-        dim_ff: PositiveInt = 32,
+        num_heads: Repeats = 1,
+        policy_heads: Repeats = 1,
+        dim_ff: Size = 32,
         dropout: Probability = 0.0,
         attention: bool = True,
         residual: bool = True,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.encoders.base import Encoder
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Repeats, Size
 from marl_pool.tokens import Mask
 
 Others = Literal["sum", "mean", "max"]
@@ -79,9 +79,9 @@ class SetLinearEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        num_layers: PositiveInt = 3,
-        hidden: PositiveInt | None = None,
+        dim: Size = 8,
+        num_layers: Repeats = 3,
+        hidden: Size | None = None,
         others: Others = "mean",
     ) -> None:
         super().__init__()
@@ -215,10 +215,10 @@ class SwarmEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        units: PositiveInt | None = None,
-        iterations: PositiveInt = 5,
-        num_layers: PositiveInt = 1,
+        dim: Size = 8,
+        units: Size | None = None,
+        iterations: Repeats = 5,
+        num_layers: Repeats = 1,
         population: Population = "mean",
     ) -> None:
         super().__init__()

@@ -13,7 +13,12 @@ from marl_pool.kernels.attention import (
     validate_heads,
 )
 from marl_pool.kernels.functional import ACTIVATIONS, Activation
-from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
+from marl_pool.options.types import (
+    Probability,
+    Repeats,
+    Size,
+    SizeOrZero,
+)
 from marl_pool.tokens import Mask
 
 
@@ -85,10 +90,10 @@ class TransformerEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        num_layers: PositiveInt = 3,
-        num_heads: PositiveInt = 8,
-        dim_ff: PositiveInt = 32,
+        dim: Size = 8,
+        num_layers: Repeats = 3,
+        num_heads: Repeats = 8,
+        dim_ff: Size = 32,
         dropout: Probability = 0.0,
         attention_scale: AttentionScale = "model",
         activation: Activation = "gelu",
@@ -190,13 +195,13 @@ class SetTransformerEncoder(Encoder):
     def __init__(
         self,
         *,
-        dim: PositiveInt = 8,
-        num_layers: PositiveInt = 2,
-        num_heads: PositiveInt = 1,
-        num_inducing: NonNegativeInt = 0,
+        dim: Size = 8,
+        num_layers: Repeats = 2,
+        num_heads: Repeats = 1,
+        num_inducing: SizeOrZero = 0,
         layer_norm: bool = True,
         attention_scale: AttentionScale = "model",
-        feedforward_layers: PositiveInt = 1,
+        feedforward_layers: Repeats = 1,
         bias: bool = False,
         initial: Literal["network", "swarm"] = "network",
     ) -> None:

@@ -21,7 +21,7 @@ from marl_pool.envs.drawing.marks import (
 )
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
-from marl_pool.options.types import NonNegativeInt, PositiveInt
+from marl_pool.options.types import Episodes, NonNegativeInt
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.tokens import Tokens, TokenSpec
@@ -175,9 +175,9 @@ class BatchedEnv(ABC):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
-        max_steps: PositiveInt,
+        max_steps: Episodes,
         seed: NonNegativeInt = 0,
         first_env: NonNegativeInt = 0,
         first_episode: NonNegativeInt = 0,

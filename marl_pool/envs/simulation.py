@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import Advance, BatchedEnv, EnvOptions
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Episodes
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import uniform
 
@@ -116,10 +116,10 @@ class ReplayedEnv(BatchedEnv, Generic[Result]):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         build: Callable[[], Simulator[Result]],
-        max_steps: PositiveInt,
+        max_steps: Episodes,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **common)
@@ -205,12 +205,12 @@ class SimulatedEnv(ReplayedEnv[SimulatorStep]):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         build: Callable[[], Simulator[SimulatorStep]],
         shape: tuple[int, ...],
         observation_dtype: torch.dtype,
-        max_steps: PositiveInt,
+        max_steps: Episodes,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, build=build, max_steps=max_steps, **common)

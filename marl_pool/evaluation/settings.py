@@ -8,11 +8,14 @@ from marl_pool.options.names import unknown
 from marl_pool.options.plugins import Registry
 from marl_pool.options.types import (
     Device,
+    Episodes,
     Kernels,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Repeats,
     Seed,
+    Size,
 )
 from marl_pool.utils.errors import InputError
 
@@ -68,7 +71,7 @@ class TargetSettings:
     """Seed of the environments, none of which occurs in training."""
     device: Device = "cpu"
     """Device of environments and policy."""
-    threads: PositiveInt = 2
+    threads: Repeats = 2
     """CPU threads of torch."""
     kernels: Kernels = "auto"
     """Computation of narrow set networks: torch; native, the compiled kernel of the
@@ -94,7 +97,7 @@ class EpisodeSettings(TargetSettings):
 class EvaluateSettings(EpisodeSettings):
     """Measurement of a trained policy."""
 
-    episodes: PositiveInt = 256
+    episodes: Episodes = 256
     """Episodes for each perturbation and severity."""
     stochastic: bool = False
     """Measure the sampled policy in addition to the deterministic one."""
@@ -128,9 +131,9 @@ class EvaluateSettings(EpisodeSettings):
 class RenderSettings(EpisodeSettings):
     """Video of a trained policy."""
 
-    episodes: PositiveInt = 1
+    episodes: Episodes = 1
     """Episodes of each row, one after the other."""
-    rows: PositiveInt = 1
+    rows: Repeats = 1
     """Episodes shown at a time, in rows."""
     beside_clean: bool = False
     """Show the same episodes unperturbed in a separate column."""
@@ -142,12 +145,12 @@ class RenderSettings(EpisodeSettings):
     """Number of most attended patches to outline in place of tints; 0 draws tints."""
     stochastic: bool = False
     """Sample actions instead of taking the most likely one."""
-    size: PositiveInt = 512
+    size: Size = 512
     """Height and width in pixels."""
     format: VideoFormat = "webm"
     """File format; webm (VP8, the fastest) and mp4 (VP9) are by OpenCV, gif and webp by
     Pillow, both of the extra plots."""
-    fps: PositiveInt = 20
+    fps: Repeats = 20
     """Frames per second."""
 
 
@@ -157,7 +160,7 @@ class PlaySettings(EpisodeSettings):
 
     stochastic: bool = False
     """Sample actions instead of taking the most likely one."""
-    threads: PositiveInt = 1
+    threads: Repeats = 1
     """CPU threads of torch."""
 
 
@@ -169,7 +172,7 @@ class ReportSettings:
     """Embed a short video of each method."""
     evaluate: bool = False
     """Evaluate runs that lack an evaluation, with the keys of ``evaluate``."""
-    threads: PositiveInt = 2
+    threads: Repeats = 2
     """CPU threads of torch."""
     env_timeout: PositiveFloat | None = None
     """Seconds that one step or reset of all environments may take, before the command

@@ -1,13 +1,12 @@
 """Checksums that detect truncated files and flipped bits, but no forgery.
 
-A folder has a ``manifest.json`` with the size and SHA-256 of each of its files. A YAML
-file has its checksum in its last line, a JSON file under ``"sha256"``. Files without a
-checksum, for example handwritten ones, are read unchecked.
+A folder has a ``manifest.json`` with the size and SHA-256 of each of its files, and a
+JSON file its checksum under ``"sha256"``. Files without a checksum, for example
+handwritten ones and YAML files, are read unchecked.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from marl_pool.utils.errors import InputError, explain_os_errors
 
 MANIFEST, FORMAT = "manifest.json", 1
 KEY = "sha256"
-MARK = "# sha256 of the lines above: "
-HEX = re.compile(r"[0-9a-f]{64}\s*\Z")
 CHANGED = "has changed since it was written: its checksum differs"
 
 
@@ -174,42 +171,24 @@ def is_intact_json(content: Mapping[str, Any]) -> bool:
     return KEY not in content or content[KEY] == sealed_json(content)[KEY]
 
 
-def sealed_text(text: str) -> str:
-    """Append the checksum of the text as a comment."""
-    return f"{text}{MARK}{hashlib.sha256(text.encode()).hexdigest()}\n"
-
-
-def is_intact_text(text: str) -> bool:
-    """Return whether text matches its checksum; True without one."""
-    head, newline, last = text.rstrip("\n").rpartition("\n")
-    # Nothing may follow the checksum line. A damaged one is recognised by either end.
-    if MARK not in text and not (last.startswith(MARK[:8]) or HEX.search(last)):
-        return True
-    return text == sealed_text(head + newline)
-
-
-def write_sealed_yaml(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a YAML file with its checksum, or raise `InputError`."""
+def write_yaml(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a YAML file that people may edit, or raise `InputError`."""
     text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
     with explain_os_errors(f"{file} cannot be written"), new_file(file) as out:
-        out.write(sealed_text(text))
+        out.write(text)
 
 
-def read_sealed_yaml(file: Path, last: str) -> dict[str, Any]:
-    """Read a file of `write_sealed_yaml`, whose ``last`` key has a text.
+def read_complete_yaml(file: Path, last: str) -> dict[str, Any]:
+    """Read a file of `write_yaml`, whose ``last`` key has a text.
 
     Raises:
         FileNotFoundError: there is none.
-        InputError: it cannot be read, is truncated, or has changed.
+        InputError: it cannot be read, or is truncated.
     """
     content = read_yaml(file)
     if not isinstance(content, dict) or not isinstance(content.get(last), str):
         raise InputError(
             f"{file} cannot be read: it is truncated, or not written by marl_pool: no "
             f"{last}"
-        )
-    if not is_intact_text(file.read_text(encoding="utf-8")):
-        raise InputError(
-            f"{file} {CHANGED} (if you changed it on purpose, remove its last line)"
         )
     return content

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from marl_pool.observations.masks import MASK, MaskPart, join_masks
 from marl_pool.observations.parts import Part, label
+from marl_pool.options.types import Extent
 from marl_pool.tokens import Tokens, TokenSpec
 from marl_pool.utils.errors import InputError
 
@@ -46,7 +47,7 @@ class TokenOptions:
     channels: Literal["first", "last"] = "last"
     token_types: Sequence[str] | None = None
     signal_types: Sequence[str] | None = None
-    positions: Sequence[int] | None = None
+    positions: Sequence[Extent] | None = None
 
 
 class Misfit(NamedTuple):

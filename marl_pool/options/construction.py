@@ -5,8 +5,13 @@ from functools import wraps
 from typing import Any
 
 from marl_pool.options.names import resolve, unknown
-from marl_pool.options.signatures import ANY_OTHER, check_argument, describe, options_of
-from marl_pool.options.types import check_sizes
+from marl_pool.options.signatures import (
+    ANY_OTHER,
+    check_argument,
+    check_sizes,
+    describe,
+    options_of,
+)
 from marl_pool.utils.errors import InputError
 
 PACKAGE = __name__.partition(".")[0]
@@ -33,8 +38,7 @@ def build(
 
     Raises:
         InputError: an unknown name, an unknown option, a missing one, a value that
-            does not fit its annotation, or a size above its bound in
-            `marl_pool.options.types.LIMITS`.
+            does not fit its annotation, or a number above its `AtMost`.
     """
     # Check the user's options against the signature.
     cls = resolve(name, registry, kind, base)
@@ -48,8 +52,7 @@ def build(
     arguments = {k: v for k, v in (context or {}).items() if k in accepted} | {
         **options
     }
-    if name in registry:  # the bounds are for the package's classes
-        check_sizes(kind, arguments)
+    check_sizes(kind, arguments, accepted)
     # Check that nothing required is missing.
     for key, option in accepted.items():
         if option.required and key not in arguments:

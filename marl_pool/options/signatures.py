@@ -143,7 +143,7 @@ def check_options(
         full = join(where, key)
         if key in section:
             checked[key] = check_value(full, section[key], option.annotation)
-            check_size(full, checked[key])
+            check_size(full, checked[key], option.annotation)
         elif option.required:
             first = meanings(cls).get(key, "").partition(". ")[0] if cls else ""
             meaning = first and f": {first.replace('``', '').rstrip('.')}"
@@ -154,6 +154,14 @@ def check_options(
         else:
             checked[key] = to_jsonable_python(option.default)
     return checked
+
+
+def check_sizes(
+    where: str, arguments: Mapping[str, Any], options: Mapping[str, Option]
+) -> None:
+    """Hold each argument to the bound in its annotation, if any."""
+    for key in arguments.keys() & options.keys():
+        check_size(f"{where}.{key}", arguments[key], options[key].annotation)
 
 
 def check_settings(

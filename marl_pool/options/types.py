@@ -5,15 +5,42 @@ needs, and are checked before memory or hours are spent: they reject mistakes an
 malice, not experiments.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from marl_pool.utils.errors import InputError
 
+LONGEST = 16_384
+"""Entries of a list."""
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """Upper bound in the annotation of an option; see `check_size`."""
+
+    limit: int
+    """Largest number that the option may be, or that a list in it may hold."""
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+Size = Annotated[PositiveInt, AtMost(16_384)]
+"""Number of tokens, entities, pixels along an edge or numbers in a vector."""
+SizeOrZero = Annotated[NonNegativeInt, AtMost(16_384)]
+Extent = Annotated[int, AtMost(16_384)]
+"""Size or index of which only the upper bound is checked here."""
+Repeats = Annotated[PositiveInt, AtMost(1024)]
+"""Number of layers, heads, stacked frames, threads or repeated updates."""
+RepeatsOrZero = Annotated[NonNegativeInt, AtMost(1024)]
+Processes = Annotated[PositiveInt, AtMost(1 << 14)]
+"""Number of processes."""
+ProcessesOrZero = Annotated[NonNegativeInt, AtMost(1 << 14)]
+Episodes = Annotated[PositiveInt, AtMost(1 << 20)]
+"""Number of environments, of episodes, or of the steps of one."""
+Examples = Annotated[PositiveInt, AtMost(100_000_000)]
+"""Number of steps or examples of a batch or data set."""
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
@@ -45,6 +72,7 @@ Counts = Annotated[
         pattern=r"^[0-9]+-[0-9]+-[0-9]+$",
         description="three numbers such as 1-3-28",
     ),
+    AtMost(16_384),
 ]
 """Numbers of entities of three kinds."""
 
@@ -74,73 +102,29 @@ class Options(dict[str, Any]):
 
 # Bounds
 
-SIZES = (
-    "action_dim", "channels", "choices", "clusters", "convolutions", "count", "counts",
-    "crop_padding", "dim", "dim_ff", "dim_out", "distractor_length", "duplicates",
-    "entities", "expected_tokens", "features", "fourier_bands", "goal_length",
-    "head_hidden", "hidden", "k", "key_units", "memory", "message_dim", "n",
-    "noise_channels", "num_agents", "num_codes", "num_distractors", "num_features",
-    "num_inducing", "num_levels", "num_noise", "num_obstacles", "num_outputs",
-    "num_predators", "num_prey", "num_seeds", "num_signal", "num_tokens",
-    "num_vectors", "patch", "patch_convolutions", "patch_dim", "picture_grid",
-    "position_dim", "position_features", "positions", "query", "query_dim",
-    "readout", "schedule", "size", "steps", "stride", "token_type", "top_k",
-    "type_embedding", "units", "value_dim", "width", "zero_rows", "zero_rows_bottom",
-)  # fmt: skip
-"""Options that count tokens, entities, pixels along an edge or numbers in a vector."""
-REPEATS = (
-    "feedforward_layers", "frames", "iterations", "num_components", "num_frames",
-    "num_heads", "num_layers", "num_updates", "policy_heads", "threads",
-)  # fmt: skip
-"""Options that count layers, heads, stacked frames, threads or repeated updates."""
-LIMITS: dict[str, int] = {
-    **dict.fromkeys(SIZES, 16_384),
-    **dict.fromkeys(REPEATS, 1024),
-    **dict.fromkeys(("num_envs", "population", "episodes", "max_steps"), 1 << 20),
-    **dict.fromkeys(("repetitions", "max_envs"), 1 << 20),
-    **dict.fromkeys(
-        ("num_env_runners", "num_learners", "num_workers", "workers"), 1 << 14
-    ),
-    **dict.fromkeys(("concurrency", "cpus_per_trial"), 1 << 14),
-    **dict.fromkeys(("rows", "fps"), 1024),
-    **dict.fromkeys(("num_samples", "num_test", "max_observations"), 100_000_000),
-    **dict.fromkeys(("batch_size", "minibatch_size"), 100_000_000),
-}
-"""By option: the largest number that it may be, or that a list in it may hold."""
-LONGEST = 16_384
-"""Entries of a list."""
 
-
-def check_sizes(where: str, options: Mapping[str, Any]) -> None:
-    """Check each keyword argument with `check_size`."""
-    # Options in a mapping among them are checked where that is built.
-    for key, value in options.items():
-        check_size(f"{where}.{key}" if where else key, value)
-
-
-def check_size(key: str, value: Any) -> None:
+def check_size(key: str, value: Any, annotation: Any) -> None:
     """Reject a value that would allocate too much memory.
 
     Args:
-        key: dotted; its last part is looked up in `LIMITS`.
+        key: dotted, for messages.
         value: a number, text such as ``"1-3-28"``, or a list of these.
+        annotation: annotation of the option, perhaps with an `AtMost`.
 
     Raises:
         InputError: a number above its bound, or a list that is too long.
     """
-    limit = LIMITS.get(key.rpartition(".")[2])
-    # Check each entry of a list.
-    if isinstance(value, list | tuple):
-        if len(value) > LONGEST:
-            raise InputError(
-                f"{key}: expected a list of at most {LONGEST:,} entries, got "
-                f"{len(value):,}"
-            )
-        for part in value:
-            if not isinstance(part, Mapping):
-                check_size(key, part)
-    elif limit is None or isinstance(value, bool):
+    if isinstance(value, list | tuple) and len(value) > LONGEST:
+        raise InputError(
+            f"{key}: expected a list of at most {LONGEST:,} entries, got {len(value):,}"
+        )
+    limit = limit_of(annotation)
+    if limit is None:
         return
+    # Check each entry of a list; options in a mapping are checked where it is built.
+    if isinstance(value, list | tuple):
+        for part in value:
+            check_size(key, part, annotation)
     elif isinstance(value, int | float) and value > limit:
         raise InputError(f"{key}: expected at most {limit:,}, got {value:,}")
     elif isinstance(value, str):
@@ -150,3 +134,11 @@ def check_size(key: str, value: Any) -> None:
                 raise InputError(
                     f"{key}: expected numbers of at most {limit:,}, got {value!r:.80}"
                 )
+
+
+def limit_of(annotation: Any) -> int | None:
+    """Return the largest `AtMost` in an annotation, or None."""
+    arguments = get_args(annotation)
+    limits = [part.limit for part in arguments if isinstance(part, AtMost)]
+    limits += [limit for part in arguments if (limit := limit_of(part))]
+    return max(limits, default=None)

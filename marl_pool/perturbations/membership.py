@@ -10,10 +10,12 @@ from typing_extensions import override
 
 from marl_pool.options.names import unknown
 from marl_pool.options.types import (
+    Extent,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
     Severity,
+    Size,
+    SizeOrZero,
 )
 from marl_pool.perturbations.base import (
     PerturbationState,
@@ -201,19 +203,19 @@ class Inject(SampledPerturbation):
     """
 
     word: ClassVar[str] = "injected"
-    token_type: NonNegativeInt | str | None = None
+    token_type: SizeOrZero | str | None = None
     every: PositiveInt | None = field(default=None, init=False)
-    count: PositiveInt = 32
+    count: Size = 32
     place: Literal["alike", "far", "near"] = "alike"
     spread: NonNegativeFloat = 0.1
     distance: NonNegativeFloat = 2.0
-    position_features: list[NonNegativeInt] | None = None
+    position_features: list[SizeOrZero] | None = None
     type_names: Sequence[str] = ()
     signal_types: Sequence[str] = ()
     has_self: bool = True
     dtype: Literal["float32", "uint8"] = "float32"
-    num_features: PositiveInt | None = None
-    positions: Sequence[int] | None = None
+    num_features: Size | None = None
+    positions: Sequence[Extent] | None = None
 
     @override
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveInt, Seed, Severity
+from marl_pool.options.types import Repeats, Seed, Severity
 from marl_pool.perturbations.base import PerturbationState, TokenShare
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens, take_features
@@ -51,7 +51,7 @@ class Shuffle(TokenShare):
     scope: Literal["token", "frame"] = "token"
     held: Seed | None = None
     protect_self: bool = False
-    num_frames: PositiveInt = 1
+    num_frames: Repeats = 1
 
     @override
     def __post_init__(self) -> None:

@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from marl_pool.options.types import (
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
     Severity,
+    Size,
+    SizeOrZero,
 )
 from marl_pool.perturbations.base import (
     PerturbationState,
@@ -42,8 +43,8 @@ class DisturbedReadings(ProtectingPerturbation):
         num_features: of a token, or None if not known before the first tokens.
     """
 
-    features: list[NonNegativeInt] | None = None
-    num_features: PositiveInt | None = None
+    features: list[SizeOrZero] | None = None
+    num_features: Size | None = None
 
     @override
     def __post_init__(self) -> None:
@@ -204,7 +205,7 @@ class Delay(ProtectingPerturbation):
     word: ClassVar[str] = "delayed"
     severity: Severity = 0.5
     every: PositiveInt | None = field(default=None, init=False)
-    steps: PositiveInt = 8
+    steps: Size = 8
 
     @override
     def apply_severity(

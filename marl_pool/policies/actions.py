@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import pad
 
+from marl_pool.options.types import Extent
 from marl_pool.policies.action_spaces import ActionRows
 from marl_pool.utils.devices import constant
 from marl_pool.utils.errors import InputError
@@ -33,10 +34,10 @@ class ActionSpec:
             Box.
     """
 
-    n: int = 0
+    n: Extent = 0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    choices: tuple[int, ...] = ()
+    choices: tuple[Extent, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "choices"):  # lists if read from JSON

@@ -16,7 +16,7 @@ from marl_pool.kernels.functional import (
     tanh_layers,
 )
 from marl_pool.networks.set_network import build_part, seeded
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Size
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent, Unroll
 from marl_pool.policies.base import State
@@ -101,7 +101,7 @@ class Sensory(SensorAgent):
         action_space: spaces.Space | ActionSpec,
         *,
         pooling: Mapping[str, Any] = NEURONS,
-        hidden: Sequence[PositiveInt] = (),
+        hidden: Sequence[Size] = (),
         seed: int | None = None,
     ) -> None:
         super().__init__(spec, action_space, pooling=dict(pooling), hidden=list(hidden))
@@ -163,7 +163,7 @@ class FeedForward(Agent):
         spec: TokenSpec,
         action_space: spaces.Space | ActionSpec,
         *,
-        hidden: Sequence[PositiveInt] = (16,),
+        hidden: Sequence[Size] = (16,),
         seed: int | None = None,
     ) -> None:
         super().__init__(spec, action_space, hidden=list(hidden))

@@ -23,8 +23,12 @@ from marl_pool.files.manifest import validate_intact, write_manifest
 from marl_pool.files.reading import read_json
 from marl_pool.options.construction import build
 from marl_pool.options.names import UntrustedError, name_of, trust
-from marl_pool.options.signatures import check_argument, check_options, options_of
-from marl_pool.options.types import check_sizes
+from marl_pool.options.signatures import (
+    check_argument,
+    check_options,
+    check_sizes,
+    options_of,
+)
 from marl_pool.policies import POLICIES
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.base import Policy, SpecifiedPolicy
@@ -255,7 +259,7 @@ def _build(
         # Bound the sizes that the file claims before anything is allocated.
         spaces = {}
         for option, kind in (("spec", TokenSpec), ("action_space", ActionSpec)):
-            check_sizes(option, options[option])
+            check_sizes(option, options[option], options_of(kind))
             spaces[option] = kind(**options.pop(option))
         stored = sum(tensor.numel() for tensor in weights.values())
         with _limit_parameters(SPARE + 4 * stored):

@@ -11,10 +11,10 @@ from typing_extensions import override
 from marl_pool.kernels.functional import ACTIVATIONS, Activation, mlp
 from marl_pool.networks.set_network import Part, SetNetwork, init_weights, seeded
 from marl_pool.options.types import (
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Probability,
+    Size,
+    SizeOrZero,
 )
 from marl_pool.policies.actions import (
     ActionSpec,
@@ -82,8 +82,8 @@ class TokenPolicy(SpecifiedPolicy):
         *,
         encoder: Part,
         pooling: Part,
-        type_embedding: NonNegativeInt = 4,
-        head_hidden: Sequence[PositiveInt] = (32, 32),
+        type_embedding: SizeOrZero = 4,
+        head_hidden: Sequence[Size] = (32, 32),
         activation: Activation = "gelu",
         input_activation: Activation | None = "gelu",
         trunk: Literal["shared", "separate"] = "shared",

@@ -11,12 +11,12 @@ from marl_pool.kernels.attention import (
     MultiHeadAttention,
     validate_heads,
 )
-from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
+from marl_pool.options.types import Extent, Probability, Repeats, SizeOrZero
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import SELF_TYPE, Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
 
-Query = Literal["self", "mean", "learned"] | list[NonNegativeInt]
+Query = Literal["self", "mean", "learned"] | list[SizeOrZero]
 
 
 class AdaPooling(Pooling):
@@ -70,9 +70,9 @@ class AdaPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_heads: PositiveInt = 1,
+        num_heads: Repeats = 1,
         query: Query | None = None,
         residual: bool | None = None,
         attention_scale: AttentionScale = "model",

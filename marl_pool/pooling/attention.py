@@ -7,7 +7,13 @@ from typing_extensions import override
 from marl_pool.encoders.transformer import AttentionBlock
 from marl_pool.kernels.attention import AttentionScale, validate_heads
 from marl_pool.kernels.functional import masked_softmax
-from marl_pool.options.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.options.types import (
+    Extent,
+    PositiveFloat,
+    Repeats,
+    RepeatsOrZero,
+    Size,
+)
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 
@@ -72,10 +78,10 @@ class PMAPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_seeds: PositiveInt = 1,
-        num_heads: PositiveInt = 1,
+        num_seeds: Size = 1,
+        num_heads: Repeats = 1,
         layer_norm: bool = True,
         attention_scale: AttentionScale = "model",
     ) -> None:
@@ -125,7 +131,7 @@ class GatedAttentionPooling(Pooling):
         hidden: width of the gated layer; None means D.
     """
 
-    def __init__(self, dim: int, *, hidden: PositiveInt | None = None) -> None:
+    def __init__(self, dim: Extent, *, hidden: Size | None = None) -> None:
         super().__init__(dim)
         hidden = hidden or dim
         self.content = nn.Linear(dim, hidden)
@@ -178,10 +184,10 @@ class HopfieldPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_heads: PositiveInt = 1,
-        num_updates: NonNegativeInt = 1,
+        num_heads: Repeats = 1,
+        num_updates: RepeatsOrZero = 1,
         beta: PositiveFloat | None = None,
     ) -> None:
         super().__init__(dim)

@@ -16,7 +16,13 @@ from marl_pool.kernels.functional import (
     tanh,
 )
 from marl_pool.kernels.lstm_sequence import Gates, lstm_sequence
-from marl_pool.options.types import NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.options.types import (
+    Extent,
+    PositiveFloat,
+    Repeats,
+    Size,
+    SizeOrZero,
+)
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
@@ -83,21 +89,21 @@ class AttentionNeuronPooling(MemoryPooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_codes: PositiveInt = 16,
+        num_codes: Size = 16,
         memory: Literal["lstm", "none"] = "lstm",
-        key_units: NonNegativeInt = 8,
-        message_dim: PositiveInt = 32,
-        position_dim: PositiveInt = 8,
-        frames: PositiveInt = 1,
+        key_units: SizeOrZero = 8,
+        message_dim: Size = 32,
+        position_dim: Size = 8,
+        frames: Repeats = 1,
         activation: Literal["tanh", "softmax"] = "tanh",
         scale: bool = True,
         bias: bool = True,
         squash: bool = True,
         key_gain: PositiveFloat = 4.0,
-        expected_tokens: NonNegativeInt = 0,
-        action_dim: int = 0,
+        expected_tokens: SizeOrZero = 0,
+        action_dim: Extent = 0,
     ) -> None:
         super().__init__(dim, action_dim)
         self.dim_out = num_codes * dim

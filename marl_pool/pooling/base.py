@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.options.construction import check_constructor
 from marl_pool.options.signatures import check_argument
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Extent, PositiveInt
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
 
@@ -64,7 +64,7 @@ class Pooling(nn.Module, ABC):
         super().__init_subclass__(**kwargs)
         check_constructor(cls, "pooling")
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: Extent) -> None:
         super().__init__()
         check_argument("pooling.dim", dim, PositiveInt)
         self.dim = self.dim_out = dim
@@ -155,7 +155,7 @@ class MemoryPooling(Pooling):
         action_dim: A, the width of the previous action; 0 where there is none.
     """
 
-    def __init__(self, dim: int, action_dim: int = 0) -> None:
+    def __init__(self, dim: Extent, action_dim: Extent = 0) -> None:
         super().__init__(dim)
         self.action_dim = action_dim
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveFloat
+from marl_pool.options.types import Extent, PositiveFloat
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
@@ -120,7 +120,7 @@ class PowerMeanPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
         p: PositiveFloat = 3.0,
         learn: bool = True,
@@ -197,7 +197,7 @@ class SoftmaxPooling(Pooling):
 
     fixed: Tensor
 
-    def __init__(self, dim: int, *, beta: float = 1.0, learn: bool = True) -> None:
+    def __init__(self, dim: Extent, *, beta: float = 1.0, learn: bool = True) -> None:
         super().__init__(dim)
         if not beta >= 0 or (learn and beta == 0):
             least = "above 0 where it is learned" if learn else "of at least 0"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.options.construction import build
+from marl_pool.options.types import Extent
 from marl_pool.pooling.base import Inputs, MemoryPooling, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError
@@ -38,10 +39,10 @@ class MultiPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
         heads: Sequence[Part] = ({"name": "avg"}, {"name": "max"}),
-        num_tokens: int | None = None,
+        num_tokens: Extent | None = None,
         has_self: bool = True,
     ) -> None:
         parts = [self._build(part, dim, num_tokens, has_self) for part in heads]

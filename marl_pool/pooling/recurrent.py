@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Extent, Size
 from marl_pool.pooling.base import Pooling
 from marl_pool.tokens import Mask, Types
 
@@ -32,7 +32,7 @@ class LSTMPooling(Pooling):
     permutation_invariant = False
     keeps_initial_weights = True
 
-    def __init__(self, dim: int, *, hidden: PositiveInt | None = None) -> None:
+    def __init__(self, dim: Extent, *, hidden: Size | None = None) -> None:
         super().__init__(dim)
         self.dim_out = hidden or dim
         self.on_input = nn.Linear(dim, 4 * self.dim_out)
@@ -78,7 +78,7 @@ class Set2SetPooling(Pooling):
 
     keeps_initial_weights = True
 
-    def __init__(self, dim: int, *, steps: PositiveInt = 3) -> None:
+    def __init__(self, dim: Extent, *, steps: Size = 3) -> None:
         super().__init__(dim)
         self.steps = steps
         self.dim_out = 2 * dim

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Extent, Size
 from marl_pool.pooling.base import Inputs, Pooling
 from marl_pool.tokens import Mask, Types
 from marl_pool.utils.errors import InputError, UnfitTokensError
@@ -26,7 +26,7 @@ class SlotPooling(Pooling):
 
     permutation_invariant = False
 
-    def __init__(self, dim: int, num_tokens: int) -> None:
+    def __init__(self, dim: Extent, num_tokens: Extent) -> None:
         super().__init__(dim)
         self.num_tokens = num_tokens
 
@@ -52,7 +52,7 @@ class FlattenPooling(SlotPooling):
     Shapes: ``(B, N, D)`` to ``(B, D)``; see `SlotPooling` for smaller sets.
     """
 
-    def __init__(self, dim: int, *, num_tokens: PositiveInt) -> None:
+    def __init__(self, dim: Extent, *, num_tokens: Size) -> None:
         super().__init__(dim, num_tokens)
         self.project = nn.Linear(num_tokens * dim, dim)
 
@@ -82,11 +82,11 @@ class CNNPooling(SlotPooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_tokens: PositiveInt,
-        channels: Sequence[PositiveInt] = (32, 32),
-        width: PositiveInt = 128,
+        num_tokens: Size,
+        channels: Sequence[Size] = (32, 32),
+        width: Size = 128,
     ) -> None:
         super().__init__(dim, num_tokens)
         if not channels:
@@ -143,11 +143,11 @@ class LearnedAggregationPooling(SlotPooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_tokens: PositiveInt,
-        query_dim: PositiveInt | None = None,
-        dim_out: PositiveInt | None = None,
+        num_tokens: Size,
+        query_dim: Size | None = None,
+        dim_out: Size | None = None,
     ) -> None:
         super().__init__(dim, num_tokens)
         self.dim_out = dim_out or dim

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveFloat, PositiveInt, UnitInterval
+from marl_pool.options.types import Extent, PositiveFloat, Size, UnitInterval
 from marl_pool.pooling.base import Pooling
 from marl_pool.pooling.basic import AvgPooling, MaxPooling
 from marl_pool.tokens import Mask, Types
@@ -92,7 +92,7 @@ class QuantilePooling(Pooling):
         levels: Q levels from 0, the minimum, to 1, the maximum.
     """
 
-    def __init__(self, dim: int, *, levels: Sequence[UnitInterval] = (0.5,)) -> None:
+    def __init__(self, dim: Extent, *, levels: Sequence[UnitInterval] = (0.5,)) -> None:
         super().__init__(dim)
         if not levels:
             raise InputError("pooling.levels: expected at least one level, got none")
@@ -130,7 +130,7 @@ class TrimmedMeanPooling(Pooling):
     """
 
     def __init__(
-        self, dim: int, *, fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
+        self, dim: Extent, *, fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
     ) -> None:
         super().__init__(dim)
         self.fraction = fraction
@@ -174,12 +174,12 @@ class PNAPooling(Pooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
         aggregators: Sequence[Aggregator] = ("mean", "max", "min", "std"),
         scalers: Sequence[Scaler] = ("identity", "amplification", "attenuation"),
         avg_log_size: PositiveFloat | None = None,
-        num_tokens: PositiveInt | None = None,
+        num_tokens: Size | None = None,
     ) -> None:
         super().__init__(dim)
         if avg_log_size is None:

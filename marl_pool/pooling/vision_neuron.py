@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveFloat, PositiveInt
+from marl_pool.options.types import Extent, PositiveFloat, Repeats, Size
 from marl_pool.pooling.attention_neuron import sinusoids
 from marl_pool.pooling.base import Memory, MemoryPooling
 from marl_pool.tokens import Mask
 from marl_pool.utils.errors import InputError
 
-Convolution = tuple[PositiveInt, PositiveInt, PositiveInt]
+Convolution = tuple[Size, Size, Size]
 """Channels, width of the square kernel, stride."""
 GRAY = 0.34
 """Gray level of Pong's background, in [0, 1]."""
@@ -77,20 +77,20 @@ class VisionNeuronPooling(MemoryPooling):
 
     def __init__(
         self,
-        dim: int,
+        dim: Extent,
         *,
-        num_codes: PositiveInt = 16,
-        value_dim: PositiveInt = 32,
-        message_dim: PositiveInt = 32,
-        position_dim: PositiveInt = 8,
-        frames: PositiveInt = 4,
+        num_codes: Size = 16,
+        value_dim: Size = 32,
+        message_dim: Size = 32,
+        position_dim: Size = 8,
+        frames: Repeats = 4,
         scale: bool = True,
         affine: bool = True,
         key_gain: PositiveFloat = 15.0,
         query_gain: PositiveFloat = 5.0,
         patch_convolutions: Sequence[Convolution] = (),
-        patch_dim: PositiveInt = 128,
-        action_dim: int = 0,
+        patch_dim: Size = 128,
+        action_dim: Extent = 0,
     ) -> None:
         super().__init__(dim, action_dim)
         self.dim_out = num_codes * value_dim

@@ -254,7 +254,7 @@ def _validate_same(folder: Path, mirror: Mirror, remote_names: Collection[str]) 
     with tempfile.TemporaryDirectory() as scratch:
         mirror.copy(CONFIG, Path(scratch, CONFIG))
         local, remote = (
-            manifest.read_sealed_yaml(source / CONFIG, last=VERSION)
+            manifest.read_complete_yaml(source / CONFIG, last=VERSION)
             for source in (folder, Path(scratch))
         )
     for config in (local, remote):

@@ -172,7 +172,7 @@ class Run:
         if not (path / CONFIG).is_file():
             raise InputError(f"{path} is no run folder: it has no {CONFIG}")
         # The version is the last key.
-        config = manifest.read_sealed_yaml(path / CONFIG, last=VERSION)
+        config = manifest.read_complete_yaml(path / CONFIG, last=VERSION)
         verb = str(config.pop(VERB, TRAIN))
         return cls(path, config, config.pop(VERSION), verb)
 
@@ -182,7 +182,7 @@ class Run:
         # `train` is the default verb and not written.
         verb = {} if self.verb == TRAIN else {VERB: self.verb}
         content = {**self.config, **verb, VERSION: self.version}
-        manifest.write_sealed_yaml(self.path / CONFIG, content)
+        manifest.write_yaml(self.path / CONFIG, content)
 
     @property
     def env(self) -> dict[str, Any]:
@@ -418,6 +418,7 @@ class Run:
                 "best_score": best and best.score,
                 "best_of": best and best.of,
                 "origin": dict(origin or {}),
+                "config": self._config_checksum(),
                 **self.metrics.fix(iteration),
             }
             manifest.write_manifest(folder, **entries)
@@ -429,6 +430,15 @@ class Run:
         Earlier versions of this package did not record it.
         """
         return dict(self._about(checkpoint).get("origin", {}))
+
+    def has_config_of(self, checkpoint: Path) -> bool:
+        """Return False if ``config.yaml`` has changed since the checkpoint."""
+        checksum = self._about(checkpoint).get("config")
+        return checksum in (None, self._config_checksum())
+
+    def _config_checksum(self) -> str:
+        checksum: str = manifest.fingerprint(self.path / CONFIG)[manifest.KEY]
+        return checksum
 
     def checkpoints(self) -> list[Path]:
         """Return all checkpoints, oldest first, including damaged ones."""

@@ -21,7 +21,7 @@ from pydantic import Field
 from marl_pool.runs.run import TRAIN, Run
 from marl_pool.files import atomic
 from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.files.manifest import read_sealed_yaml, write_sealed_yaml
+from marl_pool.files.manifest import read_complete_yaml, write_yaml
 from marl_pool.options.signatures import (
     check_options,
     check_settings,
@@ -133,7 +133,7 @@ class Sweep:
         """Read ``sweep.yaml``; raise `InputError` if it is missing or broken."""
         file = Path(path) / CONTENT
         try:
-            content = read_sealed_yaml(file, last=VERSION)
+            content = read_complete_yaml(file, last=VERSION)
         except FileNotFoundError as error:
             raise InputError(f"{path} is no sweep: it has no {CONTENT}") from error
         del content[VERSION]
@@ -158,14 +158,14 @@ class Sweep:
             **({} if self.space is None else {"space": self.space}),
             VERSION: __version__,
         }
-        write_sealed_yaml(self.path / CONTENT, content)
+        write_yaml(self.path / CONTENT, content)
 
     def proposals(self) -> list[Proposal]:
         """Read the trials of a search; raise `InputError` if the file is damaged."""
         file = self.path / PROPOSALS
         if not file.is_file():
             return []
-        content = read_sealed_yaml(file, last=VERSION)
+        content = read_complete_yaml(file, last=VERSION)
         try:
             listed = content["proposals"]
             listed = check_value("proposals", listed, list[dict[str, Any]])
@@ -188,7 +188,7 @@ class Sweep:
     def write_proposals(self, proposals: Sequence[Proposal]) -> None:
         """Write the trials of a search."""
         content = {"proposals": [asdict(proposal) for proposal in proposals]}
-        write_sealed_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
+        write_yaml(self.path / PROPOSALS, {**content, VERSION: __version__})
         # Another machine may have to go on with the search at any time.
         if self.mirror is not None:
             self.mirror.update((CONTENT, PROPOSALS))

@@ -1,13 +1,12 @@
 """Sessions of ray, on this machine or on a cluster."""
 
 import contextlib
-import ctypes
-import functools
 import json
 import logging
 import os
-import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -16,18 +15,12 @@ from typing import Any
 
 import ray
 import torch
-from ray import _raylet
-from ray._private import ray_constants
-from ray._private import services as ray_services
-from ray._private import utils as ray_utils
-from ray._private import worker as ray_worker
 
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
 from marl_pool.training.errors import one_line, print_warning
-from marl_pool.training.last_words import descendants, last_words
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import STDERR, Interruptible
+from marl_pool.training.signals import STOPPING
 from marl_pool.utils.errors import InputError, StoppedError
 
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -36,15 +29,10 @@ LOCAL = "local"
 """Address for which ray starts on this machine, whatever else runs there."""
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable in which Ray gives a job its own runtime environment."""
-AUTOSCALING_STATUS = b"__autoscaling_status"
-"""Key under which Ray's monitor stores its report, as JSON."""
+NODE_GROUP = "ray.io/node-group"
+"""Label that Ray gives to the nodes of a cluster launcher or of KubeRay."""
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of folders with installed packages, perhaps of several gigabytes."""
-NO_TYPE = re.compile(r"node_[0-9a-f]+")
-"""Type of a node in the report of a cluster without an autoscaler."""
-TAKE_SIGNALS = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
-LEAVE_SIGNALS = "_ZN3ray6RayLog21UninstallSignalActionEv"
-"""Symbols of Ray's C++ code that install and remove its handlers of signals."""
 START_SECONDS, GROWTH_SECONDS = 300.0, 1800.0
 """Limits on the start of processes, and with machines that an autoscaler brings."""
 JOIN_SECONDS, JOIN_INTERVAL = 30.0, 10.0
@@ -85,42 +73,52 @@ def ray_session(
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     key = key if address else RAY_ADDRESS
     address = cluster_address(address)
-    earlier_processes = descendants(os.getpid())
     # Leave the session that is started here, whatever happens in it.
     try:
-        if address == LOCAL:
-            _start(num_cpus, {"env_vars": _worker_variables(env or {}, _search_path())})
-        else:
-            # Folders of this machine may not exist on the others, which have their own.
-            variables = _worker_variables(env or {}, [])
-            _join(address, key, {"env_vars": variables, **_modules()})
-        # Some of Ray's processes would outlive a killed driver.
-        lost = f"marl-pool: this process was killed, or lost ray; {resume}"
-        orphans = descendants(os.getpid()) - earlier_processes
-        with (
-            last_words(lost, orphans) if resume else contextlib.nullcontext(),
-            _replaced(ray_worker, "print_to_stdstream", _print_error),
-        ):
+        with _same_signal_handlers():
+            if address == LOCAL:
+                variables = _worker_variables(env or {}, _search_path())
+                _start(num_cpus, {"env_vars": variables})
+            else:
+                # Folders of this machine may not exist on the others.
+                variables = _worker_variables(env or {}, [])
+                _join(address, key, {"env_vars": variables, **_modules()})
+        with last_line(f"marl-pool: this process was killed, or lost ray; {resume}"):
             yield
     finally:
-        with _undisturbed(LEAVE_SIGNALS):
+        with _same_signal_handlers():
             ray.shutdown()
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, value: object) -> Iterator[None]:
-    """Replace a function or constant of Ray, which has no option for it."""
-    original = getattr(module, name)
-    setattr(module, name, value)
+def last_line(line: str) -> Iterator[None]:
+    """Print a line if this process dies in the block, however it dies.
+
+    Without its head node Ray's C++ code ends the process without a word.
+    """
+    script = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", script, line],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C does not reach it
+        text=True,
+    )
     try:
         yield
     finally:
-        setattr(module, name, original)
+        child.communicate("this process lives")
 
 
-def _print_error(batch: Mapping[str, Any], *_: Any, **options: Any) -> None:
-    """Print an error that ray reports as one line, which is no result: on stderr."""
-    print_warning(f"ray: {one_line(RuntimeError(' '.join(batch['lines'])))}")
+@contextlib.contextmanager
+def _same_signal_handlers() -> Iterator[None]:
+    """Set the handlers of signals again that Ray replaces at its start and end."""
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # only the main thread may
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _job_environment() -> dict[str, Any]:
@@ -196,9 +194,7 @@ def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
 def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
     try:
         await_head(address)
-        # Each try of Ray takes 40 seconds, in C++ code that no signal interrupts.
-        with _replaced(ray_constants, "NUM_REDIS_GET_RETRIES", 1):
-            _init(address, runtime_env)
+        _init(address, runtime_env)
     except Exception as error:
         raise InputError(
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "
@@ -208,6 +204,16 @@ def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
     print_warning(
         f"joined the ray cluster at {ray.get_runtime_context().gcs_address} ({key}): "
         f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
+    )
+
+
+def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
+    ray.init(
+        address=address,
+        runtime_env=dict(runtime_env),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        **options,
     )
 
 
@@ -236,73 +242,6 @@ def await_head(address: str) -> None:
                     f"waiting for a ray cluster at {address}: {one_line(error)}"
                 )
             time.sleep(min(0.5, JOIN_SECONDS - waited))
-
-
-def _init(address: str, runtime_env: Mapping[str, Any], **options: Any) -> None:
-    # A signal to the group of this process, as `timeout` and shells send it, would end
-    # ray's processes before the trials have saved their checkpoints: start each in
-    # a new group. Elsewhere than on Linux ray ends them by their common group.
-    popen = ray_services.ConsolePopen
-    if ray_utils.detect_fate_sharing_support_linux():
-        popen = functools.partial(popen, process_group=0)
-    with (
-        _undisturbed(TAKE_SIGNALS, None, False),
-        _replaced(ray_services, "ConsolePopen", popen),
-    ):
-        ray.init(
-            address=address,
-            runtime_env=dict(runtime_env),
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
-
-
-@contextlib.contextmanager
-def _undisturbed(function: str, *arguments: object) -> Iterator[None]:
-    """Defer signals: one that interrupts the start of ray crashes the process later.
-
-    Args:
-        function: symbol of the C++ function that will change the handling of signals,
-            in which SIGTERM would end the process. Ray calls it once, so it is called
-            before the handlers here are set.
-        arguments: of that function.
-    """
-    # Ray's own handler of SIGTERM would exit in the midst.
-    with (
-        _replaced(ray_utils, "set_sigterm_handler", lambda handler: None),
-        _hidden_stderr() as descriptor,
-    ):
-        try:
-            getattr(ctypes.CDLL(_raylet.__file__), function)(*arguments)
-        except AttributeError:
-            print_warning(
-                f"ray {ray.__version__} has no {function}: a signal while ray "
-                "starts or ends may end this process with another status"
-            )
-        signals = Interruptible(descriptor, "Ray's start or end")
-        try:
-            with signals:
-                yield
-        finally:
-            signals.raise_if_requested()
-
-
-@contextlib.contextmanager
-def _hidden_stderr() -> Iterator[int]:
-    """Hide what C++ code prints, such as the level of its log.
-
-    Yields:
-        A descriptor that is still shown.
-    """
-    descriptor = os.dup(STDERR)
-    try:
-        with open(os.devnull, "w") as hidden:
-            os.dup2(hidden.fileno(), STDERR)
-        yield descriptor
-    finally:
-        os.dup2(descriptor, STDERR)
-        os.close(descriptor)
 
 
 def validate_device(config: TrainConfig) -> None:
@@ -372,19 +311,12 @@ def validate_cluster(demand: Mapping[str, float], key: str = "resources") -> flo
 
 
 def may_grow() -> bool:
-    """Return whether the cluster has an autoscaler, for which Ray has no public name.
+    """Return whether the nodes of the cluster come from a launcher or from KubeRay.
 
-    Its limits are not known here, so that a demand beyond them waits in vain.
+    These may have an autoscaler, whose limits Ray does not tell: a demand beyond them
+    waits in vain.
     """
-    from ray.autoscaler.v2.utils import is_autoscaler_v2
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    if is_autoscaler_v2(fetch_from_server=True):
-        return True
-    # Without one, the monitor reports each node as another type.
-    status = json.loads(_internal_kv_get(AUTOSCALING_STATUS) or "{}")
-    types = (status.get("autoscaler_report") or {}).get("active_nodes", {})
-    return any(not NO_TYPE.fullmatch(name) for name in types)
+    return any(NODE_GROUP in node["Labels"] for node in ray.nodes())
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from marl_pool.compiled.choice import (
     use_kernels,
 )
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.runs.run import PARTS, RETURN, Best, Run, iteration_of
+from marl_pool.runs.run import CONFIG, PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.training.settings import RunConfig
@@ -263,6 +263,11 @@ class TrainingLoop:
         }
 
     def _report_changes(self, checkpoint: Path) -> None:
+        if not self.run.has_config_of(checkpoint):
+            errors.print_warning(
+                f"{self.run.path / CONFIG} has changed since {checkpoint.name} was "
+                "saved: the run goes on with what it says now"
+            )
         origin = self.run.origin(checkpoint)
         changes = [
             f"{name} {origin[name]} is now {value}"

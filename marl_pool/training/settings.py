@@ -8,14 +8,18 @@ from pydantic import Field
 
 from marl_pool.options.types import (
     Device,
+    Episodes,
+    Examples,
     Kernels,
     LearningRateSchedule,
     NonNegativeFloat,
-    NonNegativeInt,
     Options,
     PositiveFloat,
     PositiveInt,
     Probability,
+    Processes,
+    ProcessesOrZero,
+    Repeats,
     Seed,
     StorageURL,
     UnitInterval,
@@ -39,11 +43,11 @@ class PPOSettings:
         InputError: a minibatch larger than the batch.
     """
 
-    num_envs: PositiveInt = 64
+    num_envs: Episodes = 64
     """Environments that each runner steps together."""
-    batch_size: PositiveInt = 2048
+    batch_size: Examples = 2048
     """Agent steps in one iteration, over all runners."""
-    minibatch_size: PositiveInt | None = 512
+    minibatch_size: Examples | None = 512
     """Agent steps in one gradient step, or None for the whole batch."""
     num_epochs: PositiveInt = 3
     """Passes over each batch."""
@@ -112,7 +116,7 @@ class RunConfig:
     """Seed of environments, initial weights and every other random choice."""
     time_limit: PositiveFloat | None = None
     """Seconds after which training ends with its iteration, or None for no limit."""
-    threads: PositiveInt = 2
+    threads: Repeats = 2
     """CPU threads of torch in the main process."""
     kernels: Kernels = "auto"
     """Computation of narrow set networks: torch; native, the compiled kernel of the
@@ -153,9 +157,9 @@ class EpisodeRunConfig(RunConfig):
 class ResourceSettings:
     """Processes and GPUs of a run, in RLlib's terms."""
 
-    num_env_runners: NonNegativeInt = 0
+    num_env_runners: ProcessesOrZero = 0
     """Processes that sample; 0: the main process samples."""
-    num_learners: NonNegativeInt = 0
+    num_learners: ProcessesOrZero = 0
     """Processes that learn; 0: the main process learns."""
     num_gpus_per_env_runner: NonNegativeFloat = 0
     """GPUs of each runner; fractions are allowed."""
@@ -216,7 +220,7 @@ class ValidationSettings:
 
     every: PositiveInt = 10
     """Generations from one validation to the next."""
-    episodes: PositiveInt = 512
+    episodes: Episodes = 512
     """Episodes of a validation, the same ones every time."""
 
 
@@ -224,7 +228,7 @@ class ValidationSettings:
 class WorkerSettings:
     """Processes that sample the episodes of a generation."""
 
-    num_workers: NonNegativeInt = 0
+    num_workers: ProcessesOrZero = 0
     """Processes that sample; 0: the main process samples in batches, without ray."""
     num_gpus_per_worker: NonNegativeFloat = 0
     """GPUs of each worker; fractions are allowed."""
@@ -242,7 +246,7 @@ class EvolveSettings(EpisodeRunConfig):
     of a policy or run."""
     plugins: list[PlugIn] = field(default_factory=list)
     """``package.module:Class`` names that the folder ``init`` may use."""
-    repetitions: PositiveInt = 16
+    repetitions: Episodes = 16
     """Episodes that a member's fitness averages: the same for all members of a
     generation, and new ones in the next generation."""
     total_generations: PositiveInt = 1000
@@ -252,7 +256,7 @@ class EvolveSettings(EpisodeRunConfig):
     reward. Validation, which selects the best solution, uses the unchanged ``env``."""
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     """Validation, which selects the best solution."""
-    max_envs: PositiveInt | None = None
+    max_envs: Episodes | None = None
     """Largest number of environments that a process steps together; larger populations
     are split. None is 8192 or, for simulators, ``repetitions``."""
     resources: WorkerSettings = field(default_factory=WorkerSettings)
@@ -273,9 +277,9 @@ class EvolveConfig(EvolveSettings):
 class SweepSettings:
     """Settings of the execution of a sweep, which do not affect its results."""
 
-    concurrency: PositiveInt | None = None
+    concurrency: Processes | None = None
     """Simultaneous trials, or None for as many as the CPUs allow."""
-    cpus_per_trial: PositiveInt = 1
+    cpus_per_trial: Processes = 1
     """CPUs, and threads of torch, of each trial's main process."""
     gpus_per_trial: NonNegativeFloat = 0
     """GPUs of each trial's main process; fractions are allowed."""

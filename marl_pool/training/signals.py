@@ -75,19 +75,11 @@ def prepare_exit() -> None:
 class Interruptible(ExitStack):
     """Context in which the first Ctrl-C or SIGTERM is only noted; the second is raised.
 
-    Args:
-        stderr: file descriptor that takes a line at the first signal.
-        end: what is awaited, for that line.
-
     Attributes:
         interrupt: the error that stands for the first signal; None before it.
     """
 
     interrupt: KeyboardInterrupt | None = None
-
-    def __init__(self, stderr: int = STDERR, end: str = "this iteration") -> None:
-        super().__init__()
-        self.stderr, self.end = stderr, end
 
     @override
     def __enter__(self) -> Self:
@@ -121,10 +113,12 @@ class Interruptible(ExitStack):
         if self.interrupt is None:
             self.interrupt = error
             # Do not print: the interrupted code may hold the lock of the stream.
-            line = f"{source.name}: stopping after {self.end}"
+            line = f"{source.name}: stopping after this iteration"
             if source == signal.SIGINT:
-                line = f"stopping after {self.end}; press Ctrl-C again to stop at once"
-            os.write(self.stderr, f"\nmarl-pool: {line}\n".encode())
+                line = (
+                    "stopping after this iteration; press Ctrl-C again to stop at once"
+                )
+            os.write(STDERR, f"\nmarl-pool: {line}\n".encode())
         # SLURM sends SIGTERM after SIGUSR1: let the checkpoint be saved.
         elif source == signal.SIGINT or error.args == self.interrupt.args:
             raise error

@@ -13,10 +13,10 @@ from typing_extensions import override
 from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.networks.set_network import SetNetwork, seeded
 from marl_pool.options.types import (
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Probability,
+    Size,
+    SizeOrZero,
     UnitInterval,
 )
 from marl_pool.pooling.ada import AdaPooling
@@ -165,9 +165,9 @@ class ImageClassification(VisionOptions, ImageTask):
 
     metric = "error"
 
-    patch: PositiveInt = 4
+    patch: Size = 4
     """Side of a patch, in pixels, a divisor of ``size``."""
-    crop_padding: NonNegativeInt = 0
+    crop_padding: SizeOrZero = 0
     """Width of the border of zeros around a training image, in pixels, from which a
     window of the image's size is cut at random; 0: no crops."""
     flip_probability: UnitInterval = 0.0

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from marl_pool.networks.set_network import SetNetwork, init_weights, seeded
-from marl_pool.options.types import PositiveFloat, PositiveInt, Probability, Seed
+from marl_pool.options.types import (
+    AtMost,
+    Examples,
+    PositiveFloat,
+    Probability,
+    Seed,
+    Size,
+)
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.training.supervised.task import (
     Batch,
@@ -92,17 +99,17 @@ class KnnCentroid(Task):
     """Dropout probability of the encoder."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
-    num_vectors: Annotated[int, Field(ge=2)] = 128
+    num_vectors: Annotated[int, Field(ge=2), AtMost(16_384)] = 128
     """N, vectors of a set."""
-    dim: PositiveInt = 16
+    dim: Size = 16
     """d, features of a vector."""
-    k: PositiveInt = 4
+    k: Size = 4
     """Neighbours, in [1, N]; N means all N - 1 other vectors. For "nearest" only."""
     target: Target = "nearest"
     """nearest, min, max or mean."""
-    num_samples: PositiveInt = 1_000_000
+    num_samples: Examples = 1_000_000
     """Number of sets, including the test set."""
-    num_test: PositiveInt = 100_000
+    num_test: Examples = 100_000
     """Sets of the test set."""
     data_seed: Seed = 0
     """Seed of the sets; the paper's 42 (C.1) draws other sets, by another generator."""

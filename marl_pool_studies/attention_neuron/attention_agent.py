@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import masked_softmax, mlp, tanh
 from marl_pool.networks.set_network import seeded
-from marl_pool.options.types import NonNegativeFloat, PositiveFloat, PositiveInt
+from marl_pool.options.types import NonNegativeFloat, PositiveFloat, Size
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Agent
 from marl_pool.policies.base import State
@@ -80,10 +80,10 @@ class AttentionAgent(Agent):
         action_space: spaces.Space | ActionSpec,
         *,
         pooling: Mapping[str, Any] | None = None,
-        message_dim: PositiveInt = 4,
+        message_dim: Size = 4,
         scale: bool = True,
-        top_k: PositiveInt = 10,
-        units: PositiveInt = 16,
+        top_k: Size = 10,
+        units: Size = 16,
         first_place: NonNegativeFloat = 0.0,
         place_step: PositiveFloat | None = None,
         mixing: bool = False,

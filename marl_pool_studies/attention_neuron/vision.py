@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from marl_pool.kernels.functional import linear_layers, mlp, tanh
 from marl_pool.networks.set_network import seeded
-from marl_pool.options.types import NonNegativeInt, PositiveInt
+from marl_pool.options.types import Size, SizeOrZero
 from marl_pool.policies.actions import ActionSpec
 from marl_pool.policies.agent import Unroll
 from marl_pool.policies.base import State
@@ -65,9 +65,9 @@ class Vision(SensorAgent):
         *,
         pooling: Mapping[str, Any] = NEURONS,
         convolutions: Sequence[Convolution] = ((64, 4, 2), (64, 3, 1)),
-        hidden: Sequence[PositiveInt] = (512,),
-        memory: NonNegativeInt = 0,
-        readout: Sequence[PositiveInt] = (),
+        hidden: Sequence[Size] = (512,),
+        memory: SizeOrZero = 0,
+        readout: Sequence[Size] = (),
         seed: int | None = None,
     ) -> None:
         # Record the options; those at their defaults are left out.

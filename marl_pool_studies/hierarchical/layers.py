@@ -31,7 +31,12 @@ from marl_pool.encoders.pairs import (
 )
 from marl_pool.encoders.transformer import TransformerLayer
 from marl_pool.kernels.attention import validate_heads
-from marl_pool.options.types import NonNegativeFloat, PositiveInt, Probability
+from marl_pool.options.types import (
+    NonNegativeFloat,
+    Probability,
+    Repeats,
+    Size,
+)
 from marl_pool.utils.errors import InputError
 
 
@@ -46,11 +51,11 @@ class Hierarchy:
         InputError: contradictory settings.
     """
 
-    dim: PositiveInt = 256
+    dim: Size = 256
     """Width of a token."""
-    num_heads: PositiveInt = 8
+    num_heads: Repeats = 8
     """Attention heads, a divisor of ``dim``."""
-    policy_heads: PositiveInt = 1
+    policy_heads: Repeats = 1
     """Heads of the merging policy, a divisor of ``dim``."""
     dropout: Probability = 0.0
     """Dropout probability in the feed-forward parts."""

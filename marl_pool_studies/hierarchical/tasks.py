@@ -15,7 +15,9 @@ from typing_extensions import override
 from marl_pool.options.types import (
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveInt,
+    Repeats,
+    Size,
+    SizeOrZero,
     UnitInterval,
 )
 from marl_pool.training.supervised.task import Batch, LossAndMetrics, validate_no_part
@@ -80,17 +82,17 @@ class MergedImages(Hierarchy, ImageTask):
     has_decoder: ClassVar[bool]
     """True if a decoder unmerges the tokens."""
 
-    patch: PositiveInt = 2
+    patch: Size = 2
     """Side of a patch, in pixels, a divisor of ``size``."""
-    fourier_bands: PositiveInt = 64
+    fourier_bands: Size = 64
     """Frequencies of the pixels' positions."""
-    num_layers: PositiveInt = 8
+    num_layers: Repeats = 8
     """Number of encoder and of decoder layers."""
     proportions: tuple[UnitInterval, ...] = (1.0,)
     """Fractions of tokens that merge in each layer, in training."""
     levels: tuple[UnitInterval, ...] = (0.25, 0.5, 1.0)
     """Fractions for each of which the trained network is measured."""
-    schedule: tuple[NonNegativeInt, ...] | None = None
+    schedule: tuple[SizeOrZero, ...] | None = None
     """Merges of each layer, in place of both, or None to use the fractions."""
     rho: UnitInterval = 0.05
     """ρ, probability of continuing to the next layer, in the first epoch."""

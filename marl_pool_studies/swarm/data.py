@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Size
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
-Bounds = tuple[PositiveInt, PositiveInt]
+Bounds = tuple[Size, Size]
 """Inclusive bounds of a uniformly sampled integer."""
 
 MIXTURE, POINTS = 1, 2

@@ -15,7 +15,7 @@ from typing_extensions import override
 from marl_pool.encoders.swarm import SwarmLayer
 from marl_pool.files.figures import figure_style, new_figure, save_png
 from marl_pool.networks.set_network import seeded
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import AtMost, Repeats, Size
 from marl_pool.training.supervised.task import (
     Batch,
     LossAndMetrics,
@@ -57,17 +57,19 @@ class ImageGeneration(ImageTask):
 
     dataset: Dataset = "mnist"
     """Data set, whose files are in ``data_dir``."""
-    size: PositiveInt = 28
+    size: Size = 28
     """Side of an image, in pixels; see `resize`."""
     num_levels: Annotated[int, Field(ge=2, le=INTENSITIES)] = 256
     """Intensities; neighbouring ones are merged."""
     width: Annotated[
-        int, Field(ge=4, multiple_of=4, description="a positive multiple of 4")
+        int,
+        Field(ge=4, multiple_of=4, description="a positive multiple of 4"),
+        AtMost(16_384),
     ] = 256
     """Width of the embeddings."""
-    units: PositiveInt = 256
+    units: Size = 256
     """Width of each pixel's memory."""
-    iterations: PositiveInt = 5
+    iterations: Repeats = 5
     """Iterations of the SWARM layer."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_pool.encoders import ENCODERS
 from marl_pool.encoders.base import Encoder
 from marl_pool.networks.set_network import build_part, seeded
-from marl_pool.options.types import PositiveInt, Probability, Seed
+from marl_pool.options.types import Examples, Probability, Seed
 from marl_pool.pooling import POOLING
 from marl_pool.pooling.base import Pooling
 from marl_pool.training.supervised.task import (
@@ -120,9 +120,9 @@ class PointTask(Task):
     """Pooling head of the set, or None for one output for each point."""
     dropout: Probability = 0.0
     """Dropout probability of the encoder."""
-    num_samples: PositiveInt
+    num_samples: Examples
     """Sets for training and validation."""
-    num_test: PositiveInt
+    num_test: Examples
     """Sets of the test set."""
     entities: data.Bounds
     """Bounds of the number of points in a set."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Examples, Repeats, Size
 from marl_pool.training.supervised.task import Batch, validate_no_part, validate_part
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
@@ -48,14 +48,14 @@ class Clustering(PointTask):
 
     name = "clustering"
 
-    num_samples: PositiveInt = 9000
-    num_test: PositiveInt = 1000
+    num_samples: Examples = 9000
+    num_test: Examples = 1000
     entities: data.Bounds = (100, 1000)
     clusters: data.Bounds = (3, 10)
     """Bounds of the number of clusters."""
-    num_outputs: PositiveInt = 10
+    num_outputs: Size = 10
     """K, at least the largest number of clusters."""
-    picture_grid: PositiveInt = 48
+    picture_grid: Size = 48
     """Cells of the probability maps in each direction; each cell is an entity added to
     the set."""
 
@@ -163,10 +163,10 @@ class MixtureLikelihood(PointTask):
 
     name = "mixture"
 
-    num_samples: PositiveInt = 500_000
-    num_test: PositiveInt = 10_000
+    num_samples: Examples = 500_000
+    num_test: Examples = 10_000
     entities: data.Bounds = (100, 500)
-    num_components: PositiveInt = 4
+    num_components: Repeats = 4
     """C, components of the data and of the estimate."""
 
     def __post_init__(self) -> None:

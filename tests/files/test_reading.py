@@ -32,7 +32,14 @@ from marl_pool.files.reading import (
 )
 from marl_pool.options.names import resolve
 from marl_pool.options.signatures import options_of
-from marl_pool.options.types import LIMITS, LONGEST, check_size
+from marl_pool.options.types import (
+    LONGEST,
+    PositiveInt,
+    Repeats,
+    Size,
+    check_size,
+    limit_of,
+)
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.actions import ActionSpec
@@ -256,7 +263,7 @@ UNBOUNDED = {
     *("seed", "data_seed", "first_env", "first_episode"),  # any number will do
     *("no_reward_limit", "action_repeat", "frame_skip", "noop_max"),
     *("every", "held", "ramp", "pretrain_epochs"),  # these take time, not memory
-    *("agents", "onset", "end", "presence", "type_features"),  # indices, step numbers
+    *("agents", "onset", "end", "presence"),  # indices, step numbers
     *(
         "dtype",
         "options",
@@ -269,12 +276,13 @@ UNBOUNDED = {
 KINDS = ("poolings", "encoders", "policies", "envs", "perturbations", "tasks")
 COUNTS = sorted(
     {
-        (option, f"{kind} {name}")
+        (option, f"{kind} {name}", parameter.annotation)
         for kind in (*KINDS, "strategies")
         for name, target in registry(kind).items()
         for option, parameter in options_of(resolve(target, {}, kind, object)).items()
         if "int" in str(parameter.annotation) or "Counts" in str(parameter.annotation)
-    }
+    },
+    key=str,
 )
 
 
@@ -282,11 +290,17 @@ def test_every_number_that_takes_memory_has_a_bound() -> None:
     assert len(COUNTS) > 150
     lacking = {
         (option, where)
-        for option, where in COUNTS
-        if option not in LIMITS and option not in UNBOUNDED
+        for option, where, annotation in COUNTS
+        if option not in UNBOUNDED
+        and limit_of(annotation) is None
+        and "Le(le=" not in str(annotation)
     }
     assert not lacking
-    assert not UNBOUNDED & LIMITS.keys()
+    assert not [
+        (option, where)
+        for option, where, annotation in COUNTS
+        if option in UNBOUNDED and limit_of(annotation) is not None
+    ]
 
 
 BOX = ActionSpec(low=(-1.0,), high=(1.0,))
@@ -357,11 +371,11 @@ def test_a_configuration_names_the_key(override: str, key: str) -> None:
 
 def test_defaults_and_lists_are_within_bounds() -> None:
     check("train", compose("train"))
-    check_size("x.hidden", [16] * LONGEST)
-    check_size("x.threads", True)
-    check_size("x.other", 10**12)
+    check_size("x.hidden", [16] * LONGEST, list[Size])
+    check_size("x.threads", True, Repeats | bool)
+    check_size("x.other", 10**12, PositiveInt)
     with pytest.raises(InputError, match=r"x.hidden: expected a list of at most"):
-        check_size("x.hidden", [16] * (LONGEST + 1))
+        check_size("x.hidden", [16] * (LONGEST + 1), list[Size])
 
 
 @pytest.mark.parametrize(

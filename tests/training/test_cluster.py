@@ -1,6 +1,5 @@
 """The ray that is started or joined, and the ends of a wait for it."""
 
-import inspect
 import json
 import os
 import signal
@@ -16,10 +15,10 @@ import torch
 
 ray = pytest.importorskip("ray")
 
-from ray._private import node, ray_constants, worker
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from helpers.training import PATIENCE, RAY_WARNINGS
+from helpers.paths import ROOT
+from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.training import cluster
 from marl_pool.training.cluster import (
@@ -33,7 +32,13 @@ from marl_pool.training.cluster import (
 )
 from marl_pool.training.ppo.batch import ModuleShards, episode_rows
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import patience
+from marl_pool.training.signals import (
+    STOPPING,
+    Terminated,
+    exit_status,
+    patience,
+    terminable,
+)
 from marl_pool.utils.errors import InputError, StoppedError
 
 pytestmark = RAY_WARNINGS
@@ -56,6 +61,37 @@ def started(monkeypatch) -> list[dict]:
     monkeypatch.delenv(RAY_ADDRESS, raising=False)
     monkeypatch.delenv(JOB_CONFIG, raising=False)
     return calls
+
+
+def test_only_public_names_of_ray_are_used():
+    for file in (ROOT / "marl_pool").rglob("*.py"):
+        text = file.read_text()
+        assert "_raylet" not in text, file
+        assert "ray._private" not in text, file
+
+
+def test_ray_leaves_the_handlers_of_signals_as_they_were(started, monkeypatch):
+    def replace_handlers(**_):
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_DFL)
+
+    monkeypatch.setattr(ray, "init", replace_handlers)
+    monkeypatch.setattr(ray, "shutdown", replace_handlers)
+    with terminable():
+        before = {number: signal.getsignal(number) for number in STOPPING}
+        with ray_session(None, num_cpus=1):
+            assert {number: signal.getsignal(number) for number in STOPPING} == before
+        assert {number: signal.getsignal(number) for number in STOPPING} == before
+
+
+def test_a_call_of_ray_hides_no_signal():
+    """A blocking call raises a KeyboardInterrupt in place of `Terminated`."""
+    with terminable(), pytest.raises(Terminated):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert exit_status(KeyboardInterrupt()) == 143
+    # A later command of the process is stopped by Ctrl-C.
+    with terminable():
+        assert exit_status(KeyboardInterrupt()) == 130
 
 
 def test_no_address_is_a_ray_of_ones_own(started, capsys):
@@ -123,20 +159,6 @@ def test_own_modules_are_shipped_to_a_cluster(started, monkeypatch, tmp_path):
     # Processes on this machine find them where they are.
     assert "py_modules" not in local
     assert str(tmp_path) in local["env_vars"]["PYTHONPATH"].split(os.pathsep)
-
-
-def test_what_ray_reports_is_one_line_and_not_on_stdout(started, capsys):
-    original = worker.print_to_stdstream
-    lines = ["Raylet is\n\tterminated.", "See its log."]
-    batch = {"lines": lines, "pid": "raylet", "is_err": False}
-    with ray_session(None, num_cpus=1):
-        worker.print_to_stdstream(batch, ignore_prefix=False)
-    assert capsys.readouterr() == (
-        "",
-        "marl-pool: ray: Raylet is terminated. See its log.\n",
-    )
-    assert worker.print_to_stdstream is original
-    assert "print_to_stdstream" in worker.listen_error_messages.__code__.co_names
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -224,42 +246,12 @@ def test_a_mute_head_is_waited_for_no_longer_than_one_that_refuses(monkeypatch):
     assert cluster.JOIN_SECONDS <= elapsed[0] <= cluster.JOIN_SECONDS + 1
 
 
-def test_ray_tries_once_to_join_a_cluster(started, monkeypatch):
-    tries = ray_constants.NUM_REDIS_GET_RETRIES
-
-    def init(**options):
-        started.append(ray_constants.NUM_REDIS_GET_RETRIES)
-        raise ConnectionError("Failed to connect")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(InputError, match="Failed"), ray_session("x:1", num_cpus=1):
-        pass
-    assert started == [1]
-    assert tries == ray_constants.NUM_REDIS_GET_RETRIES > 1
-    assert "ray_constants.NUM_REDIS_GET_RETRIES" in inspect.getsource(
-        node.Node._init_gcs_client
-    )
-
-
-@pytest.mark.parametrize(
-    ("is_v2", "types", "grows"),
-    [
-        (False, {f"node_{'0f' * 28}": 2}, False),
-        (False, {}, False),
-        (False, {"head": 1, "gpu": 0}, True),
-        (True, {}, True),
-    ],
-)
+@pytest.mark.parametrize("grows", [False, True])
 def test_machines_that_an_autoscaler_may_bring_are_waited_for(
-    started, monkeypatch, capsys, is_v2, types, grows
+    started, monkeypatch, capsys, grows
 ):
-    status = json.dumps({"autoscaler_report": {"active_nodes": types}})
-    monkeypatch.setattr(
-        "ray.autoscaler.v2.utils.is_autoscaler_v2", lambda fetch_from_server: is_v2
-    )
-    monkeypatch.setattr(
-        "ray.experimental.internal_kv._internal_kv_get", lambda key: status.encode()
-    )
+    labels = {"ray.io/node-id": "0f", **({"ray.io/node-group": "gpu"} if grows else {})}
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Labels": labels}])
     assert validate_cluster({"CPU": 8, "GPU": 0}) == START_SECONDS
     parts = ("sweep: ", "at most 0 GPUs, got 0.5")
     if grows:
@@ -300,28 +292,18 @@ def test_ctrl_c_ends_a_wait_as_such():
 
 @pytest.mark.parametrize("ending", ["os._exit(1)", "sys.exit(3)"])
 def test_a_process_that_ends_without_a_word_leaves_one(ending):
-    child = subprocess.Popen(
-        [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE
-    )
     script = (
         "import os, sys\n"
-        "from marl_pool.training.last_words import last_words\n"
-        f"with last_words('lost; resume', [{child.pid}]):\n"
+        "from marl_pool.training.cluster import last_line\n"
+        "with last_line('lost; resume'):\n"
         f"    {ending}\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     is_sudden = ending.startswith("os.")
-    try:
-        assert result.stderr == ("lost; resume\n" if is_sudden else "")
-        assert result.returncode == (1 if is_sudden else 3)
-        # A process that is to die with it does so.
-        if is_sudden:
-            assert child.wait(PATIENCE) == -signal.SIGKILL
-    finally:
-        child.kill()
-        child.communicate()
+    assert result.stderr == ("lost; resume\n" if is_sudden else "")
+    assert result.returncode == (1 if is_sudden else 3)
 
 
 def test_every_part_of_a_batch_has_every_module():

@@ -28,7 +28,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    ("runners", "number", "status"), [(0, "SIGTERM", 143), (1, "SIGINT", 130)]
+    ("runners", "number", "status"), [(1, "SIGTERM", 143), (1, "SIGINT", 130)]
 )
 def test_a_signal_leaves_a_run_that_resumes(tmp_path, runners, number, status):
     path = tmp_path / "run"

@@ -20,6 +20,7 @@ pytest.importorskip("ray")
 from helpers.ppo import run_of
 from helpers.training import PATIENCE, RAY_WARNINGS, wait_for_rows
 from marl_pool.config import compose
+from marl_pool.runs.run import Run
 from marl_pool.training.cluster import RAY_ADDRESS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster"), *RAY_WARNINGS]
@@ -106,14 +107,13 @@ def test_a_run_joins_the_cluster_of_its_environment(tmp_path, head):
         **{RAY_ADDRESS: head},
     )
     assert result.returncode == 0, result.stderr
-    first, *progress = result.stderr.splitlines()
+    lines = result.stderr.splitlines()
+    first = next(line for line in lines if "joined" in line)
     # Ray names the machine by another address than the loopback's.
     for part in (head.rpartition(":")[2], RAY_ADDRESS, "2 CPUs", "0 GPUs"):
         assert part in first
-    # Progress, perhaps a slow start, and what comes next: no line of Ray's C++ code.
-    ours = (" / 64 steps", "marl-pool: starting processes", "took ", str(tmp_path))
-    assert all(any(map(line.count, ours)) for line in progress), result.stderr
-    assert any(" / 64 steps" in line for line in progress)
+    assert any(" / 64 steps" in line for line in lines)
+    assert "Traceback" not in result.stderr
 
 
 def test_more_cpus_than_a_cluster_has_are_refused(tmp_path, head):
@@ -143,7 +143,7 @@ def test_a_cluster_without_a_free_cpu_is_not_waited_for_forever(tmp_path, head):
     assert "Traceback" not in result.stderr
 
 
-def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
+def test_a_killed_raylet_ends_a_run_that_can_be_resumed(tmp_path):
     path = tmp_path / "run"
     process = subprocess.Popen(
         [
@@ -165,10 +165,10 @@ def test_a_killed_raylet_ends_a_run_with_a_line(tmp_path):
     os.kill(raylet, signal.SIGKILL)
     output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
-    # Ray tells of it, too, on stdout if it may.
-    assert output == ""
-    assert errors.splitlines()[-1].startswith("marl-pool: this process was killed, or")
-    assert f"resume with: marl-pool resume {path}" in errors
+    assert "Raylet is terminated" in output + errors
+    assert f"resume with: marl-pool resume {path}" in errors.splitlines()[-1]
+    run = Run.open(path)
+    assert run.damage_of(run.latest_checkpoint()) == ""
 
 
 @pytest.mark.usefixtures("cluster")

@@ -169,8 +169,8 @@ def test_a_training_whose_other_nodes_die_ends_resumable(nodes, tmp_path, last):
         nodes.kill_one()
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    last_line = errors.splitlines()[-1]
     run = Run.open(tmp_path / "run")
+    last_line = errors.splitlines()[-1]
     if last:
         assert "resume with: marl-pool resume run" in last_line
     else:

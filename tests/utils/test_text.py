@@ -18,9 +18,7 @@ from marl_pool.evaluation.results import Result, write_csv
 from marl_pool.files.figures import figure_style, new_figure, to_svg
 from marl_pool.files.manifest import (
     is_intact_json,
-    is_intact_text,
     sealed_json,
-    sealed_text,
 )
 from marl_pool.files.tables import read_csv
 from marl_pool.runs.run import Run
@@ -124,24 +122,7 @@ def test_dollar_signs_in_a_picture_are_dollar_signs():
 # Seals
 
 
-@given(st.data())
-def test_a_flipped_bit_in_a_sealed_text_is_found(data):
-    sealed = sealed_text("a: 1\npackage_version: 0.1.0\n").encode()
-    assert is_intact_text(sealed.decode())
-    changed = bytearray(sealed)
-    place = data.draw(st.integers(0, len(sealed) - 1))
-    changed[place] ^= 1 << data.draw(st.integers(0, 6))
-    assert not is_intact_text(changed.decode())
-
-
-@pytest.mark.parametrize("suffix", ["# a note\n", "b: 2\n", "# sha256"])
-def test_nothing_may_follow_a_seal(suffix):
-    assert not is_intact_text(sealed_text("a: 1\n") + suffix)
-
-
-def test_text_and_json_without_a_seal_are_taken_as_they_are():
-    assert is_intact_text("a: 1\n# a comment\n")
-    assert is_intact_text("")
+def test_json_without_a_seal_is_taken_as_it_is():
     assert is_intact_json({"a": 1})
 
 

@@ -25,7 +25,7 @@ from marl_pool.envs.simulation import (
     SimulatorStep,
     push_frames,
 )
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Episodes, Repeats
 from marl_pool.tokens import Tokens, TokenSpec
 
 JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
@@ -55,9 +55,9 @@ STRIP = 0.16
 class AntOptions(EnvOptions, total=False):
     """Options that both ants pass on to `AntEnv`."""
 
-    num_frames: PositiveInt
+    num_frames: Repeats
     channel_ids: bool
-    max_steps: PositiveInt
+    max_steps: Episodes
 
 
 class AntEnv(SimulatedEnv):
@@ -84,13 +84,13 @@ class AntEnv(SimulatedEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         build: Callable[[], Simulator[SimulatorStep]],
         channels: Sequence[str],
-        num_frames: PositiveInt = 1,
+        num_frames: Repeats = 1,
         channel_ids: bool = False,
-        max_steps: PositiveInt = 1000,
+        max_steps: Episodes = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
         count = len(channels)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
 from marl_pool.envs.simulation import Simulator, SimulatorStep
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Episodes
 from marl_pool.utils.silence import silenced
 
 CHANNELS = (
@@ -76,7 +76,7 @@ class AntBullet(AntEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         alive_bonus: bool = True,
         **common: Unpack[AntOptions],

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from marl_pool.envs.ant.base import JOINTS, AntEnv, AntOptions
 from marl_pool.envs.simulation import Simulator, SimulatorStep
-from marl_pool.options.types import PositiveInt
+from marl_pool.options.types import Episodes
 
 AXES = "xyz"
 CHANNELS = (
@@ -72,7 +72,7 @@ class Ant(AntEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         contact_forces: bool = False,
         alive_bonus: bool = True,

@@ -40,7 +40,12 @@ from marl_pool.envs.drawing.canvas import (
     blend,
 )
 from marl_pool.envs.drawing.marks import Glyphs
-from marl_pool.options.types import NonNegativeInt, PositiveInt
+from marl_pool.options.types import (
+    AtMost,
+    Episodes,
+    Size,
+    SizeOrZero,
+)
 from marl_pool.tokens import Tokens, TokenSpec
 
 POSITION = (3, 4)
@@ -139,15 +144,15 @@ class BoxWorld(BatchedEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         n: Annotated[int, Field(ge=3, le=32)] = 7,
-        goal_length: Annotated[int, Field(ge=2)] = 2,
-        num_distractors: NonNegativeInt = 2,
-        distractor_length: PositiveInt = 1,
+        goal_length: Annotated[int, Field(ge=2), AtMost(16_384)] = 2,
+        num_distractors: SizeOrZero = 2,
+        distractor_length: Size = 1,
         random_distractors: bool = False,
         observation: Literal["entities", "pixels"] = "entities",
-        max_steps: PositiveInt = 30,
+        max_steps: Episodes = 30,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, max_steps=max_steps, **common)

@@ -17,7 +17,13 @@ from marl_pool.envs.base import Advance, AgentGroup, EnvOptions
 from marl_pool.envs.car_racing.backgrounds import SIDE, find_background, replace_grass
 from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
 from marl_pool.envs.simulation import SimulatedEnv, push_frames
-from marl_pool.options.types import NonNegativeInt, PositiveInt, UnitInterval
+from marl_pool.options.types import (
+    Episodes,
+    NonNegativeInt,
+    PositiveInt,
+    Repeats,
+    UnitInterval,
+)
 from marl_pool.tokens import Tokens
 
 COLORS = {"grey": 1, "rgb": 3}
@@ -101,11 +107,11 @@ class CarRacing(SimulatedEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         patch: Annotated[int, Field(ge=1, le=SIDE)] = 6,
         stride: Annotated[int, Field(ge=1, le=SIDE)] = 6,
-        num_frames: PositiveInt = 4,
+        num_frames: Repeats = 4,
         color: Literal["grey", "rgb"] = "grey",
         zero_rows_bottom: Annotated[int, Field(ge=0, le=SIDE)] = 12,
         smooth: bool = False,
@@ -113,7 +119,7 @@ class CarRacing(SimulatedEnv):
         action_repeat: PositiveInt = 1,
         no_reward_limit: NonNegativeInt = 0,
         lap_complete_percent: UnitInterval = 0.95,
-        max_steps: PositiveInt = 1000,
+        max_steps: Episodes = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
         # Render off screen, and suppress pygame's greeting.

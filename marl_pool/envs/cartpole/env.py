@@ -13,7 +13,13 @@ from typing_extensions import override
 
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.drawing import canvas
-from marl_pool.options.types import NonNegativeFloat, NonNegativeInt, PositiveInt
+from marl_pool.options.types import (
+    Episodes,
+    NonNegativeFloat,
+    Repeats,
+    Size,
+    SizeOrZero,
+)
 from marl_pool.tokens import Tokens, TokenSpec
 
 CHANNELS = ("position", "velocity", "cos", "sin", "angular_velocity")
@@ -105,16 +111,16 @@ class CartPole(BatchedEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
-        duplicates: PositiveInt = 1,
-        noise_channels: NonNegativeInt = 0,
+        duplicates: Size = 1,
+        noise_channels: SizeOrZero = 0,
         noise_std: NonNegativeFloat = 0.1,
-        num_frames: PositiveInt = 1,
+        num_frames: Repeats = 1,
         channel_ids: bool = False,
         start_speed: NonNegativeFloat = 10.0,
         start_angle: Angle = math.pi / 2,
-        max_steps: PositiveInt = 1000,
+        max_steps: Episodes = 1000,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(

@@ -14,10 +14,11 @@ from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import Entities, ParticleEnv
 from marl_pool.options.types import (
     Counts,
+    Episodes,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
+    Size,
+    SizeOrZero,
 )
 
 TYPE_NAMES = ("self", "agent", "signal", "noise")
@@ -72,17 +73,17 @@ class SimpleCentroid(ParticleEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         counts: Counts = "1-3-28",
-        num_agents: PositiveInt | None = None,
-        num_signal: PositiveInt | None = None,
-        num_noise: NonNegativeInt | None = None,
+        num_agents: Size | None = None,
+        num_signal: Size | None = None,
+        num_noise: SizeOrZero | None = None,
         continuous_actions: bool = True,
         reward_scale: PositiveFloat = 0.01,
         noise_offset: NonNegativeFloat = 1.0,
         spread: PositiveFloat | None = None,
-        max_steps: PositiveInt = 128,
+        max_steps: Episodes = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
         # Numbers of agents, signal and noise, of which options may replace some.

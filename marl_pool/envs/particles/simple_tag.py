@@ -12,7 +12,13 @@ from marl_pool.envs.base import Advance, EnvOptions
 from marl_pool.envs.drawing.canvas import GREEN, OBSTACLE, PURPLE
 from marl_pool.envs.options import entity_counts
 from marl_pool.envs.particles.physics import DIRECTIONS, Entities, ParticleEnv
-from marl_pool.options.types import Counts, NonNegativeInt, PositiveFloat, PositiveInt
+from marl_pool.options.types import (
+    Counts,
+    Episodes,
+    PositiveFloat,
+    Size,
+    SizeOrZero,
+)
 
 TYPE_NAMES = ("self", "obstacle", "predator", "prey")
 PREDATOR_SIZE, PREY_SIZE, OBSTACLE_SIZE = 0.075, 0.05, 0.2
@@ -83,18 +89,18 @@ class SimpleTag(ParticleEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         counts: Counts = "1-3-28",
-        num_predators: PositiveInt | None = None,
-        num_prey: PositiveInt | None = None,
-        num_obstacles: NonNegativeInt | None = None,
+        num_predators: Size | None = None,
+        num_prey: Size | None = None,
+        num_obstacles: SizeOrZero | None = None,
         prey: Literal["random", "flee", "learned"] = "random",
         obstacles_collide: bool = False,
         continuous_actions: bool = False,
         shared_reward: bool = False,
         obstacle_spread: PositiveFloat | None = None,
-        max_steps: PositiveInt = 128,
+        max_steps: Episodes = 128,
         **common: Unpack[EnvOptions],
     ) -> None:
         # Numbers of predators, prey and obstacles, of which options may replace some.

@@ -29,7 +29,12 @@ from marl_pool.envs.pettingzoo.workers import EnvWorkers
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.masks import MASK
 from marl_pool.observations.view import with_action_mask
-from marl_pool.options.types import NonNegativeInt, PositiveInt
+from marl_pool.options.types import (
+    Episodes,
+    NonNegativeInt,
+    Processes,
+    Size,
+)
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
@@ -138,7 +143,7 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         module: str,
         options: dict[str, Any] | None = None,
@@ -147,13 +152,13 @@ class PettingZooEnv(ReplayedEnv[ParallelStep]):
         padding: Padding | dict[str, Padding] | None = None,
         presence: NonNegativeInt | dict[str, NonNegativeInt] | None = None,
         type_features: Indices | dict[str, Indices] | None = None,
-        patch: PositiveInt | dict[str, PositiveInt] | None = None,
+        patch: Size | dict[str, Size] | None = None,
         channels: Channels | dict[str, Channels] = "last",
         token_types: Names | dict[str, Names] | None = None,
         signal_types: Names | dict[str, Names] | None = None,
         positions: Indices | dict[str, Indices] | None = None,
-        max_steps: PositiveInt = 1000,
-        workers: PositiveInt = 1,
+        max_steps: Episodes = 1000,
+        workers: Processes = 1,
         **common: Unpack[EnvOptions],
     ) -> None:
         super().__init__(num_envs, build=self._build, max_steps=max_steps, **common)

@@ -13,13 +13,13 @@ from marl_pool.envs.tokenizers.base import Observer
 from marl_pool.envs.tokenizers.view import TokenizedView
 from marl_pool.observations.make import make_view
 from marl_pool.observations.view import TokenOptions, TokenView
-from marl_pool.options.types import NonNegativeInt
+from marl_pool.options.types import SizeOrZero
 from marl_pool.utils.errors import InputError
 
 Padding = Literal["zero_rows"]
 Channels = Literal["first", "last"]
 Names = list[str]
-Indices = list[NonNegativeInt]
+Indices = list[SizeOrZero]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,15 @@ from typing_extensions import override
 from marl_pool.envs.base import Advance, AgentGroup, BatchedEnv, EnvOptions
 from marl_pool.envs.patches import PatchGrid, draw, patch_spec, patch_tokens
 from marl_pool.envs.pong.emulator import NOOP, SCREEN, UNKNOWN, BatchedEmulator
-from marl_pool.options.types import NonNegativeInt, PositiveInt, Probability
+from marl_pool.options.types import (
+    Episodes,
+    NonNegativeInt,
+    PositiveInt,
+    Probability,
+    Repeats,
+    RepeatsOrZero,
+    Size,
+)
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
@@ -101,17 +109,17 @@ class Pong(BatchedEnv):
 
     def __init__(
         self,
-        num_envs: PositiveInt,
+        num_envs: Episodes,
         *,
         frame_skip: PositiveInt = 4,
-        num_frames: PositiveInt = 4,
-        patch: PositiveInt = 6,
+        num_frames: Repeats = 4,
+        patch: Size = 6,
         noop_max: NonNegativeInt = 30,
         sticky_actions: Probability = 0.0,
         zero_rows: Annotated[int, Field(ge=0, le=SCREEN)] = 10,
         actions: Literal["minimal", "moves"] = "minimal",
-        threads: NonNegativeInt = 0,
-        max_steps: PositiveInt = 27_000,
+        threads: RepeatsOrZero = 0,
+        max_steps: Episodes = 27_000,
         **common: Unpack[EnvOptions],
     ) -> None:
         if SCREEN % patch:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from marl_pool.options.types import Extent
 from marl_pool.tokens import Tokens, TokenSpec
 
 
@@ -106,7 +107,7 @@ class SlotTokenizer(Tokenizer):
         type_names: Sequence[str],
         slots: Sequence[Slot],
         signal_types: Sequence[str] = (),
-        positions: Sequence[int] | None = None,
+        positions: Sequence[Extent] | None = None,
     ) -> None:
         # Every slot has the same number of features, and one of the types.
         names = tuple(type_names)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.options.types import (
+    Episodes,
+    Examples,
     NonNegativeFloat,
     NonNegativeInt,
     Options,
@@ -19,11 +21,11 @@ from marl_pool.utils.errors import InputError
 class CloneSettings:
     """Settings of collecting trajectories and learning from them."""
 
-    episodes: PositiveInt = 64
+    episodes: Episodes = 64
     """Training episodes that the teacher plays."""
     validation_episodes: PositiveInt = 8
     """Held-out episodes of each round, in environments that training never uses."""
-    num_envs: PositiveInt = 16
+    num_envs: Episodes = 16
     """Environments stepped together."""
     min_length: NonNegativeInt = 0
     """Minimum steps of a teacher's trajectory; shorter ones are discarded."""
@@ -41,7 +43,7 @@ class CloneSettings:
     """Batches before the first round in which the student plays."""
     round_every: PositiveInt = 500
     """Batches from one round to the next."""
-    batch_size: PositiveInt = 128
+    batch_size: Examples = 128
     """Sequences of a batch: whole trajectories (or chunks) of a recurrent student,
     single steps otherwise."""
     truncate: PositiveInt | None = None

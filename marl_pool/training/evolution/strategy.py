@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from marl_pool.options.types import AtMost
 from marl_pool.utils.randomness import Purpose, stream_keys, uniform
 
-PopulationSize = Annotated[int, Field(ge=2)]
+PopulationSize = Annotated[int, Field(ge=2), AtMost(1 << 20)]
 State = dict[str, np.ndarray]
 """State of a strategy as arrays by name; a number is an array without dimensions."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_pool.options.types import (
+    Examples,
     NonNegativeFloat,
     Options,
     PositiveFloat,
@@ -35,7 +36,7 @@ class FitSettings:
     """Seconds of training, without measuring, after which a fold ends; the learning
     rate schedule is stretched to them. With None only ``epochs`` limit a fold. A run
     with a time limit cannot be reproduced exactly."""
-    batch_size: PositiveInt = 750
+    batch_size: Examples = 750
     """Examples of a gradient step."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Adam, or AdamW with decoupled weight decay."""
