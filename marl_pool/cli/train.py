@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import fitted, new_run, perform
+from marl_pool.api.train import fitted, new_run
 from marl_pool.cli import common
 from marl_pool.options.names import allowed, trust
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
@@ -43,33 +43,19 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
             print(price(FitConfig.from_plain(config), Path(folder)))
         return 0
     or_resume = arguments.or_resume
-    run_to_resume = _begun(verb, config, arguments.run_dir) if or_resume else None
-    if run_to_resume is not None:
-        return _continue(run_to_resume, config) or _unfinished(run_to_resume, config)
+    if or_resume:
+        from marl_pool.training.jobs import begun
+
+        if arguments.run_dir is None:
+            raise InputError(
+                "--or-resume: expected the folder of the run by --run-dir DIR"
+            )
+        if run_to_resume := begun(Path(arguments.run_dir), verb, config):
+            status = _continue(run_to_resume, config)
+            return status or _unfinished(run_to_resume, config)
     with new_run(verb, config, arguments.run_dir) as run:
         status = _run_training(run, config)
         return status or (_unfinished(run, config) if or_resume else 0)
-
-
-def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
-    """Open the run that an earlier try of this command has begun, if any.
-
-    Raises:
-        InputError: no folder is named, or it has a run of another configuration.
-    """
-    from marl_pool.runs.mirrored import restore
-    from marl_pool.runs.run import CONFIG, Run
-    from marl_pool.training.jobs import validate_same
-
-    if path is None:
-        raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
-    # On an empty disk the run comes from its mirror.
-    restore(Path(path), _settings(verb, config).storage)
-    if not Path(path, CONFIG).is_file():
-        return None
-    run = Run.open(path)
-    validate_same(run, verb, config)
-    return run
 
 
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
@@ -329,6 +315,8 @@ def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
+    from marl_pool.training.jobs import perform
+
     job, began = _job(run.verb), time.monotonic()
     try:
         problem = perform(run, config)

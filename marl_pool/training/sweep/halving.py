@@ -76,14 +76,14 @@ class EarlyStopping:
             for part in (rows[:-1], rows)
         )
         for rung in current.keys() - previous.keys():
-            others = [
+            rivals = [
                 scores[rung]
                 for path in run.path.parent.iterdir()
                 if path != run.path
                 if rung in (scores := _scores_in(path, self.metric))
             ]
-            if others:
-                threshold = np.percentile(others, 100 * (1 - 1 / REDUCTION))
+            if rivals:
+                threshold = np.percentile(rivals, 100 * (1 - 1 / REDUCTION))
                 return bool(current[rung] < threshold)
         return False
 

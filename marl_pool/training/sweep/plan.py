@@ -86,7 +86,7 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
     from marl_pool.runs.mirrored import mirror_of, restore, restore_proposals
 
     config = plan.examples[0].config
-    storage = config["storage"]
+    storage = config.get("storage")
     if storage is not None and not dry_run:
         sweep.mirror = mirror_of(sweep.path, storage)
         sweep.mirror.probe()
@@ -98,7 +98,7 @@ def prepared(sweep: Sweep, plan: Plan, dry_run: bool) -> Iterator[None]:
             plan.add(proposal.values)
     # Trials that ran on another machine, or before this one, are in the storage.
     for trial in plan.trials if sweep.mirror else ():
-        restore(sweep.run_path(trial), trial.config["storage"])
+        restore(sweep.run_path(trial), trial.config.get("storage"))
     with tempfile.TemporaryDirectory() as scratch:
         # Trials share the data that one of them has made; a dry run leaves nothing.
         if config.get("data_dir", scratch) is None:

@@ -186,7 +186,7 @@ class Scheduler:
         reason = outcome.reason
         # Another machine's run is in the storage.
         try:
-            restore(self.sweep.run_path(trial), trial.config["storage"])
+            restore(self.sweep.run_path(trial), trial.config.get("storage"))
         except InputError as error:
             reason = reason or str(error)
         # A run may have ended well on a disk that this machine cannot see, while this

@@ -66,7 +66,7 @@ class Search:
             self.score(trial)
         # Trials compare themselves with the runs beside theirs.
         address = cluster_address(self.settings.address)
-        if self.settings.asha and config["storage"] and address != LOCAL:
+        if self.settings.asha and config.get("storage") and address != LOCAL:
             raise InputError(
                 "sweep.asha: expected false on a cluster with --storage, whose "
                 "machines share no disk on which trials could be compared, got "

@@ -11,6 +11,7 @@ from marl_pool.config import parse, plan_search, plan_space
 from marl_pool.options.overrides import written
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep, read_table
+from marl_pool.training.jobs import begun
 from marl_pool.training.sweep.halving import EarlyStopping
 from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
@@ -252,17 +253,16 @@ def test_a_search_that_another_session_has_changed_is_refused(make_search):
 
 
 def test_a_trial_does_not_train_a_run_of_other_values(make_search):
-    from marl_pool.training.sweep.trial import open_or_create
-
     search = make_search()
     trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     path = search.sweep.run_path(trial)
-    open_or_create(path, trial.config, "train").close()
+    assert begun(path, "train", trial.config) is None
+    Run.create(path, trial.config).close()
     # More steps are the same run.
-    open_or_create(path, trial.config | {"total_steps": 5}, "train").close()
+    assert begun(path, "train", trial.config | {"total_steps": 5}).path == path
     changed = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
     with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
-        open_or_create(path, changed.config, "train")
+        begun(path, "train", changed.config)
 
 
 def test_results_name_the_trials_that_were_stopped_early(make_search, capsys):
