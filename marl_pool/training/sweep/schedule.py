@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 
 
-class Slot(NamedTuple):
+class TrialSlot(NamedTuple):
     """Place of a trial among those that run, or wait for CPUs and GPUs."""
 
     trial: Trial
@@ -68,7 +68,7 @@ class Scheduler:
         self.job = JOBS[sweep.verb]
         # Trials stop when this file exists, on whatever machine they run.
         self.stop = sweep.path.absolute() / ".stop"
-        self.slots = dict[ray.ObjectRef, Slot]()
+        self.slots = dict[ray.ObjectRef, TrialSlot]()
         self.deaths = Counter[str]()
 
     def run(self, trials: Iterator[Trial], concurrency: int) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
                 for bundle in bundles(config, self.settings)
             ]
         )
-        self.slots[group.ready()] = Slot(trial, group)
+        self.slots[group.ready()] = TrialSlot(trial, group)
 
     def _wait(self) -> None:
         """Wait until a trial can start or has ended, but not for long."""
@@ -136,7 +136,7 @@ class Scheduler:
             {trial.name: self.job.logged(self.sweep.run(trial)) for trial in running}
         )
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: TrialSlot) -> None:
         """Start or resume a trial in the first bundle of its group."""
         trial, group = slot.trial, slot.group
         main, *_ = bundles(self.job.config.from_plain(trial.config), self.settings)
@@ -157,7 +157,7 @@ class Scheduler:
         self.table.rows[trial.name].total = self.job.total(trial.config)
         self.table.change(trial.name, TrialState.RUNNING)
 
-    def _end(self, slot: Slot, ref: ray.ObjectRef) -> None:
+    def _end(self, slot: TrialSlot, ref: ray.ObjectRef) -> None:
         """Take the outcome of a trial; try again if its process died."""
         trial = slot.trial
         try:
