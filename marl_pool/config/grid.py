@@ -65,18 +65,10 @@ def plan_sweep(
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
             value, or two equal trials. The message names key and trial.
     """
-    # Separate the grid from the overrides of all trials.
-    for text in overrides:
-        call = CALL.fullmatch(text)
-        if call and call[2] in RANGES:
-            raise InputError(
-                f"{call[1]}: expected values, such as a,b, got {call[2]}({call[3]}); "
-                "a range needs --search"
-            )
-    for text in overrides:
-        if (key := text.partition("=")[0]) in SEARCH_ONLY:
+    fixed, swept = _split(overrides, is_search=False)
+    for key in (*swept, *(parse(text).key for text in fixed)):
+        if key in SEARCH_ONLY:
             raise InputError(f"{key}: expected --search, got a grid")
-    fixed, swept = _split(overrides)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
     _validate_own(fixed, grid)
@@ -126,7 +118,7 @@ def plan_search(
     Raises:
         InputError: bad syntax, no range, or an end or choice that no trial can have.
     """
-    fixed, space = _split_space(overrides)
+    fixed, space = _split(overrides, is_search=True)
     _validate_space(space)
     _validate_own(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
@@ -197,41 +189,35 @@ def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
 
 
-def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
-    """Split overrides into those with one value and a grid of the others."""
-    fixed: list[str] = []
-    swept: Grid = {}
-    for text in overrides:
-        override = parse_any(text)
-        if override.swept:
-            _validate_number(override.key, len(override.values))
-            swept[override.key] = override.values
-        else:
-            fixed.append(text)
-    return fixed, swept
+def _split(
+    overrides: Sequence[str], is_search: bool
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Split overrides into those with one value, and values or ranges of the others.
 
-
-def _split_space(overrides: Iterable[str]) -> tuple[list[str], Space]:
-    """Split overrides into those with one value, and the ranges of the others.
-
-    Several values, such as ``key=a,b``, are a choice.
+    In a search several values, such as ``key=a,b``, are a choice.
     """
-    fixed, space = [], Space()
+    fixed, swept = list[str](), dict[str, list[Any]]()
     for text in overrides:
-        call = CALL.fullmatch(text)
-        if call and call[2] in RANGES:
+        if call := CALL.fullmatch(text):
             key, kind, arguments = call.groups()
-            values = parse(f"{key}=[{arguments}]").value
-            space[key] = [kind, *(values if isinstance(values, list) else [values])]
-        elif call and call[2] not in (CHOICE, "range"):
-            raise InputError(
-                f"{call[1]}: expected {EXPECTED}, got {call[2]}({call[3]})"
-            )
-        elif (override := parse_any(text)).swept:
-            space[override.key] = [CHOICE, *override.values]
-        else:
+            if kind in RANGES and not is_search:
+                raise InputError(
+                    f"{key}: expected values, such as a,b, got {kind}({arguments}); "
+                    "a range needs --search"
+                )
+            if kind in RANGES:
+                values = parse(f"{key}=[{arguments}]").value
+                swept[key] = [kind, *(values if isinstance(values, list) else [values])]
+                continue
+            if is_search and kind not in (CHOICE, "range"):
+                raise InputError(f"{key}: expected {EXPECTED}, got {kind}({arguments})")
+        override = parse_any(text)
+        if not override.swept:
             fixed.append(text)
-    return fixed, space
+            continue
+        _validate_number(override.key, len(override.values))
+        swept[override.key] = [*([CHOICE] if is_search else []), *override.values]
+    return fixed, swept
 
 
 def _validate_space(space: Space) -> None:
