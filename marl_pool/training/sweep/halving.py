@@ -61,12 +61,11 @@ class EarlyStopping:
         if self.metric.removeprefix("-") not in row:
             return True
         done = self._percentage(row)
-        if not self.enabled or done in (self._compared_at, WHOLE):
-            return False
-        rows = run.metrics.readable_rows()
-        if score_of(rows, self.metric) is not None:
-            self._compared_at = done
-            self.was_worse = self._is_worse(run, rows)
+        if self.enabled and done not in (self._compared_at, WHOLE):
+            rows = run.metrics.readable_rows()
+            if score_of(rows, self.metric) is not None:
+                self._compared_at = done
+                self.was_worse = self._is_worse(run, rows)
         return self.was_worse
 
     def _is_worse(self, run: Run, rows: Sequence[Row]) -> bool:

@@ -31,7 +31,7 @@ NOT_SHARED = (
     "its folder is not on this machine: nodes of a cluster must share the disk, or the "
     "sweep needs --storage"
 )
-"""Reason of a failure: the trial ended well, but on another disk."""
+"""Reasons of failures; the second of a trial that ended well on another disk."""
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
 
@@ -166,13 +166,13 @@ class Scheduler:
             outcome = Outcome(one_line(error.cause))
         except ray.exceptions.RayError:
             self.deaths[trial.name] += 1
-            outcome = Outcome(DIED)
-        remove_placement_group(slot.group)
-        if outcome.reason == DIED and self.deaths[trial.name] <= MAX_DEATHS:
-            if not self.stop.exists():
+            can_retry = self.deaths[trial.name] <= MAX_DEATHS
+            if can_retry and not self.stop.exists():
                 self._reserve(trial)
                 return
-            outcome = Outcome()
+            outcome = Outcome() if can_retry else Outcome(DIED)
+        finally:
+            remove_placement_group(slot.group)
         self.end(trial, outcome)
 
     def end(self, trial: Trial, outcome: Outcome) -> None:
