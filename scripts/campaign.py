@@ -70,7 +70,8 @@ LONG = {
     "clone": (*CLONE, "total_batches=80", f"checkpoint.every={EVERY}"),
     "fit": (*FIT, "fit.epochs=30", f"checkpoint.every={EVERY}"),
     "sweep": (
-        *(text for text in TRAIN if not text.startswith("threads")),
+        # A sweep takes each key once, and sets the threads.
+        *(text for text in TRAIN if not text.startswith(("threads", "total", "check"))),
         "total_steps=640",
         "seed=0,1",
         "sweep.concurrency=2",

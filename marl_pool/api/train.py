@@ -78,9 +78,12 @@ def train(
         config = fitted("train", config, typed, config_dir)
         with new_run("train", config, run_dir) as run:
             from marl_pool.evaluation.loading import computing
+            from marl_pool.training.jobs import perform
 
+            stop = on_iteration and _after_each_row(run, on_iteration)
+            options = {"should_stop": stop} if stop else {}
             with computing(None):  # restores the number that training sets
-                problem = perform(run, config, on_iteration)
+                problem = perform(run, config, **options)
     if problem:
         from marl_pool.training.errors import print_warning
 
@@ -154,29 +157,6 @@ def new_run(
     except BaseException:  # Ctrl-C and SIGTERM too
         run.discard_if_unused()
         raise
-
-
-def perform(
-    run: "Run", config: Mapping[str, Any], on_iteration: OnIteration | None = None
-) -> str:
-    """Do the work of a run from its newest checkpoint on, under the run's lock.
-
-    Returns:
-        What the run's mirror lacks, or an empty text; see `mirrored`.
-    """
-    from marl_pool.runs.mirrored import mirrored
-    from marl_pool.training.jobs import JOBS
-
-    stop = on_iteration and _after_each_row(run, on_iteration)
-    options = {"should_stop": stop} if stop else {}
-    job = JOBS[run.verb]
-    try:
-        storage = job.config.from_plain(config).storage
-        with run.lock(), mirrored(run, storage) as mirror:
-            job.load()(run, config, **options)
-    finally:
-        run.close()
-    return mirror.problem if mirror else ""
 
 
 def _after_each_row(run: "Run", on_iteration: OnIteration) -> Callable[[], bool]:

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.api.train import fitted, new_run, perform
+from marl_pool.api.train import fitted, new_run
 from marl_pool.cli import common
 from marl_pool.options.names import allowed, trust
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.text import printable, quoted
 
 if TYPE_CHECKING:
-    from marl_pool.config.grid import Plan
     from marl_pool.runs.run import Run
-    from marl_pool.runs.sweep import Sweep, Trial
+    from marl_pool.runs.sweep import Sweep
     from marl_pool.training.jobs import Job
     from marl_pool.training.settings import RunConfig
+    from marl_pool.training.sweep.plan import Plan
 
 UNFINISHED = 75
 """Exit status of ``--or-resume`` if a time limit ended the run, as in sysexits.h."""
@@ -43,33 +43,19 @@ def train(arguments: Namespace, overrides: list[str]) -> int:
             print(price(FitConfig.from_plain(config), Path(folder)))
         return 0
     or_resume = arguments.or_resume
-    run_to_resume = _begun(verb, config, arguments.run_dir) if or_resume else None
-    if run_to_resume is not None:
-        return _continue(run_to_resume, config) or _unfinished(run_to_resume, config)
+    if or_resume:
+        from marl_pool.training.jobs import begun
+
+        if arguments.run_dir is None:
+            raise InputError(
+                "--or-resume: expected the folder of the run by --run-dir DIR"
+            )
+        if run_to_resume := begun(Path(arguments.run_dir), verb, config):
+            status = _continue(run_to_resume, config)
+            return status or _unfinished(run_to_resume, config)
     with new_run(verb, config, arguments.run_dir) as run:
         status = _run_training(run, config)
         return status or (_unfinished(run, config) if or_resume else 0)
-
-
-def _begun(verb: str, config: dict[str, Any], path: str | None) -> "Run | None":
-    """Open the run that an earlier try of this command has begun, if any.
-
-    Raises:
-        InputError: no folder is named, or it has a run of another configuration.
-    """
-    from marl_pool.runs.mirrored import restore
-    from marl_pool.runs.run import CONFIG, Run
-    from marl_pool.training.jobs import validate_same
-
-    if path is None:
-        raise InputError("--or-resume: expected the folder of the run by --run-dir DIR")
-    # On an empty disk the run comes from its mirror.
-    restore(Path(path), _settings(verb, config).storage)
-    if not Path(path, CONFIG).is_file():
-        return None
-    run = Run.open(path)
-    validate_same(run, verb, config)
-    return run
 
 
 def sweep(arguments: Namespace, overrides: list[str]) -> int:
@@ -82,7 +68,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
     verb, folder = arguments.trained_by, arguments.config_dir
     make_plan = config.plan_search if arguments.search else config.plan_sweep
     plan = make_plan(overrides, folder, verb)
-    if plan.search:
+    if arguments.search:
         validate_module("optuna")
     # Print the study that the trials have in common.
     if arguments.cfg:
@@ -110,8 +96,7 @@ def sweep(arguments: Namespace, overrides: list[str]) -> int:
             f"{path} exists; choose another --sweep-dir or `marl-pool resume {path}`"
         )
     _validate_new_sweep(Path(path))
-    space = plan.search and plan.search.space
-    new_sweep = Sweep(path, plan.grid, plan.overrides, folder, verb, space)
+    new_sweep = Sweep(path, plan.grid, plan.overrides, folder, verb, plan.space)
     if not arguments.dry_run:
         from marl_pool.runs.mirrored import validate_new
 
@@ -138,7 +123,7 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
     for key, expected, actual in (
         ("--verb", verb, sweep.verb),
         ("grid", plan.grid, sweep.grid),
-        ("ranges", plan.search and plan.search.space, sweep.space),
+        ("ranges", plan.space, sweep.space),
         ("overrides", plan.overrides, sweep.overrides),
     ):
         if expected != actual:
@@ -149,49 +134,16 @@ def _same_sweep(sweep: "Sweep", plan: "Plan", verb: str) -> "Sweep":
 def _run_sweep(
     sweep: "Sweep", plan: "Plan", dry_run: bool = False, *, or_resume: bool = False
 ) -> int:
-    from marl_pool.config.grid import validate_runs
-    from marl_pool.runs.mirrored import mirror_of, restore, restore_proposals
-    from marl_pool.runs.sweep import TRIALS, proposal_name
+    from marl_pool.runs.sweep import TRIALS, stopped_early
+    from marl_pool.training.sweep.plan import prepared
 
-    shared_config: dict[str, Any] = {}
-    storage = _settings(sweep.verb, plan.examples[0].config).storage
-    if storage is not None and not dry_run:
-        sweep.mirror = mirror_of(sweep.path, storage)
-        sweep.mirror.probe()
-        shared_config["storage"] = f"{sweep.mirror.url}/{TRIALS}"
-        restore_proposals(sweep, sweep.mirror)
-    # A search continues with the trials that it proposed.
-    if search := plan.search:
-        compose = search.make
-
-        def make(name: str, values: Mapping[str, Any]) -> "Trial":
-            trial = compose(name, values)
-            trial.config.update(shared_config)
-            return trial
-
-        search = search._replace(make=make)
-        for number, proposal in enumerate(sweep.proposals()):
-            plan.trials.append(make(proposal_name(number), proposal.values))
-    # Trials that ran on another machine, or before this one, are in the storage.
-    for trial in plan.trials if shared_config else ():
-        restore(sweep.run_path(trial), shared_config["storage"])
-    with tempfile.TemporaryDirectory() as scratch:
-        # Trials share the data that one of them has made; a dry run leaves nothing.
-        if plan.examples[0].config.get("data_dir", scratch) is None:
-            data = Path(scratch) if dry_run else (sweep.path / "data").absolute()
-            shared_config["data_dir"] = str(data)
-        for trial in (*plan.trials, *plan.examples):
-            trial.config.update(shared_config)
-        # Reject a sweep that cannot run before ray starts.
-        validate_runs(sweep, plan)
+    with prepared(sweep, plan, dry_run):
         validate_module("ray")
-        from marl_pool.training.settings import SweepSettings
         from marl_pool.training.sweep.run import run_sweep
 
         # Run the trials, until all have ended or Ctrl-C stops them.
-        settings = SweepSettings(**plan.settings)
         try:
-            failed = run_sweep(sweep, plan.trials, settings, dry_run, search)
+            failed = run_sweep(sweep, plan, dry_run)
         except KeyboardInterrupt as error:
             if not sweep.is_at(sweep.path):
                 raise
@@ -204,22 +156,19 @@ def _run_sweep(
         print(f"marl-pool: {name} failed: {printable(reason)}", file=sys.stderr)
     if _mirror_status(sweep.mirror.problem if sweep.mirror else "") or failed:
         return 1
-    if not dry_run:
-        path = quoted(sweep.path)
-        # A fit has no policy to evaluate.
-        reads = ("evaluate", "report") if sweep.verb == "train" else ()
-        common.print_next(
-            f"marl-pool ls {path}",
-            *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
-        )
+    if dry_run:
+        return 0
+    path = quoted(sweep.path)
+    # A fit has no policy to evaluate.
+    reads = ("evaluate", "report") if sweep.verb == "train" else ()
+    common.print_next(
+        f"marl-pool ls {path}",
+        *(f"marl-pool {verb} {path}/{TRIALS}/*" for verb in reads),
+    )
     # A trial that its time limit ended needs another try.
-    ended = {
-        proposal_name(number)
-        for number, proposal in enumerate(sweep.proposals())
-        if proposal.stopped_early
-    }
+    ended = stopped_early(sweep.proposals())
     tried = [trial for trial in plan.trials if trial.name not in ended]
-    runs = [sweep.run(trial) for trial in tried] if or_resume and not dry_run else []
+    runs = map(sweep.run, tried if or_resume else [])
     done = all(run is not None and _is_finished(run, run.config) for run in runs)
     return 0 if done else UNFINISHED
 
@@ -366,6 +315,8 @@ def _unfinished(run: "Run", config: Mapping[str, Any]) -> int:
 
 
 def _run_training(run: "Run", config: dict[str, Any]) -> int:
+    from marl_pool.training.jobs import perform
+
     job, began = _job(run.verb), time.monotonic()
     try:
         problem = perform(run, config)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from marl_pool.config.batch import fit_batch
 from marl_pool.config.checks import check, check_settings, show
@@ -20,16 +20,14 @@ from marl_pool.runs.sweep import (
     LOG_UNIFORM,
     UNIFORM,
     Grid,
-    MakeTrial,
-    SearchPlan,
     Space,
-    Sweep,
     Trial,
     naming,
     trial_name,
 )
-from marl_pool.training.jobs import validate_same, with_absolute_folders
+from marl_pool.training.jobs import with_absolute_folders
 from marl_pool.training.settings import SweepSettings
+from marl_pool.training.sweep.plan import MakeTrial, Plan, SearchPlan
 from marl_pool.utils.errors import InputError
 
 STUDIES = {"train": "sweep", "fit": "sweep_fit"}
@@ -47,30 +45,6 @@ EXPECTED = (
     f"{CHOICE}(a,b), {UNIFORM}(low,high), {LOG_UNIFORM}(low,high) or "
     f"{INT_UNIFORM}(low,high)"
 )
-
-
-class Plan(NamedTuple):
-    """A checked sweep.
-
-    Attributes:
-        grid: key → values.
-        overrides: common to all trials, as typed.
-        trials: all combinations of the grid, the last key varying fastest; of a search
-            those that were proposed.
-        settings: keyword arguments of `SweepSettings`.
-        search: None for a grid.
-    """
-
-    grid: Grid
-    overrides: list[str]
-    trials: list[Trial]
-    settings: dict[str, Any]
-    search: SearchPlan | None = None
-
-    @property
-    def examples(self) -> list[Trial]:
-        """Trials of all kinds, which need not be trials that run."""
-        return self.search.probes if self.search else self.trials
 
 
 def plan_sweep(
@@ -91,18 +65,10 @@ def plan_sweep(
         InputError: bad syntax, no grid, or a trial with an unknown key or a wrong
             value, or two equal trials. The message names key and trial.
     """
-    # Separate the grid from the overrides of all trials.
-    for text in overrides:
-        call = CALL.fullmatch(text)
-        if call and call[2] in RANGES:
-            raise InputError(
-                f"{call[1]}: expected values, such as a,b, got {call[2]}({call[3]}); "
-                "a range needs --search"
-            )
-    for text in overrides:
-        if (key := text.partition("=")[0]) in SEARCH_ONLY:
+    fixed, swept = _split(overrides, is_search=False)
+    for key in (*swept, *(parse(text).key for text in fixed)):
+        if key in SEARCH_ONLY:
             raise InputError(f"{key}: expected --search, got a grid")
-    fixed, swept = _split(overrides)
     composed = compose_only(STUDIES[verb], fixed, config_dir)
     grid = _whole_grid(composed, fixed, swept, verb)
     _validate_own(fixed, grid)
@@ -133,14 +99,14 @@ def plan_grid(
         if first != trial.name:
             raise InputError(f"the trials {first} and {trial.name} are the same run")
         trials.append(trial)
-    return Plan(grid, list(fixed), trials, settings)
+    return Plan(grid, list(fixed), settings, trials)
 
 
 def plan_search(
     overrides: Sequence[str],
     config_dir: str | Path | None = None,
     verb: str = "train",
-) -> Plan:
+) -> SearchPlan:
     """Check a search: the ends of its ranges, and each of its choices.
 
     Args:
@@ -152,7 +118,7 @@ def plan_search(
     Raises:
         InputError: bad syntax, no range, or an end or choice that no trial can have.
     """
-    fixed, space = _split_space(overrides)
+    fixed, space = _split(overrides, is_search=True)
     _validate_space(space)
     _validate_own(fixed, space)
     if grid := compose_only(STUDIES[verb], fixed, config_dir)["grid"]:
@@ -170,28 +136,31 @@ def plan_space(
     fixed: Sequence[str],
     config_dir: str | Path | None = None,
     verb: str = "train",
-) -> Plan:
+) -> SearchPlan:
     """Check a search, without the trials that it proposed; see `plan_search`."""
     _validate_space(space)
     settings, make = _composer(fixed, config_dir, verb)
-    _validate_number("sweep.trials", settings["trials"])
+    _validate_number("sweep.trials", settings.trials)
     # Try each choice, and both ends of each range: a value between them is right, too.
     first = {key: values[0] for key, (_, *values) in space.items()}
     combinations = [first]
     for key, (_, *values) in space.items():
         combinations += [{**first, key: value} for value in values[1:]]
     probes = [make(trial_name(values), values) for values in combinations]
-    return Plan({}, list(fixed), [], settings, SearchPlan(space, probes, make))
+    return SearchPlan(
+        {}, list(fixed), settings, [], space=space, probes=probes, make=make
+    )
 
 
 def _composer(
     fixed: Sequence[str], config_dir: str | Path | None, verb: str
-) -> tuple[dict[str, Any], MakeTrial]:
+) -> tuple[SweepSettings, MakeTrial]:
     """Return the settings of a sweep, and a function that composes its trials."""
     study = STUDIES[verb]
     # Settings of the sweep itself apply to all trials.
     composed = compose_only(study, fixed, config_dir)
-    settings = check_settings(SweepSettings, composed["sweep"], "sweep")
+    plain = check_settings(SweepSettings, composed["sweep"], "sweep")
+    settings = SweepSettings(**plain)
     printed_lines = set[str]()  # what holds for many trials is said once
 
     def make(name: str, values: Mapping[str, Any]) -> Trial:
@@ -201,7 +170,7 @@ def _composer(
             # Remove the keys of the sweep from the trial's configuration.
             for key in OWN:
                 config.pop(key, None)
-            config["threads"] = settings["cpus_per_trial"]
+            config["threads"] = settings.cpus_per_trial
             typed: list[str | Override] = [*fixed, *overrides]
             fit, lines = fit_batch(study, check(verb, config, typed), typed, config_dir)
             for line in lines:
@@ -220,53 +189,35 @@ def _validate_own(fixed: Sequence[str], swept: Iterable[str]) -> None:
             raise InputError(f"{key}: a sweep sets it; use {SET_BY[key]}")
 
 
-def validate_runs(sweep: Sweep, plan: Plan) -> None:
-    """Reject a plan whose settings differ from the sweep's runs.
+def _split(
+    overrides: Sequence[str], is_search: bool
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Split overrides into those with one value, and values or ranges of the others.
 
-    Raises:
-        InputError: a run was made by another verb, or with other settings.
+    In a search several values, such as ``key=a,b``, are a choice.
     """
-    # Defaults and presets may have changed since the runs were made.
-    for trial in plan.trials:
-        if run := sweep.run(trial):
-            validate_same(run, sweep.verb, trial.config)
-
-
-def _split(overrides: Sequence[str]) -> tuple[list[str], Grid]:
-    """Split overrides into those with one value and a grid of the others."""
-    fixed: list[str] = []
-    swept: Grid = {}
+    fixed, swept = list[str](), dict[str, list[Any]]()
     for text in overrides:
-        override = parse_any(text)
-        if override.swept:
-            _validate_number(override.key, len(override.values))
-            swept[override.key] = override.values
-        else:
-            fixed.append(text)
-    return fixed, swept
-
-
-def _split_space(overrides: Iterable[str]) -> tuple[list[str], Space]:
-    """Split overrides into those with one value, and the ranges of the others.
-
-    Several values, such as ``key=a,b``, are a choice.
-    """
-    fixed, space = [], Space()
-    for text in overrides:
-        call = CALL.fullmatch(text)
-        if call and call[2] in RANGES:
+        if call := CALL.fullmatch(text):
             key, kind, arguments = call.groups()
-            values = parse(f"{key}=[{arguments}]").value
-            space[key] = [kind, *(values if isinstance(values, list) else [values])]
-        elif call and call[2] not in (CHOICE, "range"):
-            raise InputError(
-                f"{call[1]}: expected {EXPECTED}, got {call[2]}({call[3]})"
-            )
-        elif (override := parse_any(text)).swept:
-            space[override.key] = [CHOICE, *override.values]
-        else:
+            if kind in RANGES and not is_search:
+                raise InputError(
+                    f"{key}: expected values, such as a,b, got {kind}({arguments}); "
+                    "a range needs --search"
+                )
+            if kind in RANGES:
+                values = parse(f"{key}=[{arguments}]").value
+                swept[key] = [kind, *(values if isinstance(values, list) else [values])]
+                continue
+            if is_search and kind not in (CHOICE, "range"):
+                raise InputError(f"{key}: expected {EXPECTED}, got {kind}({arguments})")
+        override = parse_any(text)
+        if not override.swept:
             fixed.append(text)
-    return fixed, space
+            continue
+        _validate_number(override.key, len(override.values))
+        swept[override.key] = [*([CHOICE] if is_search else []), *override.values]
+    return fixed, swept
 
 
 def _validate_space(space: Space) -> None:

@@ -8,7 +8,7 @@ SWEEP/table.csv         a row for each logged iteration of each trial
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -79,23 +79,6 @@ class Proposal:
     values: dict[str, Any]
     stopped_early: bool = False
 
-
-MakeTrial = Callable[[str, Mapping[str, Any]], Trial]
-"""Composes a trial from its name and values."""
-
-
-class SearchPlan(NamedTuple):
-    """A checked hyperparameter search.
-
-    Attributes:
-        space: key → range.
-        probes: trials with both ends of each range and with each choice.
-        make: composes a trial from its name and values.
-    """
-
-    space: Space
-    probes: list[Trial]
-    make: MakeTrial
 
 
 class Sweep:
@@ -281,6 +264,15 @@ def trial_name(values: Mapping[str, Any]) -> str:
 def proposal_name(number: int) -> str:
     """Name the folder of a search's trial, whose number counts from 0."""
     return f"{number:04d}"
+
+
+def stopped_early(proposals: Sequence[Proposal]) -> set[str]:
+    """Return the names of the trials that were stopped because others were better."""
+    return {
+        proposal_name(number)
+        for number, proposal in enumerate(proposals)
+        if proposal.stopped_early
+    }
 
 
 def default_path(label: str) -> Path:

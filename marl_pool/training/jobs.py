@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.options.signatures import show
-from marl_pool.runs.run import Run
+from marl_pool.runs.run import CONFIG, Run
 from marl_pool.training.cloning.settings import CloneConfig
 from marl_pool.training.settings import EvolveConfig, TrainConfig
 from marl_pool.training.supervised.results import FILE
@@ -134,6 +134,45 @@ JOBS = {
 """Jobs by verb."""
 RUN_CONTROL = ("threads", "kernels", "data_dir", "download")
 """Keys that a resumed trial may change, besides its verb's `Job.controls`."""
+
+
+def begun(path: Path, verb: str, config: dict[str, Any]) -> Run | None:
+    """Open the run that an earlier try has begun, or return None.
+
+    On an empty disk the run comes from its mirror.
+
+    Raises:
+        InputError: the folder or the mirror has a run of another configuration.
+    """
+    from marl_pool.runs.mirrored import restore
+
+    restore(path, config.get("storage"))
+    if not (path / CONFIG).is_file():
+        return None
+    run = Run.open(path)
+    validate_same(run, verb, config)
+    return run
+
+
+def perform(run: Run, config: Mapping[str, Any], **options: Any) -> str:
+    """Do the work of a run from its newest checkpoint on, under the run's lock.
+
+    Args:
+        run: run that receives the results.
+        config: checked configuration, as plain data.
+        options: keyword arguments of `Job.function`, such as ``should_stop``.
+
+    Returns:
+        What the run's mirror lacks, or an empty text; see `mirrored`.
+    """
+    from marl_pool.runs.mirrored import mirrored
+
+    try:
+        with run.lock(), mirrored(run, config.get("storage")) as mirror:
+            JOBS[run.verb].load()(run, config, **options)
+    finally:
+        run.close()
+    return mirror.problem if mirror else ""
 
 
 def validate_same(run: Run, verb: str, config: dict[str, Any]) -> None:

@@ -219,7 +219,7 @@ def test_the_last_lines_of_a_training_say_what_comes_next(monkeypatch, capsys):
         with run.save_policy_dir(Best(1, -1.5)) as folder:
             (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr("marl_pool.cli.train.perform", perform)
+    monkeypatch.setattr("marl_pool.training.jobs.perform", perform)
     assert cli.main(["evolve", "--run-dir", "new run"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "best -1.5 at iteration 1; took 0:00"
@@ -233,7 +233,7 @@ def test_a_run_without_a_finished_episode_has_no_infinite_return(monkeypatch, ca
         with run.save_policy_dir(Best(2, -math.inf)) as folder:
             (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr("marl_pool.cli.train.perform", perform)
+    monkeypatch.setattr("marl_pool.training.jobs.perform", perform)
     assert cli.main(["train", "experiment=simple_centroid", "--run-dir", "short"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == "best iteration 2, before an episode was over; took 0:00"

@@ -159,6 +159,22 @@ def test_a_training_goes_on_when_a_node_dies(nodes, tmp_path):
     process.communicate()
 
 
+def test_a_trial_goes_on_elsewhere_when_its_node_dies(nodes, tmp_path):
+    words = ("sweep", "--sweep-dir", "study", *SMALL, "seed=0,1", "total_steps=9600")
+    process = nodes.start(*words, "--cpus-per-trial=2")  # one on each node
+    for seed in range(2):
+        wait_for_rows(tmp_path / "study" / "trials" / f"seed={seed}", process, 3)
+    nodes.kill_one()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    table = read_table(tmp_path / "study")
+    assert {row["status"] for row in table} == {"finished"}
+    for seed in range(2):
+        steps = [row["env_steps"] for row in table if row["seed"] == seed]
+        assert steps == sorted({*steps})
+        assert steps[-1] >= 9600
+
+
 @pytest.mark.parametrize("last", ["", "head"])
 def test_a_training_whose_other_nodes_die_ends_resumable(nodes, tmp_path, last):
     words = ("train", "--run-dir", "run", *SMALL, "total_steps=1_000_000")

@@ -1,1 +1,1 @@
-"""Sweeps: the trials of a grid, scheduled by Ray Tune."""
+"""Sweeps: many runs of a grid or a search, several at a time on ray."""

@@ -84,6 +84,11 @@ class TrialTable(Progress):
         """Names of the trials in a state."""
         return [name for name, row in self.rows.items() if row.state == state]
 
+    @property
+    def states(self) -> dict[str, str]:
+        """State of each trial, by name."""
+        return {name: row.state for name, row in self.rows.items()}
+
     @override
     def line(self) -> str:
         rows = self.rows.values()

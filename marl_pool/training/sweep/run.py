@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from marl_pool.runs.sweep import SearchPlan, Sweep, Trial, naming
+from marl_pool.runs.sweep import Sweep, Trial, naming
 from marl_pool.training import cluster
 from marl_pool.training.callbacks import callback_classes
 from marl_pool.training.errors import checkpoint_to_resume, print_warning
@@ -17,13 +17,15 @@ from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task, validate_data, validate_gpu
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.estimate import cell_of, detectable, size_of, time_left
+from marl_pool.training.sweep.plan import Plan, SearchPlan
 from marl_pool.training.sweep.progress import TrialState, TrialTable
-from marl_pool.training.sweep.schedule import bundles, run_trials, saved
+from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
+from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
-    from marl_pool.training.sweep.search import TrialSearch
+    from marl_pool.training.sweep.search import Search
 
 VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
     "train": (cluster.validate_device, algorithm_config),
@@ -32,21 +34,13 @@ VALIDATE: dict[str, tuple[Callable[[Any], None], Callable[[Any], object]]] = {
 """By verb, the functions that reject a missing device, and parts that do not fit."""
 
 
-def run_sweep(
-    sweep: Sweep,
-    trials: list[Trial],
-    settings: SweepSettings,
-    dry_run: bool,
-    plan: SearchPlan | None = None,
-) -> dict[str, str]:
+def run_sweep(sweep: Sweep, plan: Plan, dry_run: bool) -> dict[str, str]:
     """Print a summary of the sweep, run its unfinished trials, and write the table.
 
     Args:
         sweep: its folder is created here, except in a dry run.
-        trials: composed and checked; a search appends those that it proposes.
-        settings: CPUs, GPUs and concurrency.
+        plan: complete; a search adds the trials that it proposes.
         dry_run: stop after the summary.
-        plan: the search; None for a grid.
 
     Returns:
         Reasons of failed trials, by name.
@@ -56,16 +50,15 @@ def run_sweep(
             there are too few CPUs or GPUs.
         KeyboardInterrupt: Ctrl-C; the sweep can be resumed.
     """
+    trials, settings, job = plan.trials, plan.settings, JOBS[sweep.verb]
     with cluster.quiet():
         # Reject wrong parts and missing data before the first trial starts.
-        examples = plan.probes if plan else trials
-        _validate_parts(sweep.verb, examples, settings)
-        job = JOBS[sweep.verb]
+        _validate_parts(sweep.verb, plan.examples, settings)
         search = None
-        if plan is not None:
-            from marl_pool.training.sweep.search import TrialSearch  # loads optuna
+        if isinstance(plan, SearchPlan):
+            from marl_pool.training.sweep.search import Search  # loads optuna
 
-            search = TrialSearch(sweep, plan, settings, trials)
+            search = Search(sweep, plan)
         done = {trial.name: saved(job, sweep.run(trial)) for trial in trials}
         stopped = search.stopped_early if search else set()
         todo = [
@@ -75,7 +68,7 @@ def run_sweep(
         ]
         # A search will add trials like its probes.
         num_new = max(0, settings.trials - len(trials)) if search else 0
-        kinds = todo + examples if num_new else todo
+        kinds = todo + plan.examples if num_new else todo
         # The machines of a cluster may have data that this one lacks.
         if sweep.verb == "fit" and settings.address is None:
             _validate_data(kinds)
@@ -89,10 +82,10 @@ def run_sweep(
         with _resources(
             sweep.verb, kinds, settings, "" if dry_run else way
         ) as concurrency:
-            timed = todo + examples[:1] * num_new
+            timed = todo + plan.examples[:1] * num_new
             _say(time_left(timed, done, concurrency, job))
             if not dry_run:
-                return _run(sweep, trials, todo, done, settings, concurrency, search)
+                return _run(sweep, plan, todo, done, concurrency, search)
     # A dry run lists the trials and how far each has come.
     unit = job.unit
     _say(*(f"{done[trial.name]:>12,} {unit}  {trial.name}" for trial in trials))
@@ -101,17 +94,16 @@ def run_sweep(
 
 def _run(
     sweep: Sweep,
-    trials: Sequence[Trial],
+    plan: Plan,
     todo: Sequence[Trial],
     done: Mapping[str, int],
-    settings: SweepSettings,
     concurrency: int,
-    search: "TrialSearch | None",
+    search: "Search | None",
 ) -> dict[str, str]:
     job = JOBS[sweep.verb]
-    totals = {trial.name: job.total(trial.config) for trial in trials}
+    totals = {trial.name: job.total(trial.config) for trial in plan.trials}
     if search is not None:
-        usual = job.total(search.plan.probes[0].config)
+        usual = job.total(plan.examples[0].config)
         totals = dict.fromkeys(search.names, usual) | totals
     table = TrialTable(totals, done, unit=job.unit)
     for name in search.stopped_early if search else ():
@@ -119,20 +111,26 @@ def _run(
             table.rows[name].state = TrialState.STOPPED
 
     def write_table() -> None:
-        status = {name: row.state for name, row in table.rows.items()}
-        sweep.write_table(trials, status)
+        sweep.write_table(plan.trials, table.states)
+
+    def on_end(trial: Trial, outcome: Outcome) -> None:
+        write_table()
+        if search is not None:
+            search.end(trial, outcome)
 
     # One process at a time may run the sweep.
     with sweep.lock():
         if search is not None:
             search.validate_current()
         sweep.write()
-        _report_damage(sweep, trials, todo)
+        _report_damage(sweep, plan.trials, todo)
+        upcoming = search.upcoming(todo) if search else iter(todo)
+        stopping = (search.metric, plan.settings.asha) if search else None
         try:
             if table.named(TrialState.WAITING):
                 with table:
-                    run_trials(
-                        sweep, todo, settings, concurrency, table, write_table, search
+                    Scheduler(sweep, plan.settings, table, stopping, on_end).run(
+                        upcoming, concurrency
                     )
         except InputError:
             search = None  # the trials have no scores to rank them by
@@ -140,9 +138,7 @@ def _run(
         finally:
             write_table()
             if search is not None:
-                search.print_results(
-                    {name: row.state for name, row in table.rows.items()}
-                )
+                search.print_results(table.states)
     return {name: table.rows[name].note for name in table.named(TrialState.FAILED)}
 
 
@@ -217,8 +213,6 @@ def _resources(
     with cluster.ray_session(
         settings.address,
         num_cpus=count * cpus,
-        # Import plug-ins from the working directory of the command.
-        env={"RAY_CHDIR_TO_TRIAL_DIR": "0"},
         key="sweep.address",
         resume=resume,
     ):

@@ -1,148 +1,213 @@
-"""Scheduling of the trials by Ray Tune."""
+"""Scheduling of the trials, as tasks of ray."""
 
-import contextlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from ray import tune
-from typing_extensions import override
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_pool.runs.mirrored import restore
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep, Trial
+from marl_pool.training.errors import one_line
 from marl_pool.training.jobs import JOBS, Job
 from marl_pool.training.settings import ResourceSettings, SweepSettings, TrainConfig
 from marl_pool.training.signals import Interruptible
 from marl_pool.training.supervised.settings import FitConfig
 from marl_pool.training.sweep.progress import TrialState, TrialTable
-from marl_pool.training.sweep.trial import (
-    CONFIG,
-    REASON,
-    SAVED,
-    TRIAL,
-    UNKNOWN,
-    run_trial,
-    stop_file,
-)
+from marl_pool.training.sweep.trial import Outcome, run_trial
 from marl_pool.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from marl_pool.training.sweep.search import TrialSearch
 
 MAX_DEATHS = 2
 """Restarts of a trial whose process died, from its last checkpoint."""
+DIED = f"its process died {MAX_DEATHS + 1} times, perhaps for lack of memory"
 NOT_SHARED = (
     "its folder is not on this machine: nodes of a cluster must share the disk, or the "
     "sweep needs --storage"
 )
-"""Reason of a failure: the trial ended well, but on another disk."""
+"""Reasons of failures; the second of a trial that ended well on another disk."""
 POLL_SECONDS = 1.0
 """Interval at which the metrics of the running trials are read."""
-DRIVER_ENV = {
-    # `Interruptible` handles Ctrl-C.
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # Runs log their own metrics.
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    # A search's trial that fails or is stopped early on has no score.
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # The new output prints a banner whatever the verbosity.
-    "RAY_AIR_NEW_OUTPUT": "0",
-}
 
 
-def run_trials(
-    sweep: Sweep,
-    trials: Sequence[Trial],
-    settings: SweepSettings,
-    concurrency: int,
-    table: TrialTable,
-    on_end: Callable[[], None],
-    search: "TrialSearch | None" = None,
-) -> None:
-    """Start or resume unfinished trials, until each has finished or failed.
+class TrialSlot(NamedTuple):
+    """Place of a trial among those that run, or wait for CPUs and GPUs."""
 
-    As many trials as ``concurrency`` run at the same time, each with the CPUs and GPUs
-    of ``settings``. A search proposes more trials; ``on_end`` is called after the end
-    of each trial.
+    trial: Trial
+    group: PlacementGroup
+    is_running: bool = False
 
-    Raises:
-        InputError: the runs lack the metric of the search.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
-            finished their iteration and saved a checkpoint; at once after a second one.
+
+class Scheduler:
+    """Run trials, each as soon as its CPUs and GPUs are free.
+
+    Args:
+        sweep: its folder receives the runs.
+        settings: CPUs and GPUs of each trial.
+        table: display of the trials.
+        search: metric of a search, and whether to stop early, or None for a grid.
+        on_end: called after the end of each trial, with its outcome.
     """
-    # Trials stop when the file `stop` exists, on whatever machine they run.
-    root = sweep.path.absolute()
-    stop, scratch = root / ".stop", root / ".tune"
-    all_trials = trials if search is None else search.trials
-    monitor = _TrialMonitor(sweep, all_trials, table, on_end, stop)
-    configs = {trial.name: trial.config for trial in trials}
-    # Tune passes the parameters to each process, beside the name of its trial.
-    trainable = tune.with_parameters(
-        run_trial,
-        folder=root / "trials",
-        verb=sweep.verb,
-        configs=configs,
-        stop=stop,
-        metric=search and search.metric,
-    )
 
-    def placement(params: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-        plain = params[CONFIG] if CONFIG in params else configs[params[TRIAL]]
-        config = JOBS[sweep.verb].config.from_plain(plain)
-        return tune.PlacementGroupFactory(
+    def __init__(
+        self,
+        sweep: Sweep,
+        settings: SweepSettings,
+        table: TrialTable,
+        search: tuple[str, bool] | None,
+        on_end: Callable[[Trial, Outcome], None],
+    ) -> None:
+        self.sweep, self.settings, self.table = sweep, settings, table
+        self.search, self.on_end = search, on_end
+        self.job = JOBS[sweep.verb]
+        # Trials stop when this file exists, on whatever machine they run.
+        self.stop = sweep.path.absolute() / ".stop"
+        self.slots = dict[ray.ObjectRef, TrialSlot]()
+        self.deaths = Counter[str]()
+
+    def run(self, trials: Iterator[Trial], concurrency: int) -> None:
+        """Begin or resume trials, until each has finished or failed.
+
+        Args:
+            trials: unfinished trials; the next one is taken when it can start.
+            concurrency: number of trials that run at the same time.
+
+        Raises:
+            InputError: by ``trials`` or ``on_end``, once the running trials are saved.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the running trials have
+                finished their iteration and saved a checkpoint; at once after a second
+                one.
+        """
+        problem: InputError | None = None
+        self.stop.unlink(missing_ok=True)  # of a killed sweep
+        try:
+            with Interruptible() as interrupt:
+                while True:
+                    try:
+                        if problem or interrupt.requested:
+                            self._stop_all()
+                        else:
+                            self._fill(trials, concurrency)
+                        if not self.slots:
+                            break
+                        self._wait()
+                    except InputError as error:
+                        problem = problem or error
+        finally:
+            for slot in self.slots.values():
+                remove_placement_group(slot.group)
+            self.stop.unlink(missing_ok=True)
+        if problem:
+            raise problem
+        interrupt.raise_if_requested()
+
+    def _fill(self, trials: Iterator[Trial], concurrency: int) -> None:
+        while len(self.slots) < concurrency and (trial := next(trials, None)):
+            self._reserve(trial)
+
+    def _reserve(self, trial: Trial) -> None:
+        """Ask ray for the CPUs and GPUs of a trial."""
+        config = self.job.config.from_plain(trial.config)
+        group = placement_group(
             [
                 {kind: count for kind, count in bundle.items() if count}
-                for bundle in bundles(config, settings)
+                for bundle in bundles(config, self.settings)
             ]
         )
+        self.slots[group.ready()] = TrialSlot(trial, group)
 
-    # A grid is known, a search proposes its trials one by one.
-    algorithm: dict[str, Any] = {}
-    space = {TRIAL: tune.grid_search(list(configs))}
-    if search is not None:
-        from marl_pool.training.sweep.search import EarlyStopping, Proposer
+    def _wait(self) -> None:
+        """Wait until a trial can start or has ended, but not for long."""
+        refs, _ = ray.wait(list(self.slots), timeout=POLL_SECONDS)
+        for ref in refs:
+            slot = self.slots.pop(ref)
+            if slot.is_running:
+                self._end(slot, ref)
+            else:
+                self._start(slot)
+        running = [slot.trial for slot in self.slots.values() if slot.is_running]
+        self.table.advance(
+            {trial.name: self.job.logged(self.sweep.run(trial)) for trial in running}
+        )
 
-        num_trials = len(trials) + max(0, settings.trials - len(search.proposals))
-        space, proposer = {}, Proposer(search, trials, stop)
-        algorithm = {"search_alg": proposer, "num_samples": num_trials}
-        if settings.asha:
-            algorithm["scheduler"] = EarlyStopping(
-                search, lambda name: stop_file(stop, name).touch()
-            )
-    # Remove the leftovers of a killed sweep.
-    _clear(stop, scratch)
-    try:
-        # Let Tune run the trials, each as soon as its CPUs and GPUs are free. A trial
-        # whose process died starts again, and resumes from its last checkpoint.
-        with _environment(DRIVER_ENV), monitor.interrupt:
-            tune.Tuner(
-                tune.with_resources(trainable, placement),
-                param_space=space,
-                tune_config=tune.TuneConfig(
-                    **algorithm,
-                    max_concurrent_trials=concurrency,
-                    trial_name_creator=lambda trial: trial.trial_id,
-                    trial_dirname_creator=lambda trial: trial.trial_id,
-                ),
-                run_config=tune.RunConfig(
-                    name="tune",
-                    storage_path=str(scratch),
-                    failure_config=tune.FailureConfig(max_failures=MAX_DEATHS),
-                    callbacks=[monitor],
-                    stop=monitor,
-                    verbose=0,
-                ),
-            ).fit()
-    finally:
-        _clear(stop, scratch)
-    if monitor.unknown:
-        raise InputError(monitor.unknown)
-    monitor.interrupt.raise_if_requested()
+    def _start(self, slot: TrialSlot) -> None:
+        """Start or resume a trial in the first bundle of its group."""
+        trial, group = slot.trial, slot.group
+        main, *_ = bundles(self.job.config.from_plain(trial.config), self.settings)
+        # A process for each trial; runners and learners go into the other bundles.
+        task = ray.remote(max_calls=1, max_retries=0)(run_trial).options(
+            num_cpus=main["CPU"],
+            num_gpus=main["GPU"],
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group,
+                placement_group_bundle_index=0,
+                placement_group_capture_child_tasks=True,
+            ),
+        )
+        path = self.sweep.run_path(trial).absolute()
+        ref = task.remote(path, self.sweep.verb, trial.config, self.stop, self.search)
+        self.slots[ref] = slot._replace(is_running=True)
+        # A search may vary the length of its trials.
+        self.table.rows[trial.name].total = self.job.total(trial.config)
+        self.table.change(trial.name, TrialState.RUNNING)
+
+    def _end(self, slot: TrialSlot, ref: ray.ObjectRef) -> None:
+        """Take the outcome of a trial; try again if its process died."""
+        trial = slot.trial
+        try:
+            outcome: Outcome = ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            outcome = Outcome(one_line(error.cause))
+        except ray.exceptions.RayError:
+            self.deaths[trial.name] += 1
+            can_retry = self.deaths[trial.name] <= MAX_DEATHS
+            if can_retry and not self.stop.exists():
+                self._reserve(trial)
+                return
+            outcome = Outcome() if can_retry else Outcome(DIED)
+        finally:
+            remove_placement_group(slot.group)
+        self.end(trial, outcome)
+
+    def end(self, trial: Trial, outcome: Outcome) -> None:
+        """Show how a trial has ended, and tell ``on_end``."""
+        state, reason = self._state(trial, outcome)
+        self.table.change(trial.name, state, reason)
+        self.on_end(trial, outcome)
+
+    def _state(self, trial: Trial, outcome: Outcome) -> tuple[TrialState, str]:
+        """Return how a trial has ended, and the reason of a failure."""
+        reason = outcome.reason
+        # Another machine's run is in the storage.
+        try:
+            restore(self.sweep.run_path(trial), trial.config.get("storage"))
+        except InputError as error:
+            reason = reason or str(error)
+        # A run may have ended well on a disk that this machine cannot see, while this
+        # one has the beginning of it, from an earlier session.
+        run = self.sweep.run(trial)
+        if saved(self.job, run) < outcome.saved:
+            reason = reason or NOT_SHARED
+        steps = self.job.logged(run)
+        self.table.advance({trial.name: steps})
+        if reason:
+            return TrialState.FAILED, reason
+        is_finished = steps >= self.job.total(trial.config)
+        return TrialState.FINISHED if is_finished else TrialState.STOPPED, ""
+
+    def _stop_all(self) -> None:
+        """Let the running trials finish their iteration, and start no other."""
+        self.stop.touch()
+        for ref, slot in list(self.slots.items()):
+            if not slot.is_running:
+                remove_placement_group(slot.group)
+                del self.slots[ref]
 
 
 def bundles(
@@ -166,125 +231,11 @@ def bundles(
     main = {"CPU": float(settings.cpus_per_trial), "GPU": float(gpus)}
     runner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_env_runner)}
     learner = {"CPU": 1.0, "GPU": float(resources.num_gpus_per_learner)}
-    # Tune runs the trial itself in the first bundle.
     return [
         main,
         *[runner] * resources.num_env_runners,
         *[learner] * resources.num_learners,
     ]
-
-
-@dataclass(eq=False)
-class _TrialMonitor(tune.Callback, tune.Stopper):
-    """Update the progress display, and end the experiment after Ctrl-C.
-
-    After Ctrl-C, or if a search's metric is ``unknown``, ``awaited`` has the trials
-    that are still running.
-    """
-
-    sweep: Sweep
-    trials: Sequence[Trial]
-    table: TrialTable
-    on_end: Callable[[], None]
-    stop: Path
-    interrupt: Interruptible = field(default_factory=Interruptible, init=False)
-    awaited: set[str] | None = field(default=None, init=False)
-    unknown: str = field(default="", init=False)
-    _last_poll: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self.job = JOBS[self.sweep.verb]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its callbacks to restore experiments, a feature not used here.
-        return {}
-
-    @override
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False  # no result ends a trial
-
-    @override
-    def setup(self, *_: Any, **info: Any) -> None:
-        # Tune has just replaced the handler of SIGUSR1, and would kill the trials.
-        with contextlib.suppress(ValueError):  # only the main thread may handle signals
-            self.interrupt.listen()
-
-    @override
-    def stop_all(self) -> bool:
-        return self.awaited is not None and not self.awaited
-
-    @override
-    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        if self.awaited is None:
-            sweep_trial = self._trial_of(trial)
-            # A search may vary the length of its trials.
-            self.table.rows[sweep_trial.name].total = self.job.total(sweep_trial.config)
-            self.table.change(sweep_trial.name, TrialState.RUNNING)
-
-    @override
-    def on_trial_complete(
-        self, iteration: int, trials: Any, trial: Any, **_: Any
-    ) -> None:
-        result = trial.last_result or {}
-        self.unknown = self.unknown or result.get(UNKNOWN, "")
-        if self.unknown:
-            self._stop_all()
-        self._end(self._trial_of(trial), result.get(REASON, ""), result.get(SAVED, 0))
-
-    @override
-    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **_: Any) -> None:
-        self._end(
-            self._trial_of(trial),
-            f"its process died {MAX_DEATHS + 1} times, perhaps for lack of memory",
-        )
-
-    @override
-    def on_step_end(self, iteration: int, trials: Any, **_: Any) -> None:
-        if self.interrupt.requested:
-            self._stop_all()
-        running = set(self.table.named(TrialState.RUNNING))
-        # Read the runs' logs every few seconds.
-        if self.table.clock() - self._last_poll >= POLL_SECONDS:
-            self._last_poll = self.table.clock()
-            self.table.advance(
-                {
-                    trial.name: self.job.logged(self.sweep.run(trial))
-                    for trial in self.trials
-                    if trial.name in running
-                }
-            )
-
-    def _stop_all(self) -> None:
-        """Let the running trials finish their iteration, and start no other."""
-        if self.awaited is None:
-            self.awaited = set(self.table.named(TrialState.RUNNING))
-            self.stop.touch()
-
-    def _end(self, trial: Trial, reason: str, saved_there: int = 0) -> None:
-        # Another machine's run is in the storage.
-        try:
-            restore(self.sweep.run_path(trial), trial.config.get("storage"))
-        except InputError as error:
-            reason = reason or str(error)
-        run = self.sweep.run(trial)
-        # A run may have ended well on a disk that this machine cannot see, while this
-        # one has the beginning of it, from an earlier session.
-        if run is None or saved(self.job, run) < saved_there:
-            reason = reason or NOT_SHARED
-        steps = self.job.logged(run)
-        self.table.advance({trial.name: steps})
-        # Without a reason, a trial that is not finished was stopped.
-        state = TrialState.FAILED if reason else TrialState.STOPPED
-        if not reason and steps >= self.job.total(trial.config):
-            state = TrialState.FINISHED
-        self.table.change(trial.name, state, reason)
-        # Ctrl-C waits for the trials that were running.
-        if self.awaited is not None:
-            self.awaited.discard(trial.name)
-        self.on_end()
-
-    def _trial_of(self, trial: Any) -> Trial:
-        return next(t for t in self.trials if t.name == trial.config[TRIAL])
 
 
 def saved(job: Job, run: Run | None) -> int:
@@ -295,21 +246,3 @@ def saved(job: Job, run: Run | None) -> int:
     if not job.result and not run.checkpoints():
         return job.logged(run) if run.policy_dir.is_dir() else 0
     return job.saved(run)
-
-
-def _clear(stop: Path, scratch: Path) -> None:
-    for file in stop.parent.glob(f"{stop.name}*"):
-        file.unlink()
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    previous = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
-        os.environ.update(previous)

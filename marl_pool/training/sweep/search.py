@@ -1,63 +1,48 @@
-"""Hyperparameter search: trials proposed by Optuna, stopped early by ASHA."""
+"""Hyperparameter search: trials proposed by Optuna from the scores of the others."""
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import optuna
-from ray.tune.schedulers import ASHAScheduler
-from ray.tune.search import Searcher
-from typing_extensions import override
 
 from marl_pool.files.tables import print_table
+from marl_pool.options.overrides import written
 from marl_pool.runs.sweep import (
     CHOICE,
     INT_UNIFORM,
     LOG_UNIFORM,
     Proposal,
-    SearchPlan,
     Space,
     Sweep,
     Trial,
     proposal_name,
+    stopped_early,
 )
 from marl_pool.training.cluster import LOCAL, cluster_address
 from marl_pool.training.jobs import JOBS
-from marl_pool.training.settings import SweepSettings
 from marl_pool.training.supervised.fit import make_task
 from marl_pool.training.supervised.settings import FitConfig
-from marl_pool.training.sweep.trial import (
-    CONFIG,
-    REASON,
-    SCORE,
-    SHARE,
-    TRIAL,
-    score_of,
-    share_of,
-)
+from marl_pool.training.sweep.halving import score_of
+from marl_pool.training.sweep.plan import SearchPlan
+from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
 DIGITS = 4
 """Significant digits of a proposed number, so that commands are short."""
-GRACE, REDUCTION, WHOLE = 10, 3, 100
-"""A trial may be stopped after 10, 30 and 90 percent of its training, unless it is in
-the best third of the trials that came as far."""
 
 
 @dataclass
-class TrialSearch:
+class Search:
     """State of a search: what was proposed, and what became of it.
 
-    Args:
+    Attributes:
         sweep: its folder has the proposals.
-        plan: space, and how to compose a trial.
-        settings: number of trials, and metric.
-        trials: those that earlier sessions proposed, in order; new ones are appended.
+        plan: its trials are those of the proposals.
+        ended: names of the trials whose scores count for the next proposals.
 
     Raises:
         InputError: the trials have no such metric, or ASHA could not stop them.
@@ -65,35 +50,28 @@ class TrialSearch:
 
     sweep: Sweep
     plan: SearchPlan
-    settings: SweepSettings
-    trials: list[Trial]
+    ended: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
+        self.settings, self.trials = self.plan.settings, self.plan.trials
         self.proposals = self.sweep.proposals()
         self.metric = self.settings.metric or "return_mean"
+        config = self.plan.probes[0].config
         if not self.settings.metric and self.sweep.verb == "fit":
-            config = FitConfig.from_plain(self.plan.probes[0].config)
-            self.metric = f"-validation_{make_task(config).metric}"
+            self.metric = (
+                f"-validation_{make_task(FitConfig.from_plain(config)).metric}"
+            )
         # Runs of earlier sessions tell whether there is such a metric.
         for trial in self.trials:
             self.score(trial)
-        # Early stopping needs a file that reaches the trials.
-        storage = self.plan.probes[0].config.get("storage")
+        # Trials compare themselves with the runs beside theirs.
         address = cluster_address(self.settings.address)
-        if self.settings.asha and storage and address != LOCAL:
+        if self.settings.asha and config.get("storage") and address != LOCAL:
             raise InputError(
                 "sweep.asha: expected false on a cluster with --storage, whose "
-                "machines share no disk on which a trial could be told to stop, got "
+                "machines share no disk on which trials could be compared, got "
                 f"true at {address}; with a shared disk, leave out --storage"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tune pickles its searcher to restore experiments, a feature not used here.
-        return {}
-
-    def __deepcopy__(self, memo: object) -> Self:
-        # Tune runs copies of searcher and scheduler, which share this state.
-        return self
 
     @property
     def names(self) -> list[str]:
@@ -104,11 +82,7 @@ class TrialSearch:
     @property
     def stopped_early(self) -> set[str]:
         """Names of the trials that were stopped because others were better."""
-        return {
-            name
-            for name, proposal in zip(self.names, self.proposals, strict=False)
-            if proposal.stopped_early
-        }
+        return stopped_early(self.proposals)
 
     def validate_current(self) -> None:
         """Reject proposals that another session has changed since they were read."""
@@ -120,25 +94,44 @@ class TrialSearch:
                 "search; repeat the command"
             )
 
+    def upcoming(self, unfinished: Sequence[Trial]) -> Iterator[Trial]:
+        """Yield unfinished trials, then new ones, each proposed when it can start."""
+        self.ended = {trial.name for trial in self.trials if trial not in unfinished}
+        yield from unfinished
+        while len(self.proposals) < self.settings.trials:
+            scored = [
+                (trial.values, score)
+                for trial in self.trials
+                if trial.name in self.ended
+                if (score := self.score(trial)) is not None
+            ]
+            seed = (self.plan.probes[0].config["seed"], len(self.proposals))
+            yield self.propose(suggested(self.plan.space, scored, seed))
+
     def propose(self, values: Mapping[str, Any]) -> Trial:
         """Add a trial, and write it down before it starts."""
-        trial = self.plan.make(proposal_name(len(self.proposals)), values)
+        trial = self.plan.add(values)
         self.proposals.append(Proposal(dict(values)))
         self.sweep.write_proposals(self.proposals)
-        self.trials.append(trial)
         return trial
 
-    def stop_early(self, name: str) -> None:
-        """Write down that a trial is stopped for good."""
-        place = self.names.index(name)
-        self.proposals[place] = replace(self.proposals[place], stopped_early=True)
-        self.sweep.write_proposals(self.proposals)
+    def end(self, trial: Trial, outcome: Outcome) -> None:
+        """Count the score of a trial, unless it failed.
+
+        Raises:
+            InputError: its run lacks the metric.
+        """
+        if outcome.was_worse:
+            self.proposals[self.trials.index(trial)].stopped_early = True
+            self.sweep.write_proposals(self.proposals)
+        self.score(trial)
+        if not outcome.reason:
+            self.ended.add(trial.name)
 
     def score(self, trial: Trial) -> float | None:
-        """Return the best score of a trial so far; None without one."""
+        """Return the best score of a trial so far, or None without one."""
         run = self.sweep.run(trial)
-        rows = [] if run is None else run.metrics.readable_rows()
-        return score_of(rows, self.metric)
+        return score_of(run.metrics.readable_rows(), self.metric) if run else None
 
     @property
     def description(self) -> list[str]:
@@ -162,9 +155,7 @@ class TrialSearch:
         sign = -1 if self.metric.startswith("-") else 1
         for trial, score in ranking:
             steps = job.logged(self.sweep.run(trial))
-            # A trial may end before it is told to stop.
-            stopped = trial.name in early and steps < job.total(trial.config)
-            state = "stopped early" if stopped else states[trial.name]
+            state = "stopped early" if trial.name in early else states[trial.name]
             options = " ".join(f"{key}={value}" for key, value in trial.values.items())
             best = "" if score is None else f"{sign * score:.4g}"
             rows.append((trial.name, options, best, f"{steps:,}", state))
@@ -178,8 +169,6 @@ class TrialSearch:
 
     def command(self, trial: Trial) -> list[str]:
         """Return the words of the command that trains a trial anew."""
-        from marl_pool.options.overrides import written
-
         folder = self.sweep.config_dir
         args = [text for text in self.sweep.overrides if not text.startswith("sweep.")]
         values = (f"{key}={written(value)}" for key, value in trial.values.items())
@@ -191,125 +180,6 @@ class TrialSearch:
         """Trials with their scores, the best first."""
         scored = [(trial, self.score(trial)) for trial in self.trials]
         return sorted(scored, key=lambda pair: _or_worst(pair[1]), reverse=True)
-
-
-class Proposer(Searcher):
-    """Propose unfinished trials first, then what Optuna suggests.
-
-    Nothing of it is saved by Tune: the folder has the trials and their scores.
-
-    Args:
-        search: proposals, and runs of earlier sessions.
-        unfinished: trials to resume.
-        stop: file whose existence ends the session.
-    """
-
-    def __init__(
-        self, search: TrialSearch, unfinished: Sequence[Trial], stop: Path
-    ) -> None:
-        super().__init__(metric=SCORE, mode="max")
-        self.stop = stop
-        self.search, self.unfinished = search, list(unfinished)
-        self.proposed = dict[str, Trial]()
-        usual = JOBS[search.sweep.verb].config.from_plain(search.plan.probes[0].config)
-        self.seed: int = usual.seed
-        # Scores of the trials that have ended, in this session or an earlier one.
-        self.scores = {
-            trial.name: score
-            for trial in search.trials
-            if trial not in unfinished and (score := search.score(trial)) is not None
-        }
-
-    @override
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self.stop.exists():
-            return None
-        if self.unfinished:
-            trial = self.unfinished.pop(0)
-        elif len(self.search.proposals) < self.search.settings.trials:
-            scored = [
-                (trial.values, self.scores[trial.name])
-                for trial in self.search.trials
-                if trial.name in self.scores
-            ]
-            seed = (self.seed, len(self.search.proposals))
-            values = suggested(self.search.plan.space, scored, seed)
-            trial = self.search.propose(values)
-        else:
-            return Searcher.FINISHED
-        self.proposed[trial_id] = trial
-        return {TRIAL: trial.name, CONFIG: trial.config}
-
-    @override
-    def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-    ) -> None:
-        trial, result = self.proposed.pop(trial_id), result or {}
-        if SCORE in result and not (error or result.get(REASON)):
-            self.scores[trial.name] = result[SCORE]
-
-    @override
-    def save(self, checkpoint_path: str) -> None:
-        """Save nothing: proposals and runs are in the folder."""
-
-    @override
-    def restore(self, checkpoint_path: str) -> None:
-        """Restore nothing; see `save`."""
-
-
-class EarlyStopping(ASHAScheduler):
-    """ASHA that lets a trial end its iteration and save itself.
-
-    Args:
-        search: trials of earlier sessions, which count.
-        stop: asks a trial to stop.
-    """
-
-    def __init__(self, search: TrialSearch, stop: Callable[[str], None]) -> None:
-        super().__init__(
-            time_attr=SHARE,
-            metric=SCORE,
-            mode="max",
-            max_t=WHOLE,
-            grace_period=GRACE,
-            reduction_factor=REDUCTION,
-            # Otherwise a late report may enter an early, empty comparison.
-            stop_last_trials=False,
-        )
-        self.search, self.stop = search, stop
-        # Trials of this session compete with the earlier ones.
-        job = JOBS[search.sweep.verb]
-        for trial in search.trials:
-            run, best = search.sweep.run(trial), -math.inf
-            for row in run.metrics.readable_rows() if run else []:
-                best = max(best, _or_worst(score_of([row], search.metric)))
-                if best > -math.inf:
-                    share = share_of(job, row, trial.config)
-                    self._judge(trial.name, {SCORE: best, SHARE: share})
-
-    def _judge(self, name: str, result: Mapping[str, Any]) -> str:
-        # By name: Ray's ids of a trial differ between the sessions of a search.
-        trial, (bracket,) = SimpleNamespace(trial_id=name), self._brackets
-        action: str = bracket.on_result(trial, result[SHARE], result[SCORE])
-        return action
-
-    @override
-    def on_trial_result(
-        self, tune_controller: Any, trial: Any, result: dict[str, Any]
-    ) -> str:
-        name = trial.config[TRIAL]
-        is_worse = SCORE in result and self._judge(name, result) == self.STOP
-        stopped = self.search.stopped_early
-        if is_worse and result[SHARE] < WHOLE and name not in stopped:
-            self.search.stop_early(name)
-            self.stop(name)
-        return str(self.CONTINUE)
-
-    @override
-    def on_trial_complete(
-        self, tune_controller: Any, trial: Any, result: dict[str, Any]
-    ) -> None:
-        """Do nothing: the last report has been compared."""
 
 
 def suggested(

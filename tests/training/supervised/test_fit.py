@@ -18,7 +18,6 @@ from helpers.line_fit import LineFit
 from helpers.paths import ROOT
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
-from marl_pool.config.grid import validate_runs
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Sweep
 from marl_pool.training.jobs import JOBS
@@ -33,6 +32,7 @@ from marl_pool.training.supervised.learner import (
 )
 from marl_pool.training.supervised.results import FoldResult, read_results, read_study
 from marl_pool.training.supervised.settings import FitConfig, FitSettings
+from marl_pool.training.sweep.plan import validate_runs
 from marl_pool.training.sweep.schedule import bundles, saved
 from marl_pool.utils.errors import InputError, StoppedError
 from marl_pool_studies.adapool import knn_centroid
@@ -745,8 +745,8 @@ def test_trials_share_their_data_and_a_dry_run_leaves_none(
 ):
     folders = set()
 
-    def note(sweep, trials, settings, dry_run, search):
-        folders.update(Path(trial.config["data_dir"]) for trial in trials)
+    def note(sweep, plan, dry_run):
+        folders.update(Path(trial.config["data_dir"]) for trial in plan.trials)
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "sets").write_text("")

@@ -1,9 +1,8 @@
 """Hyperparameter search: ranges, proposals, early stopping, and a search that runs."""
 
+import math
 import shlex
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,9 @@ from marl_pool.config import parse, plan_search, plan_space
 from marl_pool.options.overrides import written
 from marl_pool.runs.run import Run
 from marl_pool.runs.sweep import Proposal, Sweep, read_table
-from marl_pool.training.settings import SweepSettings
+from marl_pool.training.jobs import begun
+from marl_pool.training.sweep.halving import EarlyStopping
+from marl_pool.training.sweep.trial import Outcome
 from marl_pool.utils.errors import InputError
 
 SPACE = ["ppo.lr=log_uniform(1e-4,1e-2)", "pooling=choice(ada,max)"]
@@ -78,7 +79,7 @@ def test_a_missing_optuna_is_named_with_its_extra(capsys, monkeypatch):
 
 
 def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
-    space = plan_search(SPACE).search.space
+    space = plan_search(SPACE).space
     assert space["ppo.lr"] == ["log_uniform", 1e-4, 1e-2]
     assert space["pooling"] == ["choice", "ada", "max"]
     sweep = Sweep(tmp_path / "s", {}, ["seed=3"], space=space)
@@ -106,7 +107,7 @@ def test_a_sweep_folder_keeps_ranges_and_proposals(tmp_path):
     ],
 )
 def test_a_proposal_outside_its_range_is_refused(tmp_path, changed, expected, actual):
-    space = plan_search([*SPACE, "seed=int_uniform(1,3)"]).search.space
+    space = plan_search([*SPACE, "seed=int_uniform(1,3)"]).space
     sweep = Sweep(tmp_path, {}, [], space=space)
     values = {"ppo.lr": 1e-3, "pooling": "max", "seed": 3}
     sweep.write_proposals([Proposal(values)])
@@ -128,7 +129,7 @@ def test_a_class_in_a_proposal_is_not_imported(tmp_path, capsys):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     sys.path.insert(0, str(tmp_path))
     plan = plan_search(SPACE)
-    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
+    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.space)
     sweep.path.mkdir()
     sweep.write()
     sweep.write_proposals([Proposal({"ppo.lr": 1e-3, "pooling": "evil:Max"})])
@@ -142,7 +143,7 @@ def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     pytest.importorskip("optuna")
     plan = plan_search(SPACE)
-    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.search.space)
+    sweep = Sweep(tmp_path / "s", {}, plan.overrides, space=plan.space)
     sweep.path.mkdir()
     sweep.write()
     calls = []
@@ -150,7 +151,7 @@ def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(run, lambda *args: calls.append(args) or {})
     command = ["sweep", "--search", *SPACE, "--sweep-dir", "s", "--or-resume"]
     assert cli.main([*command, "--dry-run"]) == 0
-    ((_, _, _, dry_run, _),) = calls
+    ((_, _, dry_run),) = calls
     assert dry_run is True
 
 
@@ -161,37 +162,34 @@ def test_a_dry_run_of_a_sweep_that_exists_is_one(tmp_path, monkeypatch):
 def make_search(tmp_path):
     pytest.importorskip("ray")
     pytest.importorskip("optuna")
-    from marl_pool.training.sweep.search import TrialSearch
+    from marl_pool.training.sweep.search import Search
 
-    def make(name: str = "s", trials: int = 4) -> TrialSearch:
-        plan = plan_space(plan_search(SPACE).search.space, ["total_steps=1000"])
-        sweep = Sweep(tmp_path / name, {}, [], space=plan.search.space)
+    def make(name: str = "s", trials: int = 4, *overrides: str) -> Search:
+        fixed = ["total_steps=1000", f"sweep.trials={trials}", *overrides]
+        plan = plan_space(plan_search(SPACE).space, fixed)
+        sweep = Sweep(tmp_path / name, {}, [], space=plan.space)
         (sweep.path / "trials").mkdir(parents=True, exist_ok=True)
-        old_trials = [
-            plan.search.make(f"{number:04d}", proposal.values)
-            for number, proposal in enumerate(sweep.proposals())
-        ]
-        return TrialSearch(sweep, plan.search, SweepSettings(trials=trials), old_trials)
+        for proposal in sweep.proposals():
+            plan.add(proposal.values)
+        return Search(sweep, plan)
 
     return make
 
 
-def scored(search, trial, score: float, steps: int = 1000) -> None:
+def scored(search, trial, *scores: float, steps: int = 1000) -> Run:
+    """A run of a trial, with a row for each score at equal intervals."""
     run = Run.create(search.sweep.run_path(trial), trial.config)
-    run.log({"iteration": 1, "env_steps": steps, "return_mean": score})
+    for number, score in enumerate(scores, 1):
+        env_steps = steps * number // len(scores)
+        run.log({"iteration": number, "env_steps": env_steps, "return_mean": score})
     run.close()
+    return run
 
 
-def test_a_seed_fixes_what_is_proposed(make_search, tmp_path):
-    from marl_pool.training.sweep.search import Proposer
-
+def test_a_seed_fixes_what_is_proposed(make_search):
     def proposed(search) -> list[dict]:
-        proposer, values = Proposer(search, [], tmp_path / "none"), []
-        for number in range(2):
-            proposer.suggest(str(number))
-            values.append(search.proposals[-1].values)
-            proposer.on_trial_complete(str(number), {"score": float(number)})
-        return values
+        upcoming = search.upcoming([])
+        return [next(upcoming).values for _ in range(2)]
 
     first = proposed(make_search("a"))
     assert first == proposed(make_search("b"))
@@ -200,48 +198,42 @@ def test_a_seed_fixes_what_is_proposed(make_search, tmp_path):
     resumed = make_search("a")
     assert [trial.name for trial in resumed.trials] == ["0000", "0001"]
     assert not {str(item) for item in proposed(resumed)} & {str(item) for item in first}
-    assert Proposer(make_search("a"), [], tmp_path).suggest("x") is None
-    assert Proposer(make_search("a"), [], tmp_path / "none").suggest("x") == "FINISHED"
+    assert list(make_search("a").upcoming([])) == []
 
 
-def test_a_resumed_search_continues_trials_and_knows_the_others(make_search, tmp_path):
-    from marl_pool.training.sweep.search import Proposer
-
+def test_a_resumed_search_continues_trials_and_knows_the_others(make_search):
     search = make_search()
     ended, pending = (
         search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
     )
     scored(search, ended, 1.5)
-    proposer = Proposer(search, [pending], tmp_path / "none")
-    assert proposer.suggest("a")["trial"] == pending.name
-    proposer.on_trial_complete("a", {"score": 2.5})
-    assert proposer.scores == {ended.name: 1.5, pending.name: 2.5}
+    upcoming = search.upcoming([pending])
+    assert search.ended == set()
+    assert next(upcoming) == pending
+    assert search.ended == {ended.name}
+    search.end(pending, Outcome())
+    assert search.ended == {ended.name, pending.name}
     assert [trial.name for trial, _ in search.ranking] == [ended.name, pending.name]
 
 
-def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(
-    make_search, tmp_path
-):
+def test_a_resumed_search_proposes_what_an_uninterrupted_one_does(make_search):
     """Beyond Optuna's ten random trials, and after a failure."""
-    from marl_pool.training.sweep.search import Proposer
 
-    def run(search, proposer, numbers) -> list[dict]:
-        for number in numbers:
-            proposer.suggest(str(number))
-            trial = search.trials[number]
-            failed = {"reason": "no memory"} if number == 1 else {}
-            score = round(1 - 100 * trial.values["ppo.lr"], 3)
-            if not failed:
-                scored(search, trial, score)
-            proposer.on_trial_complete(str(number), {"score": score, **failed})
+    def run(search, count: int) -> list[dict]:
+        failed = [trial for trial in search.trials if trial.name == "0001"]
+        upcoming = search.upcoming(failed)
+        for trial in [next(upcoming) for _ in failed]:
+            search.end(trial, Outcome("no memory"))
+        for number in range(len(search.trials), count):
+            trial = next(upcoming)
+            reason = "no memory" if number == 1 else ""
+            scored(search, trial, round(1 - 100 * trial.values["ppo.lr"], 3))
+            search.end(trial, Outcome(reason))
         return [trial.values for trial in search.trials]
 
-    whole = make_search("whole", trials=14)
-    expected = run(whole, Proposer(whole, [], tmp_path / "none"), range(14))
-    part = make_search("part", trials=14)
-    run(part, Proposer(part, [], tmp_path / "none"), range(12))
-    part = make_search("part", trials=14)
-    assert expected == run(part, Proposer(part, [], tmp_path / "none"), range(12, 14))
+    expected = run(make_search("whole", 14), 14)
+    run(make_search("part", 14), 12)
+    assert expected == run(make_search("part", 14), 14)
     # Later proposals follow from the scores.
     assert len({str(values) for values in expected}) == 14
     good = [values["ppo.lr"] for values in expected[10:]]
@@ -255,124 +247,111 @@ def test_a_search_that_another_session_has_changed_is_refused(make_search):
     with pytest.raises(InputError, match="expected 0 trials, .* got 1: another"):
         search.validate_current()
     search = make_search()
-    rival.stop_early(trial.name)
+    rival.end(trial, Outcome(was_worse=True))
     with pytest.raises(InputError, match="another one has changed the search"):
         search.validate_current()
 
 
 def test_a_trial_does_not_train_a_run_of_other_values(make_search):
-    from marl_pool.training.sweep.trial import _open_or_create
-
     search = make_search()
     trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
     path = search.sweep.run_path(trial)
-    _open_or_create(path, trial.config, "train").close()
+    assert begun(path, "train", trial.config) is None
+    Run.create(path, trial.config).close()
     # More steps are the same run.
-    _open_or_create(path, trial.config | {"total_steps": 5}, "train").close()
+    assert begun(path, "train", trial.config | {"total_steps": 5}).path == path
     changed = search.plan.make(trial.name, {"ppo.lr": 2e-3, "pooling": "max"})
     with pytest.raises(InputError, match=r"0000: ppo\.lr: expected 0\.002, got 0\.001"):
-        _open_or_create(path, changed.config, "train")
+        begun(path, "train", changed.config)
 
 
-def test_a_trial_that_ended_first_was_not_stopped_early(make_search, capsys):
+def test_results_name_the_trials_that_were_stopped_early(make_search, capsys):
     search = make_search()
-    first, second = (
-        search.propose({"ppo.lr": lr, "pooling": "max"}) for lr in (1e-3, 2e-3)
-    )
-    for trial, steps in ((first, 1000), (second, 500)):
-        scored(search, trial, 1.0, steps)
-        search.stop_early(trial.name)
-    search.print_results({first.name: "finished", second.name: "stopped"})
+    for lr, was_worse in ((1e-3, False), (2e-3, True)):
+        trial = search.propose({"ppo.lr": lr, "pooling": "max"})
+        scored(search, trial, 1.0, steps=500 if was_worse else 1000)
+        search.end(trial, Outcome(was_worse=was_worse))
+    search.print_results({"0000": "finished", "0001": "stopped"})
     out = capsys.readouterr().out.splitlines()
-    (ended,) = [line for line in out if first.name in line.split()]
-    (stopped,) = [line for line in out if second.name in line.split()]
-    assert "stopped early" not in ended
-    assert "stopped early" in stopped
+    for name, state in (("0000", "finished"), ("0001", "stopped early")):
+        assert [state in line for line in out if name in line.split()] == [True]
+    assert Sweep(search.sweep.path, {}, [], space=search.plan.space).proposals() == [
+        Proposal({"ppo.lr": 1e-3, "pooling": "max"}),
+        Proposal({"ppo.lr": 2e-3, "pooling": "max"}, stopped_early=True),
+    ]
 
 
 def test_an_unknown_metric_of_earlier_runs_is_refused_at_once(make_search):
     search = make_search()
-    trial = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
-    scored(search, trial, 1.0)
-    settings = SweepSettings(metric="retrun_mean")
+    scored(search, search.propose({"ppo.lr": 1e-3, "pooling": "max"}), 1.0)
     with pytest.raises(InputError, match="unknown sweep.metric 'retrun_mean'.*_mean'"):
-        replace(search, settings=settings)
+        make_search("s", 4, "sweep.metric=retrun_mean")
 
 
 @pytest.mark.parametrize("by", ["address", "variable"])
 def test_early_stopping_needs_a_disk_that_is_shared(make_search, monkeypatch, by):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    search = make_search()
-    joined = SweepSettings(address="auto" if by == "address" else None)
+    joined = ["sweep.address=auto"] if by == "address" else []
     if by == "variable":
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    replace(search, settings=joined)
-    search.plan.probes[0].config["storage"] = "s3://bucket/runs"
+    make_search("s", 4, *joined)
+    storage = "storage=s3://bucket/runs"
     with pytest.raises(InputError, match="sweep.asha: expected false .* got true"):
-        replace(search, settings=joined)
+        make_search("s", 4, *joined, storage)
+    make_search("s", 4, *joined, storage, "sweep.asha=false")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    replace(search, settings=SweepSettings())
+    make_search("s", 4, storage)
 
 
-def test_a_worse_trial_is_stopped_early_and_its_end_written_down(make_search):
-    from marl_pool.training.sweep.search import EarlyStopping
+@pytest.mark.parametrize(
+    ("others", "scores", "iteration"),
+    [
+        # Twenty rows are five percent each: comparisons after rows 2, 6 and 18.
+        ([[1.0] * 20], [0.5] * 20, 2),
+        ([[1.0] * 20], [2.0] * 20, None),
+        ([[1.0] * 20], [1.0] * 20, None),
+        # The best score so far counts.
+        ([[1.0] * 20], [2.0] + [0.5] * 19, None),
+        ([[3.0] + [0.0] * 19], [2.0] * 20, 2),
+        ([[0.0] * 4 + [3.0] * 16], [2.0] * 20, 6),
+        ([[0.0] * 16 + [3.0] * 4], [2.0] * 20, 18),
+        # The best third goes on.
+        ([[1.0] * 20, [2.0] * 20, [4.0] * 20], [3.0] * 20, None),
+        ([[1.0] * 20, [3.0] * 20, [4.0] * 20], [2.0] * 20, 2),
+        # A late first row enters no early comparison.
+        ([[3.0] * 2], [2.0] * 20, 6),
+        ([[3.0]], [2.0] * 20, 18),
+        ([], [2.0] * 20, None),
+        ([[3.0] * 20], [math.nan] * 20, None),
+        ([[3.0] * 20], [math.nan] * 3 + [2.0] * 17, 4),
+    ],
+)
+def test_a_trial_stops_where_it_is_worse_than_the_others(
+    make_search, others, scores, iteration
+):
+    search = make_search()
+    for other in others:
+        values = {"ppo.lr": 1e-3, "pooling": "max"}
+        scored(search, search.propose(values), *other)
+    trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
+    run = Run.create(search.sweep.run_path(trial), trial.config)
 
-    search, stopped = make_search(), []
-    past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
-    scored(search, past, 1.0)
-    asha = EarlyStopping(search, stopped.append)
-    for score, share in ((2.0, 20), (0.5, 20), (3.0, 100)):
-        trial = search.propose({"ppo.lr": 2e-3, "pooling": "ada"})
-        ray_trial = SimpleNamespace(trial_id=trial.name, config={"trial": trial.name})
-        asha.on_trial_add(None, ray_trial)
-        result = {"score": score, "share": share}
-        assert asha.on_trial_result(None, ray_trial, result) == "CONTINUE"
-    # Past: 1 at 90 percent. At 10 percent 2 is the first, 0.5 worse.
-    assert stopped == ["0002"]
-    assert [proposal.stopped_early for proposal in search.sweep.proposals()] == [
-        *(False, False, True, False)
-    ]
+    def early(metric: str = "return_mean", enabled: bool = True) -> EarlyStopping:
+        return EarlyStopping(metric, enabled, "train", trial.config)
 
-
-def test_earlier_rows_are_compared_by_the_best_so_far(make_search, monkeypatch):
-    """Each row once: there may be thousands."""
-    from marl_pool.training.sweep import search as module
-
-    search, read, judged = make_search(), [], []
-    past = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
-    run = Run.create(search.sweep.run_path(past), past.config)
-    for number, score in enumerate((1.0, 3.0, 2.0), 1):
-        row = {"iteration": number, "env_steps": 10 * number, "return_mean": score}
+    session = early()
+    assert not session.should_stop(run)
+    for number, score in enumerate(scores, 1):
+        row = {"iteration": number, "env_steps": 50 * number, "return_mean": score}
         run.log(row)
+        assert session.should_stop(run) == session.was_worse == (number == iteration)
+        # A trial that is resumed here decides the same.
+        assert early().should_stop(Run.open(run.path)) == session.was_worse
+        assert not early(enabled=False).should_stop(run)
+        assert early("retrun_mean").should_stop(run)
+        if session.was_worse:
+            break
     run.close()
-    score_of = module.score_of
-    monkeypatch.setattr(
-        module, "score_of", lambda rows, name: read.extend(rows) or score_of(rows, name)
-    )
-    monkeypatch.setattr(
-        module.EarlyStopping,
-        "_judge",
-        lambda self, name, result: judged.append(result["score"]),
-    )
-    module.EarlyStopping(search, [].append)
-    assert judged == [1.0, 3.0, 3.0]
-    assert len(read) == 3
-
-
-def test_a_late_report_enters_no_early_comparison(make_search):
-    """This includes a trial that went on from another session."""
-    from marl_pool.training.sweep.search import EarlyStopping
-
-    search, stopped = make_search(), []
-    resumed = search.propose({"ppo.lr": 1e-3, "pooling": "max"})
-    asha = EarlyStopping(search, stopped.append)
-    reports = [(resumed, 0.8, 41), (resumed, 0.9, 42)]
-    reports.append((search.propose({"ppo.lr": 2e-3, "pooling": "ada"}), 0.3, 12))
-    for trial, score, share in reports:
-        ray_trial = SimpleNamespace(trial_id="1", config={"trial": trial.name})
-        asha.on_trial_add(None, ray_trial)
-        asha.on_trial_result(None, ray_trial, {"score": score, "share": share})
-    assert stopped == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,14 +35,8 @@ from marl_pool.training.sweep.estimate import (
 )
 from marl_pool.training.sweep.progress import TrialState, TrialTable
 from marl_pool.training.sweep.run import _report_damage
-from marl_pool.training.sweep.schedule import (
-    REASON,
-    SAVED,
-    TRIAL,
-    _TrialMonitor,
-    bundles,
-    saved,
-)
+from marl_pool.training.sweep.schedule import Scheduler, bundles, saved
+from marl_pool.training.sweep.trial import Outcome
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -623,14 +616,12 @@ def test_a_trial_that_leaves_no_folder_here_has_failed(plan):
     elsewhere, local = plan.trials[:2]
     totals = {trial.name: 100 for trial in plan.trials}
     table = TrialTable(totals, dict.fromkeys(totals, 0), stream=io.StringIO())
-    watch = _TrialMonitor(sweep, plan.trials, table, lambda: None, Path("s", ".stop"))
+    scheduler = Scheduler(sweep, plan.settings, table, None, lambda *_: None)
     saved_run(sweep.run_path(local), local.config, [64, 128])
     begun = plan.trials[2]
     saved_run(sweep.run_path(begun), begun.config, [64])
     for trial in (elsewhere, local, begun):
-        result = {REASON: "", SAVED: 128}
-        ended = SimpleNamespace(config={TRIAL: trial.name}, last_result=result)
-        watch.on_trial_complete(0, [], ended)
+        scheduler.end(trial, Outcome(saved=128))
     assert table.rows[elsewhere.name].state == TrialState.FAILED
     assert "its folder is not on this machine" in table.rows[elsewhere.name].note
     assert table.rows[begun.name].state == TrialState.FAILED

@@ -72,13 +72,13 @@ def wait_until(true: Callable[[], object], process: subprocess.Popen) -> None:
     pytest.fail(f"it did not happen: {output}")
 
 
-def left_over(folder: Path) -> list[str]:
-    """Processes that a command in ``folder`` started and that still run."""
-    mark, processes = f"{MARK}={folder}".encode(), []
+def left_over(folder: Path) -> dict[int, str]:
+    """Processes that a command in ``folder`` started and that still run, by id."""
+    mark, processes = f"{MARK}={folder}".encode(), {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (process / "environ").read_bytes():
-                processes.append((process / "cmdline").read_text())
+                processes[int(process.name)] = (process / "cmdline").read_text()
         except OSError:
             continue  # it ended, or is another user's
     return processes
@@ -144,8 +144,28 @@ def test_a_sweep_survives_a_kill_and_ctrl_c_and_reports_what_failed(tmp_path):
     assert {(row["status"], row["pooling"], row["seed"]) for row in table} == {
         ("finished", "max", 5)
     }
-    assert not (tmp_path / "s" / ".tune").exists()
     assert not (tmp_path / "s" / ".stop").exists()
+
+
+def test_a_trial_whose_process_dies_is_resumed_twice(tmp_path):
+    run = tmp_path / "s" / "trials" / "seed=1"
+    flags = ("--sweep-dir", "s", "seed=choice(1)", "total_steps=10_000_000")
+    sweep = start(tmp_path, "sweep", *flags, *SMALL)
+    for _ in range(3):
+        reached = max(iterations(run), default=0)
+        wait_until(lambda r=reached: max(iterations(run), default=0) > r + 3, sweep)
+        (trial,) = (
+            number
+            for number, title in left_over(tmp_path).items()
+            if title.startswith("ray::run_trial")
+        )
+        os.kill(trial, signal.SIGKILL)
+    output, _ = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 1, output
+    assert "marl-pool: seed=1 failed: its process died 3 times" in output
+    assert iterations(run) == list(range(1, max(iterations(run)) + 1))
+    assert max(iterations(run)) >= reached + 3
+    without_orphans(tmp_path)
 
 
 def test_the_warning_of_slurm_stops_a_sweep_with_its_checkpoints(tmp_path):

@@ -1,0 +1,142 @@
+"""Early stopping of a search's trials, by asynchronous successive halving (ASHA).
+
+A trial compares itself with the runs beside it: whatever process or session trained
+them, their metrics are in the folder.
+
+Source: Li et al. (2020), A System for Massively Parallel Hyperparameter Tuning,
+https://arxiv.org/abs/1810.05934, without the paper's pauses: a trial that was stopped
+does not go on.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_pool.options import names
+from marl_pool.runs.run import CONFIG, Run
+from marl_pool.training.jobs import JOBS, Row
+from marl_pool.utils.errors import InputError
+
+RUNGS, WHOLE = (10, 30, 90), 100
+"""Percentages of training at which a trial may be stopped, and of a finished one."""
+REDUCTION = 3
+"""A trial goes on if it is in the best third of those that came as far before it."""
+
+
+@dataclass
+class EarlyStopping:
+    """Tell when a trial has to stop for the sake of the search.
+
+    Attributes:
+        metric: column of the metrics, with a minus in front if lower is better.
+        enabled: False to stop only a trial without the metric.
+        verb: train or fit.
+        config: plain configuration of the trial.
+        was_worse: True once the trial was stopped because others were better.
+    """
+
+    metric: str
+    enabled: bool
+    verb: str
+    config: Mapping[str, Any]
+    was_worse: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._percentage = percentage(self.verb, self.config)
+        self._compared_at = -1
+
+    def should_stop(self, run: Run) -> bool:
+        """Return True to stop; called before each iteration."""
+        row = run.metrics.last
+        # A session may begin after the row that decides.
+        if not row and (rows := run.metrics.readable_rows()):
+            row = rows[-1]
+        if not row:
+            return False
+        if self.metric.removeprefix("-") not in row:
+            return True
+        done = self._percentage(row)
+        if self.enabled and done not in (self._compared_at, WHOLE):
+            rows = run.metrics.readable_rows()
+            if score_of(rows, self.metric) is not None:
+                self._compared_at = done
+                self.was_worse = self._is_worse(run, rows)
+        return self.was_worse
+
+    def _is_worse(self, run: Run, rows: Sequence[Row]) -> bool:
+        """Compare the best score so far, if the last row is the first of a rung."""
+        previous, current = (
+            rung_scores(part, self.metric, self._percentage)
+            for part in (rows[:-1], rows)
+        )
+        for rung in current.keys() - previous.keys():
+            rivals = [
+                scores[rung]
+                for path in run.path.parent.iterdir()
+                if path != run.path
+                if rung in (scores := _scores_in(path, self.metric))
+            ]
+            if rivals:
+                threshold = np.percentile(rivals, 100 * (1 - 1 / REDUCTION))
+                return bool(current[rung] < threshold)
+        return False
+
+
+def rung_scores(
+    rows: Iterable[Row], metric: str, percentage: Callable[[Row], int]
+) -> dict[int, float]:
+    """Return the best score so far at the first row of each rung.
+
+    A rung ends where the next one begins, so that a late row enters no early
+    comparison. Rows before the first finite score are skipped.
+    """
+    scores, best = dict[int, float](), -math.inf
+    for row in rows:
+        score = score_of([row], metric)
+        best = best if score is None else max(best, score)
+        done = percentage(row)
+        if best > -math.inf and done >= RUNGS[0]:
+            scores.setdefault(max(rung for rung in RUNGS if rung <= done), best)
+    return scores
+
+
+def score_of(rows: Iterable[Row], metric: str) -> float | None:
+    """Return the best value of a metric, or None without a finite one.
+
+    Args:
+        rows: rows of ``metrics.csv``.
+        metric: a column; with a minus in front its values are negated.
+
+    Raises:
+        InputError: the rows have no such column.
+    """
+    sign, column = (-1, metric[1:]) if metric.startswith("-") else (1, metric)
+    values = []
+    for row in rows:
+        if column not in row:
+            raise names.unknown("sweep.metric", column, row)
+        values.append(sign * float(row[column]))
+    return max(filter(math.isfinite, values), default=None)
+
+
+def percentage(verb: str, config: Mapping[str, Any]) -> Callable[[Row], int]:
+    """Return a function of a row: the percentage of training that is done."""
+    job = JOBS[verb]
+    run_config = job.config.from_plain(config)
+    total = job.limit(run_config)
+    return lambda row: min(WHOLE, WHOLE * job.count(row, run_config) // total)
+
+
+def _scores_in(path: Path, metric: str) -> dict[int, float]:
+    """Return the scores of a run at the rungs; none for a run that cannot be read."""
+    with suppress(InputError):
+        if (path / CONFIG).is_file():
+            run = Run.open(path)
+            done = percentage(run.verb, run.config)
+            return rung_scores(run.metrics.readable_rows(), metric, done)
+    return {}
