@@ -146,7 +146,7 @@ class Registry(Mapping[str, T]):
         """
         entries: dict[str, T] = {}
         for label, plugins in installed().items():
-            content = self.read(plugins)
+            content: Mapping[str, Any] = self.read(plugins)
             if taken := [name for name in content if name in self.built_in | entries]:
                 raise InputError(
                     f"{label}: the {self.kind} {taken[0]!r} is registered already"
