@@ -109,7 +109,12 @@ def environments_page() -> str:
 def parts_page(room: str, title: str, registry: Registry, bases: list[str]) -> str:
     """Base classes and registered classes that a package exports."""
     package = f"marl_pool.{room}"
-    exported = {n: f"{package}:{t.partition(':')[2]}" for n, t in registry.items()}
+    exported = {
+        name: f"{package}:{target.partition(':')[2]}"
+        if target.startswith(f"{package}.")
+        else target
+        for name, target in registry.items()
+    }
     return registry_page(title, exported, [f"{package}:{base}" for base in bases])
 
 

@@ -1,8 +1,8 @@
-"""What the studies add to `marl_pool`, found by its entry point ``studies``."""
+"""Additions of the studies to `marl_pool`, found by the entry point ``studies``."""
 
 from pathlib import Path
 
-from marl_pool.options.plugins import Command, Plugins
+from marl_pool.options.plugins import PluginCommand, Plugins
 
 ATTENTION_NEURON = "marl_pool_studies.attention_neuron"
 ADAPOOL = "marl_pool_studies.adapool"
@@ -56,13 +56,13 @@ PLUGINS = Plugins(
     },
     configs=Path(__file__).with_name("configs"),
     commands={
-        "diagnose": Command(
+        "diagnose": PluginCommand(
             "measure how a policy pools signal",
             f"{ADAPOOL}.diagnosis.command:diagnose",
             DIAGNOSE,
             settings=f"{ADAPOOL}.diagnosis.settings:DiagnoseSettings",
         ),
-        "import-weights": Command(
+        "import-weights": PluginCommand(
             "make a policy of published weights",
             f"{ATTENTION_NEURON}.weights:import_command",
             IMPORT_WEIGHTS,

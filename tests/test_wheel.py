@@ -30,6 +30,7 @@ marl_pool.load_policy("saved")
 from marl_pool.cli.main import main
 assert main(["list", "pooling"]) == 0
 assert main(["train", "--cfg"]) == 0
+assert main(["fit", "task=clustering", "--cfg"]) == 0
 assert main(["train", "--run-dir", "run"]) == 2
 assert not Path("run").exists()
 """
@@ -85,7 +86,14 @@ def test_the_source_distribution_has_the_package_and_no_tests(tmp_path):
     with tarfile.open(archive) as opened:
         paths = [PurePosixPath(*PurePosixPath(n).parts[1:]) for n in opened.getnames()]
     top = {path.parts[0] for path in paths}
-    assert {"marl_pool", "examples", "README.md", "LICENSE", "pyproject.toml"} <= top
+    assert {
+        "marl_pool",
+        "marl_pool_studies",
+        "examples",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+    } <= top
     assert not {"tests", "docs", "scripts", "runs"} & top
 
 

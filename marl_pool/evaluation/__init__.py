@@ -1,1 +1,1 @@
-"""Evaluation: robustness, its statistics, diagnosis, videos and reports."""
+"""Evaluation: robustness, its statistics, videos and reports."""

@@ -1,4 +1,4 @@
-"""Packages of plug-ins: what an installed package adds to registries and commands.
+"""Packages of plug-ins, which add to registries, configurations and commands.
 
 A package names one `Plugins` in the entry-point group ``marl_pool.plugins``. It holds
 texts only, so that listing what is installed imports nothing heavy. Whoever installs
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Command:
+class PluginCommand:
     """A verb of the command line."""
 
     summary: str
@@ -52,13 +52,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Plugins:
-    """What one package adds."""
+    """Additions of one package."""
 
     registries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By kind (`KINDS`), short name to ``package.module:Class``."""
     configs: Path | None = None
     """Folder of YAML files, laid out like the library's but with other names."""
-    commands: Mapping[str, Command] = field(default_factory=dict)
+    commands: Mapping[str, PluginCommand] = field(default_factory=dict)
     """Verbs of ``marl-pool``."""
     after_evaluation: str = ""
     """``module:function`` that each ``marl-pool evaluate`` calls at its end, from an
@@ -92,7 +92,7 @@ def installed() -> dict[str, Plugins]:
     return packages
 
 
-def commands() -> dict[str, Command]:
+def commands() -> dict[str, PluginCommand]:
     """Return the verbs of all installed packages."""
     return {
         name: command
@@ -146,7 +146,7 @@ class Registry(Mapping[str, T]):
         """
         entries: dict[str, T] = {}
         for label, plugins in installed().items():
-            content = self.read(plugins)
+            content: Mapping[str, Any] = self.read(plugins)
             if taken := [name for name in content if name in self.built_in | entries]:
                 raise InputError(
                     f"{label}: the {self.kind} {taken[0]!r} is registered already"

@@ -15,12 +15,12 @@ from marl_pool.pooling import POOLING, make_pooling, pooling_names
 
 CODE = """
 from pathlib import Path
-from marl_pool.options.plugins import Command, Plugins
+from marl_pool.options.plugins import PluginCommand, Plugins
 
 PLUGINS = Plugins(
     registries={"pooling": {"loudest": "garden.heads:Loudest"}},
     configs=Path(__file__).with_name("configs"),
-    commands={"water": Command(
+    commands={"water": PluginCommand(
         "water the garden",
         "garden.heads:water",
         "examples:\\n  marl-pool water 3",

@@ -16,7 +16,6 @@ from torch import Tensor
 from helpers import published_forward
 from helpers.paths import GOLDEN_FILES
 from marl_pool import InputError
-from marl_pool.cli import arguments
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -29,6 +28,7 @@ from marl_pool.policies.sensory import Sensory
 from marl_pool.policies.storage import load_policies, load_policy
 from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
+from marl_pool_studies import plugin
 from marl_pool_studies.attention_neuron.weights import (
     PUBLISHED,
     import_weights,
@@ -501,6 +501,6 @@ def test_the_command_refuses(change: Any, message: str, capsys: Any) -> None:
 
 
 def test_the_command_knows_the_agents() -> None:
-    assert sorted(PUBLISHED) == list(arguments.PUBLISHED)
+    assert sorted(PUBLISHED) == list(plugin.AGENTS)
     with pytest.raises(InputError, match="Did you mean 'ant_pi'"):
         load_published("nowhere", "ant_pie")
