@@ -59,7 +59,10 @@ class CompiledSetNetwork(Twin, SetNetwork):
     """
 
     def __init__(
-        self, original: SetNetwork, whole: "Plan | None", encoding: "Plan | None"
+        self,
+        original: SetNetwork,
+        whole: "NetworkPlan | None",
+        encoding: "NetworkPlan | None",
     ) -> None:
         super().__init__(original)
         self.whole, self.encoding = whole, encoding
@@ -101,13 +104,15 @@ def compile_network(network: SetNetwork) -> SetNetwork:
     if type(network) is not SetNetwork or not is_plain(network):
         return network
     parts = network.embedding, network.encoder, network.pooling
-    whole, encoding = (Plan.of(*parts, pooled=pooled) for pooled in (True, False))
+    whole, encoding = (
+        NetworkPlan.of(*parts, pooled=pooled) for pooled in (True, False)
+    )
     if whole is None and encoding is None:
         return network
     return CompiledSetNetwork(network, whole, encoding)
 
 
-class Plan:
+class NetworkPlan:
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
 
     Made by `of`. Modules qualify by their exact classes, since a subclass may compute
@@ -137,8 +142,8 @@ class Plan:
         pooling: Pooling,
         *,
         pooled: bool,
-    ) -> "Plan | None":
-        """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
+    ) -> "NetworkPlan | None":
+        """NetworkPlan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
         With ``pooled``, the call computes the head's result, too. If the embedding does
         not qualify, torch computes it.
@@ -228,7 +233,7 @@ class Plan:
 class _NetworkCall:
     """One call: all that the gradient needs besides the saved tensors."""
 
-    plan: Plan
+    plan: NetworkPlan
     dropout: float
     seed: int
 
