@@ -143,7 +143,7 @@ class NetworkPlan:
         *,
         pooled: bool,
     ) -> "NetworkPlan | None":
-        """NetworkPlan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
+        """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
         With ``pooled``, the call computes the head's result, too. If the embedding does
         not qualify, torch computes it.
@@ -297,8 +297,8 @@ def _is_known_layer(layer: nn.Module) -> bool:
         and type(layer.attention_norm) is type(layer.feedforward_norm) is nn.LayerNorm
         and _is_known_attention(layer.attention)
         and type(layer.feedforward) is nn.Sequential
-        and [*map(type, layer.feedforward[::2])] == [nn.Linear, nn.Linear]
         and len(layer.feedforward) == 4
+        and type(layer.feedforward[0]) is type(layer.feedforward[2]) is nn.Linear
         and type(layer.feedforward[1]) in (nn.GELU, nn.ReLU)
         and type(layer.feedforward[3]) is nn.Dropout
     )
