@@ -4,7 +4,7 @@ Networks and policies are plain torch. Who computes many steps with one asks onc
 `compile`, for its compiled counterpart.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -38,11 +38,12 @@ def compile(module: Module) -> Module:
         subclass, a module with hooks, another encoder and whatever else
         docs/kernels.md names.
     """
-    if type(module) is TokenPolicy:
-        return compile_policy(module)
-    if type(module) is SetNetwork:
-        return compile_network(module)
-    return module
+    compiled: Any = module
+    if isinstance(module, TokenPolicy):
+        compiled = compile_policy(module)
+    elif isinstance(module, SetNetwork):
+        compiled = compile_network(module)
+    return compiled
 
 
 def compile_parts(module: Module) -> Module:

@@ -14,8 +14,12 @@ from marl_pool.kernels.functional import input_gradients, is_transformed
 
 PRECISE = (torch.float32, torch.float64)
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-_HOOKS += ("_backward_pre_hooks",)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _OPTIONS = {"approximate": "none", "eps": 1e-5, "max_norm": None, "padding_idx": None}
 """Options of torch's layers for which there is one value in the kernel."""
 

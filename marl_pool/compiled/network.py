@@ -59,7 +59,10 @@ class CompiledSetNetwork(Twin, SetNetwork):
     """
 
     def __init__(
-        self, original: SetNetwork, whole: "Plan | None", encoding: "Plan | None"
+        self,
+        original: SetNetwork,
+        whole: "NetworkPlan | None",
+        encoding: "NetworkPlan | None",
     ) -> None:
         super().__init__(original)
         self.whole, self.encoding = whole, encoding
@@ -101,13 +104,15 @@ def compile_network(network: SetNetwork) -> SetNetwork:
     if type(network) is not SetNetwork or not is_plain(network):
         return network
     parts = network.embedding, network.encoder, network.pooling
-    whole, encoding = (Plan.of(*parts, pooled=pooled) for pooled in (True, False))
+    whole, encoding = (
+        NetworkPlan.of(*parts, pooled=pooled) for pooled in (True, False)
+    )
     if whole is None and encoding is None:
         return network
     return CompiledSetNetwork(network, whole, encoding)
 
 
-class Plan:
+class NetworkPlan:
     """Embedding, transformer and pooling head, as far as they qualify, in one call.
 
     Made by `of`. Modules qualify by their exact classes, since a subclass may compute
@@ -137,7 +142,7 @@ class Plan:
         pooling: Pooling,
         *,
         pooled: bool,
-    ) -> "Plan | None":
+    ) -> "NetworkPlan | None":
         """Plan the call for the parts of a `SetNetwork`, up to the encoder's vectors.
 
         With ``pooled``, the call computes the head's result, too. If the embedding does
@@ -228,7 +233,7 @@ class Plan:
 class _NetworkCall:
     """One call: all that the gradient needs besides the saved tensors."""
 
-    plan: Plan
+    plan: NetworkPlan
     dropout: float
     seed: int
 
@@ -292,8 +297,8 @@ def _is_known_layer(layer: nn.Module) -> bool:
         and type(layer.attention_norm) is type(layer.feedforward_norm) is nn.LayerNorm
         and _is_known_attention(layer.attention)
         and type(layer.feedforward) is nn.Sequential
-        and [*map(type, layer.feedforward[::2])] == [nn.Linear, nn.Linear]
         and len(layer.feedforward) == 4
+        and type(layer.feedforward[0]) is type(layer.feedforward[2]) is nn.Linear
         and type(layer.feedforward[1]) in (nn.GELU, nn.ReLU)
         and type(layer.feedforward[3]) is nn.Dropout
     )

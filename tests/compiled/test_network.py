@@ -537,7 +537,8 @@ def test_a_parameter_of_another_shape_is_left_to_torch(part: str, shrink: str) -
         "scalar": (),
     }[shrink]
     setattr(module, name, nn.Parameter(torch.ones(changed)))
-    assert not is_used(network, tokens)
+    # The kernel may still encode, if the changed one is the head's.
+    assert is_used(network, tokens) == part.startswith("pooling")
     actual = outcome(network, tokens)
     with use_kernels("torch"):
         expected = outcome(network, tokens)
@@ -545,7 +546,7 @@ def test_a_parameter_of_another_shape_is_left_to_torch(part: str, shrink: str) -
         assert actual == expected
     else:
         assert not isinstance(actual, str)
-        assert all(map(torch.equal, actual, expected))
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("part", PARTS)
