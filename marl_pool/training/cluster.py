@@ -20,7 +20,7 @@ from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
 from marl_pool.training.errors import one_line, print_warning
 from marl_pool.training.settings import TrainConfig
-from marl_pool.training.signals import STOPPING
+from marl_pool.training.signals import STOPPING, patience
 from marl_pool.utils.errors import InputError, StoppedError
 
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -83,7 +83,8 @@ def ray_session(
                 # Folders of this machine may not exist on the others.
                 variables = _worker_variables(env or {}, [])
                 _join(address, key, {"env_vars": variables, **_modules()})
-        with last_line(f"marl-pool: this process was killed, or lost ray; {resume}"):
+        lost = f"marl-pool: this process was killed, or lost ray; {resume}"
+        with last_line(lost) if resume else contextlib.nullcontext():
             yield
     finally:
         with _same_signal_handlers():
@@ -100,6 +101,7 @@ def last_line(line: str) -> Iterator[None]:
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", script, line],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # whoever reads ours need not wait for it
         start_new_session=True,  # Ctrl-C does not reach it
         text=True,
     )
@@ -194,7 +196,9 @@ def _start(num_cpus: int, runtime_env: Mapping[str, Any]) -> None:
 def _join(address: str, key: str, runtime_env: Mapping[str, Any]) -> None:
     try:
         await_head(address)
-        _init(address, runtime_env)
+        # Ray tries twenty times, a minute each, to join what is no cluster.
+        with patience(f"joining ray at {address}", 2 * JOIN_SECONDS):
+            _init(address, runtime_env)
     except Exception as error:
         raise InputError(
             f"{key}: cannot join a ray cluster at {address}: {one_line(error)}; if "

@@ -543,3 +543,16 @@ def test_an_event_file_ends_with_its_first_error():
 def test_the_best_checkpoint_says_what_its_score_is(best, text, number) -> None:
     assert str(best).startswith(text)
     assert best.number == number
+
+
+def test_an_edited_configuration_is_told_from_a_checkpoint_s(tmp_path):
+    run = Run.create(tmp_path / "run", {"env": {"name": "simple_centroid"}, "seed": 3})
+    with run.checkpoint(1, ("state",)) as folder:
+        (folder / "state").write_text("state")
+    (checkpoint,) = run.checkpoints()
+    assert run.has_config_of(checkpoint)
+    file = run.path / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 3", "seed: 4"))
+    edited = Run.open(run.path)
+    assert edited.config["seed"] == 4
+    assert not edited.has_config_of(checkpoint)
