@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.report.group_scores import (
-    Condition,
-    GroupScores,
-    group_scores,
-)
+from marl_pool.evaluation.report.frame import scores_frame
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
 from marl_pool.evaluation.report.runs import read_runs
@@ -156,12 +153,32 @@ def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[
     ]
 
 
-def scores_of(runs: Sequence[Run], group: str = "agent") -> GroupScores:
-    return group_scores(methods_of(read_runs(runs)))[group]
+def frame_of(runs: Sequence[Run], group: str = "agent") -> pd.DataFrame:
+    """The rows of a group."""
+    frame = scores_frame(methods_of(read_runs(runs)))
+    return frame[frame["group"] == group]
 
 
-def area(label: str, *severities: float) -> Condition:
-    return Condition("area", label, levels=(0.0, *severities))
+def cell_of(
+    frame: pd.DataFrame,
+    test: str,
+    label: str = "clean",
+    *severities: float,
+    method: str = "ada",
+) -> Any:
+    """A method's row of a level, of an area over severities, or of another test."""
+    ladder = (0.0, *severities) if test == "area" else ()
+    level = severities[0] if test == "level" else 0.0
+    rows = frame[(frame["method"] == method) & (frame["test"] == test)]
+    rows = rows[(rows["label"] == label) & (rows["level"] == level)]
+    (row,) = (row for row in rows.itertuples() if row.severities == ladder)
+    return row
+
+
+def points_of(*args: Any, **kwargs: Any) -> list[float]:
+    """The score of each seed; see `cell_of`."""
+    points: list[float] = cell_of(*args, **kwargs).scores.points[:, 0].tolist()
+    return points
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:

@@ -21,11 +21,12 @@ from helpers.reported import (
     SETTINGS,
     Cells,
     Page,
-    area,
+    cell_of,
     cells,
     evaluated,
+    frame_of,
     page_of,
-    scores_of,
+    points_of,
     several,
     texts,
     trained,
@@ -35,7 +36,7 @@ from helpers.reported import (
 from marl_pool.cli import main as cli
 from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.report import page
-from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition
+from marl_pool.evaluation.report.frame import shared_areas
 from marl_pool.evaluation.report.html import (
     Cell,
     listed,
@@ -88,46 +89,46 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_scores_and_areas_by_hand(three_seeds: Page) -> None:
-    (scores,) = scores_of(three_seeds.runs[:2]).measured
-    assert scores.points(UNPERTURBED) == pytest.approx([0.8, 0.81])
-    # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's severities end at 0.2.
-    assert scores.points(area("occlude", 0.5, 1.0)) == pytest.approx([0.55, 0.56])
-    assert scores.points(area("jitter", 0.2)) == pytest.approx([0.75, 0.76])
-    assert scores.points(Condition("level", "occlude", 1.0)) == pytest.approx(
-        [0.2, 0.21]
-    )
-    transfer = Condition("environment", "more noise", options='{"num_noise": 9}')
-    assert scores.points(transfer) == pytest.approx([0.4, 0.41])
-    interval = scores.mean(UNPERTURBED)
+    frame = frame_of(three_seeds.runs[:2])
+    expected = {
+        ("clean",): [0.8, 0.81],
+        # (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4, and the jitter's severities end at 0.2.
+        ("area", "occlude", 0.5, 1.0): [0.55, 0.56],
+        ("area", "jitter", 0.2): [0.75, 0.76],
+        ("level", "occlude", 1.0): [0.2, 0.21],
+        ("environment", "more noise"): [0.4, 0.41],
+    }
+    for condition, points in expected.items():
+        assert points_of(frame, *condition) == pytest.approx(points)
     # The luck of the environments cancels, so the seeds' own range is all there is.
-    np.testing.assert_allclose(interval, [0.805, 0.8, 0.81])
-    assert not scores.missing
+    clean = cell_of(frame, "clean")
+    np.testing.assert_allclose([clean.score, clean.low, clean.high], [0.805, 0.8, 0.81])
+    assert not frame["reason"].any()
 
 
 def test_a_lost_level_is_missing_and_so_is_its_area(tmp_path: Path) -> None:
     whole = evaluated(trained(tmp_path / "a"))
     part = evaluated(trained(tmp_path / "b", seed=1), lost=[0.5])
-    (scores,) = scores_of([whole, part]).measured
-    for lost in (area("occlude", 0.5, 1.0), Condition("level", "occlude", 0.5)):
-        assert scores.missing[lost] == "a reason"
-        assert lost not in scores.conditions
-    assert Condition("level", "occlude", 1.0) in scores.conditions
+    frame = frame_of([whole, part])
+    for lost in (("area", "occlude", 0.5, 1.0), ("level", "occlude", 0.5)):
+        assert cell_of(frame, *lost).reason == "a reason"
+    assert cell_of(frame, "level", "occlude", 1.0).reason == ""
 
 
 def test_without_a_scripted_policy_there_are_returns_and_no_areas(
     tmp_path: Path,
 ) -> None:
-    study = scores_of([evaluated(trained(tmp_path / "a"), scripted=False)])
-    (scores,) = study.measured
-    assert study.unit == "return"
+    frame = frame_of([evaluated(trained(tmp_path / "a"), scripted=False)])
+    assert set(frame["unit"]) == {"return"}
     luck = np.random.default_rng(0).normal(size=EPISODES).mean()
-    assert scores.points(UNPERTURBED) == pytest.approx([luck - 1.2])
-    assert "an area needs scores" in scores.missing[area("occlude", 0.5, 1.0)]
+    assert points_of(frame, "clean") == pytest.approx([luck - 1.2])
+    reason = cell_of(frame, "area", "occlude", 0.5, 1.0).reason
+    assert "an area needs scores" in reason
 
 
 def test_several_groups_that_learn_have_no_scores(tmp_path: Path) -> None:
     run = evaluated(trained(tmp_path / "a"), groups=["fox", "hen"])
-    assert scores_of([run], "hen").unit == "return"
+    assert set(frame_of([run], "hen")["unit"]) == {"return"}
     html = written([run], tmp_path)
     for title in ("At a glance", "Robustness profiles"):
         assert f"{title} (fox)" in html
@@ -145,8 +146,8 @@ def test_a_group_that_did_not_learn_in_all_methods_is_missing(tmp_path: Path) ->
             trained(tmp_path / "b", "pooling=max"), groups=["fox", "hen"], fixed=["hen"]
         ),
     ]
-    assert [scores.method.name for scores in scores_of(runs, "hen").measured] == ["ada"]
-    assert len(scores_of(runs, "fox").measured) == 2
+    assert set(frame_of(runs, "hen")["method"]) == {"ada"}
+    assert set(frame_of(runs, "fox")["method"]) == {"ada", "max"}
     html = written([with_policy(run) for run in runs], tmp_path)
     reason = "the group 'hen' did not learn in its runs"
     gaps = [
@@ -164,11 +165,11 @@ def test_conditions_that_only_some_suites_have_are_missing(tmp_path: Path) -> No
         if row["perturbation"] == "occlude":
             row["label"] = "occlude among=signal"
     document.write_text(json.dumps(sealed_json(content)))
-    ada, most = scores_of(runs).measured
-    gap = "not in the suite of this evaluation"
-    assert ada.missing[area("occlude among=signal", 0.5, 1.0)] == gap
-    assert most.missing[area("occlude", 0.5, 1.0)] == gap
-    assert area("jitter", 0.2) in ada.conditions
+    frame, gap = frame_of(runs), "not in the suite of this evaluation"
+    for method, label in (("ada", "occlude among=signal"), ("max", "occlude")):
+        row = cell_of(frame, "area", label, 0.5, 1.0, method=method)
+        assert row.reason == gap
+    assert cell_of(frame, "area", "jitter", 0.2).reason == ""
 
 
 def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
@@ -183,18 +184,20 @@ def test_areas_over_other_severities_are_other_numbers(tmp_path: Path) -> None:
             ("avg", 0, {"severities": [0.5]}),
         )
     ]
-    study = scores_of(runs)
-    ada, most, avg = study.measured
-    short, long = area("occlude", 0.5, 1.0), area("occlude", 0.25, 0.5, 1.0)
+    frame = frame_of(runs)
+    short, long = ("area", "occlude", 0.5, 1.0), ("area", "occlude", 0.25, 0.5, 1.0)
     # Over the severities that both seeds met: (0.8 + 0.6) / 4 + (0.6 + 0.2) / 4.
-    assert ada.points(short) == pytest.approx([0.55, 0.55])
-    assert ada.missing[long] == "its severities are others: 0.0, 0.5, 1.0"
-    assert most.points(long) == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
-    assert avg.points(area("occlude", 0.5)) == pytest.approx([0.7])
-    assert short not in avg.conditions
+    assert points_of(frame, *short) == pytest.approx([0.55, 0.55])
+    assert cell_of(frame, *long).reason == "its severities are others: 0.0, 0.5, 1.0"
+    points = points_of(frame, *long, method="max")
+    assert points == pytest.approx([1.55 / 8 + 1.35 / 8 + 0.8 / 4])
+    points = points_of(frame, "area", "occlude", 0.5, method="avg")
+    assert points == pytest.approx([0.7])
+    assert cell_of(frame, *short, method="avg").reason
     # No perturbation counts twice where methods have several of its ladders.
-    assert study.common([ada, most], "area") == [short, area("jitter", 0.2)]
-    assert study.common([most], "area") == [long, area("jitter", 0.2)]
+    for methods, ladder in ((["ada", "max"], short), (["max"], long)):
+        areas = shared_areas(frame[frame["method"].isin(methods)])
+        assert list(areas["severities"].unique()) == [(0.0, *ladder[2:]), (0.0, 0.2)]
     html = written(runs, tmp_path)
     for severities in ("0, 0.5, 1", "0, 0.25, 0.5, 1", "0, 0.5"):
         assert f"occlude ({severities})</th>" in html
@@ -211,20 +214,9 @@ def test_environments_of_one_label_and_other_options_are_other_conditions(
         )
         for noise in (4, 5)
     ]
-    (scores,) = scores_of(runs).measured
-    assert [
-        condition for condition in scores.conditions if condition.kind == "environment"
-    ] == []
-    assert (
-        len(
-            [
-                condition
-                for condition in scores.missing
-                if condition.kind == "environment"
-            ]
-        )
-        == 2
-    )
+    frame = frame_of(runs)
+    reasons = frame["reason"][frame["test"] == "environment"]
+    assert list(reasons) == ["not in the suite of this evaluation"] * 2
 
 
 def test_equal_baselines_in_some_resample_leave_no_interval(
@@ -239,9 +231,9 @@ def test_equal_baselines_in_some_resample_leave_no_interval(
         returns[7:, 0] += 1.0
         write_returns(path.with_name("changed.npz"), returns)
         path.with_name("changed.npz").replace(path)
-    scores, _ = scores_of(runs).measured
-    assert scores.mean(UNPERTURBED).value == pytest.approx(0.805 * EPISODES)
-    assert np.isnan(scores.mean(UNPERTURBED).low)
+    clean = cell_of(frame_of(runs), "clean")
+    assert clean.score == pytest.approx(0.805 * EPISODES)
+    assert np.isnan(clean.low)
     html = written(runs, tmp_path)
     assert not re.search(r"\bnan\b", texts(html))
     reasons = [title for _, title, kind in cells(html, "ranking") if kind == "missing"]
