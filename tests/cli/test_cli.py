@@ -361,7 +361,7 @@ def test_control_c_elsewhere_just_stops(capsys, provide, run_folder):
     def stop(run, settings, env, plugins):
         raise KeyboardInterrupt
 
-    provide("marl_pool.evaluation.run", evaluate_run=stop)
+    provide("marl_pool.evaluation.evaluate", evaluate_run=stop)
     provide("marl_pool.studies.attention_neuron.analyses", analyse_run=stop)
     assert cli.main(["evaluate", str(run_folder)]) == 130
     assert capsys.readouterr().err == "marl-pool: stopped\n"
@@ -428,7 +428,7 @@ def test_evaluate_and_render_pass_settings_and_print_paths(capsys, provide, run_
         return run.path / "c"
 
     allow = ["--plugin", "a.b:C", "--plugin", "d:E"]
-    provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
+    provide("marl_pool.evaluation.evaluate", evaluate_run=evaluate_run)
     provide("marl_pool.studies.attention_neuron.analyses", analyse_run=analyse_run)
     provide("marl_pool.evaluation.video.render", render_run=render_run)
     assert cli.main(["evaluate", "episodes=3", str(run_folder), *allow]) == 0
@@ -444,7 +444,7 @@ def test_a_run_folder_may_have_an_equals_sign(capsys, provide, run_folder):
     def evaluate_run(run, settings, env, plugins):
         return SimpleNamespace(paths=[run.path])
 
-    provide("marl_pool.evaluation.run", evaluate_run=evaluate_run)
+    provide("marl_pool.evaluation.evaluate", evaluate_run=evaluate_run)
     provide("marl_pool.studies.attention_neuron.analyses", analyse_run=lambda *_: [])
     run_folder.rename("lr=0.1")
     assert cli.main(["evaluate", "lr=0.1", "episodes=3"]) == 0

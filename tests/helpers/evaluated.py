@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.evaluate import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings, PerturbationLevels
 from marl_pool.runs.run import Run
 from marl_pool.studies.attention_neuron.analyses import analyse_run

@@ -14,10 +14,10 @@ import pandas as pd
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
+from marl_pool.evaluation.report.evaluated import read_runs
 from marl_pool.evaluation.report.frame import scores_frame
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,

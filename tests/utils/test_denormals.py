@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from marl_pool.evaluation.loading import computing
+from marl_pool.evaluation.computing import computing
 from marl_pool.kernels.native import use_kernels
 from marl_pool.kernels.native.mlp import mlp
 from marl_pool.options.types import Kernels

@@ -30,7 +30,7 @@ severities, and another environment."""
 
 
 class Condition(NamedTuple):
-    """What tells a condition from others: columns of the frame.
+    """Identity of a condition, as columns of the frame.
 
     Attributes:
         test: `CLEAN`, `LEVEL`, `AREA` or `ENVIRONMENT`.

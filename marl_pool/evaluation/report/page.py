@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import computing
+from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.report import html, sections
+from marl_pool.evaluation.report.evaluated import read_runs
 from marl_pool.evaluation.report.frame import scores_frame
 from marl_pool.evaluation.report.methods import Method, files_of, methods_of, recorded
-from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings

@@ -12,12 +12,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import html
+from marl_pool.evaluation.report.evaluated import ReportedRun, load
 from marl_pool.evaluation.report.frame import shared
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.frames import grid_frames, with_steps, write_frames
 from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
 from marl_pool.rollout import Rollout

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from marl_pool.evaluation import results
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget, computing
-from marl_pool.evaluation.run import EvaluatedRun
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.evaluate import EvaluatedRun
 from marl_pool.evaluation.settings import Analysis, EvaluateSettings
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.tables import print_table, write_csv
 from marl_pool.studies.attention_neuron.figures import (
     draw_attended,

@@ -32,8 +32,8 @@ from marl_pool.evaluation.diagnosis.records import (
     to_plain,
 )
 from marl_pool.evaluation.diagnosis.run import compare, diagnose, diagnose_run
-from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.settings import DiagnoseSettings
+from marl_pool.evaluation.target import to_float64
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy

@@ -36,6 +36,7 @@ from helpers.reported import (
 from marl_pool.cli import main as cli
 from marl_pool.evaluation import report as report_package
 from marl_pool.evaluation.report import page
+from marl_pool.evaluation.report.evaluated import read_runs
 from marl_pool.evaluation.report.frame import shared_areas
 from marl_pool.evaluation.report.html import (
     Cell,
@@ -45,7 +46,6 @@ from marl_pool.evaluation.report.html import (
     span,
 )
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,

@@ -21,8 +21,8 @@ from helpers.reported import (
 )
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
+from marl_pool.evaluation.report.evaluated import read_runs, usual_settings
 from marl_pool.evaluation.report.methods import methods_of
-from marl_pool.evaluation.report.runs import read_runs, usual_settings
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.files.manifest import sealed_json
 from marl_pool.runs.run import Run
