@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from marl_pool import __version__
-from marl_pool.cli.help import KEYS, STATUS, VERBS
+from marl_pool.cli.help import HELP, KEYS, STATUS
 from marl_pool.options import names
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url
@@ -193,7 +193,8 @@ def _parsers(
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (help_text, epilog) in VERBS.items():
+    for verb, text in HELP.items():
+        summary, _, epilog = text.partition("\n")
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
         if arguments[:1] == [verb] and "{keys}" in epilog:
             epilog = epilog.replace("{keys}", _keys(verb, arguments))
@@ -201,8 +202,8 @@ def _parsers(
             epilog = epilog.replace("examples:", f"{STATUS}\nexamples:")
         verbs.add_parser(
             verb,
-            help=help_text,
-            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,

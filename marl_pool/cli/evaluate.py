@@ -96,9 +96,12 @@ class Reader:
         assert env is not None
         with ExitStack() as stack:
             results, place = None, out
-            if out is not None and self.verb == "render":
+            if self.verb == "play" or (self.verb == "render" and out is not None):
+                # The run is needed for as long as the policy is read.
+                scratch = stack.enter_context(TemporaryDirectory())
+                place = str(Path(scratch, policy.name))
+            if place != out and out is not None:
                 results = stack.enter_context(new_results(out))
-                place = str(Path(stack.enter_context(TemporaryDirectory()), "run"))
             # The new run states the trained environment; a change is passed on as one.
             new = policy.new_run(trained or env, place, self.verb)
             run = stack.enter_context(new)
@@ -268,17 +271,12 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
         InputError: policies of different environments.
     """
     from marl_pool.evaluation.load import target_from_run
-    from marl_pool.evaluation.standalone import find_standalone
     from marl_pool.evaluation.target import EvaluationTarget
 
     targets: dict[str, EvaluationTarget] = {}
     for path in reader.arguments.run or [None]:
-        standalone = find_standalone(path, reader.settings.pretrained)
-        # A standalone policy needs a run for as long as it is read.
-        with TemporaryDirectory() as folder:
-            out = str(Path(folder) / standalone.name) if standalone else None
-            with reader.opened(path, out) as (run, options):
-                target = target_from_run(run, reader.settings, **options)
+        with reader.opened(path) as (run, options):
+            target = target_from_run(run, reader.settings, **options)
         number = f" ({len(targets) + 1})" if target.source in targets else ""
         targets[target.source + number] = target
     first, *other_targets = targets.items()

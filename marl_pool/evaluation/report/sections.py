@@ -183,13 +183,13 @@ def areas(rows: pd.DataFrame) -> html.PageSection:
             "scripted one, and a single group that learns."
         )
         return html.PageSection("areas", [html.missing_note(reason)])
-    cells: dict[str, list[html.Cell]] = {}
-    for method, method_rows in rows.groupby("method", sort=False):
-        shown = method_rows[method_rows["test"].isin([CLEAN, AREA])]
-        names = shown["name"].where(shown["test"] == AREA, "unperturbed")
-        cells["perturbation"] = [html.Cell(name) for name in names]
-        cells[method] = _score_cells(shown)
-    return html.PageSection("areas", [pd.DataFrame(cells)])
+    shown = rows[rows["test"].isin([CLEAN, AREA])]
+    first = shown.drop_duplicates("condition")
+    names = first["name"].where(first["test"] == AREA, "unperturbed")
+    columns = shown.groupby("method", sort=False)
+    cells = {method: _score_cells(column) for method, column in columns}
+    heads = {"perturbation": list(map(html.Cell, names))}
+    return html.PageSection("areas", [pd.DataFrame(heads | cells)])
 
 
 def _score_cells(rows: pd.DataFrame) -> list[html.Cell]:
