@@ -13,7 +13,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import marl_pool
-from marl_pool.cli.help import VERBS
+from marl_pool.cli.help import HELP
 from marl_pool.cli.main import main
 from marl_pool.encoders import ENCODERS
 from marl_pool.envs import CONTRACT
@@ -51,7 +51,7 @@ def write() -> None:
             "policies", "Policies", POLICIES, ["Policy", "Decision", "Agent"]
         ),
         "tasks": registry_page("Supervised tasks", TASKS, [TASK]),
-        **{f"cli_{verb}": command_page(verb) for verb in VERBS},
+        **{f"cli_{verb}": command_page(verb) for verb in HELP},
         "notebook": notebook_page(NOTEBOOK),
     }
     FOLDER.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.samples import SPEC
-from marl_pool.cli.help import VERBS
+from marl_pool.cli.help import HELP
 from marl_pool.policies import make_policy
 from marl_pool.policies.storage import save_policy
 
@@ -22,7 +22,7 @@ COMMANDS = [
     [],
     ["--help"],
     ["--version"],
-    *([verb, "--help"] for verb in VERBS),
+    *([verb, "--help"] for verb in HELP),
     ["list"],
     ["train", "pooling=adda"],
     ["train", "--num-env-runner", "3"],

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.evaluation.callable_policy import Act
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.evaluate import evaluate_target, write_results
+from marl_pool.evaluation.load import target_from_policies
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import Files
-from marl_pool.evaluation.run import evaluate_target, write_results
 from marl_pool.evaluation.settings import EvaluateSettings
 from marl_pool.files.atomic import make_folder
 from marl_pool.options.names import texts_in, trust, unknown
@@ -112,7 +112,7 @@ def evaluate(
     allowed = {*plugins, *texts_in(env)} if from_file else None
     options = {"name": env} if isinstance(env, str) else env
     options = check_section("env", options, GROUPS["env"])
-    target = EvaluationTarget.from_policies(
+    target = target_from_policies(
         policy, options, name=name, seed=seed, device=device, plugins=allowed
     )
     changes = settings.transfer_settings

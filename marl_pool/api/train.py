@@ -77,7 +77,7 @@ def train(
         config = compose_run("train", typed, config_dir)
         config = fitted("train", config, typed, config_dir)
         with new_run("train", config, run_dir) as run:
-            from marl_pool.evaluation.loading import computing
+            from marl_pool.evaluation.computing import computing
             from marl_pool.training.jobs import perform
 
             stop = on_iteration and _after_each_row(run, on_iteration)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from marl_pool import __version__
-from marl_pool.cli.help import KEYS, STATUS, VERBS
+from marl_pool.cli.help import HELP, KEYS, STATUS
 from marl_pool.options import names
 from marl_pool.options.plugins import commands
 from marl_pool.utils.errors import InputError
@@ -82,22 +82,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if not arguments[0].startswith("-") and arguments[0] not in verbs:
         raise names.unknown("command", arguments[0], verbs)
     namespace, extra = parser.parse_known_args(arguments)
-    # Find the folder of the run among the bare arguments.
     if hasattr(namespace, "run"):
-        # argparse takes the first bare arguments for RUN, wherever RUN stands.
-        is_list = isinstance(namespace.run, list)
-        runs = namespace.run if is_list else [namespace.run]
-        words = [*filter(None, runs), *(text for text in extra if text[0] != "-")]
-        paths = [word for word in words if _is_path(word)]
-        namespace.run = paths if is_list else next(iter(paths), None)
-        tail = [] if is_list else paths[1:]
-        flags = [text for text in extra if text[0] == "-"]
-        extra = [*(word for word in words if not _is_path(word)), *tail, *flags]
-    for flag in ("run_dir", "out", "sweep_dir", "config_dir"):
-        if getattr(namespace, flag, None) == "":
-            raise InputError(
-                f"--{flag.replace('_', '-')}: expected a path, got an empty text"
-            )
+        extra = _take_runs(namespace, extra)
     # All other arguments have to be overrides.
     for text in extra:
         key, separator, value = text.partition("=")
@@ -113,6 +99,21 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise InputError(f"{key}: expected the flag {flag} {value}, got {text!r}")
     _validate_once(namespace, extra)
     return namespace, extra
+
+
+def _take_runs(namespace: argparse.Namespace, extra: list[str]) -> list[str]:
+    """Set RUN to the paths among the bare arguments, and return all others.
+
+    argparse takes the first bare arguments for RUN, wherever RUN stands.
+    """
+    takes_many = isinstance(namespace.run, list)
+    runs = filter(None, namespace.run if takes_many else [namespace.run])
+    flags = [text for text in extra if text.startswith("-")]
+    words = [*runs, *(text for text in extra if text not in flags)]
+    paths = [word for word in words if _is_path(word)]
+    namespace.run = paths if takes_many else next(iter(paths), None)
+    surplus = [] if takes_many else paths[1:]
+    return [*(word for word in words if word not in paths), *surplus, *flags]
 
 
 def _validate_once(namespace: argparse.Namespace, overrides: list[str]) -> None:
@@ -191,7 +192,8 @@ def _parsers(
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (help_text, epilog) in VERBS.items():
+    for verb, text in HELP.items():
+        summary, _, epilog = text.partition("\n")
         # Listing a verb's groups reads a folder and loads pydantic: only if asked.
         if arguments[:1] == [verb] and "{keys}" in epilog:
             epilog = epilog.replace("{keys}", _keys(verb, arguments))
@@ -199,8 +201,8 @@ def _parsers(
             epilog = epilog.replace("examples:", f"{STATUS}\nexamples:")
         verbs.add_parser(
             verb,
-            help=help_text,
-            description=f"{help_text[0].upper()}{help_text[1:]}.",
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -213,7 +215,8 @@ def _parsers(
 
     # Flags of the verbs that train.
     flag: dict[str, Any] = {"action": "store_true"}
-    add("train evolve clone fit", "--run-dir", "folder of the new run", metavar="DIR")
+    folder: dict[str, Any] = {"metavar": "DIR", "type": _path}
+    add("train evolve clone fit", "--run-dir", "folder of the new run", **folder)
     help_text = "continue what the folder, or its mirror, has of the same configuration"
     add("train evolve clone fit sweep", "--or-resume", help_text, **flag)
     add("fit", "--dry-run", "print what it would cost and stop", **flag)
@@ -227,7 +230,7 @@ def _parsers(
         choices=STUDIED,
         default=STUDIED[0],
     )
-    add("sweep", "--sweep-dir", "folder of the sweep", metavar="DIR")
+    add("sweep", "--sweep-dir", "folder of the sweep", **folder)
     add("sweep", "--dry-run", "print the study and stop", **flag)
     add("sweep", "--search", "search ranges in place of a grid", **flag)
     for verb, keys in KEY_FLAGS.items():
@@ -244,13 +247,14 @@ def _parsers(
     add("play", "--port", help_text, metavar="N", default="0")
     add("play", "--no-browser", "only print the address", **flag)
     add("play", "--export", "new HTML file that needs no server", metavar="FILE")
-    add("report", "--out", "new HTML file; default: one in reports/", metavar="FILE")
+    file: dict[str, Any] = {"metavar": "FILE", "type": _path}
+    add("report", "--out", "new HTML file; default: one in reports/", **file)
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
     add("resume", help_text="folder or URL of the run or sweep", nargs="?", **run)
     help_text = "folder or URL of a run, or folder of a policy; or of several runs"
     add(f"{readers} play", help_text=help_text, nargs="*", **run)
     add("report", help_text="folders or URLs of runs", nargs="*", **run)
-    add(readers, "--out", "new folder for the files written", metavar="DIR")
+    add(readers, "--out", "new folder for the files written", **folder)
     add(
         f"resume {readers} play report export",
         "--plugin",
@@ -260,13 +264,8 @@ def _parsers(
         default=[],
     )
     composers = f"train evolve clone fit sweep {readers} play report"
-    add(
-        composers,
-        "--config-dir",
-        "folder of your own YAML",
-        metavar="DIR",
-        type=_folder,
-    )
+    yaml_folder = {**folder, "type": lambda text: Path(_path(text))}
+    add(composers, "--config-dir", "folder of your own YAML", **yaml_folder)
     add(composers, "--cfg", "print the configuration and stop", **flag)
 
     # Arguments of the other verbs.
@@ -277,7 +276,7 @@ def _parsers(
     add("list", "name", "one of these, to list its options", metavar="NAME", nargs="?")
     add("export", help_text="folder of a run, or of a policy", nargs="?", **run)
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
-    add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", metavar="FILE")
+    add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", **file)
     add("export", "--action-mask", "let the file take an action mask", **flag)
     add("show", help_text="folder of a run or sweep", nargs="?", **run)
     help_text = "folder with runs; default: the working directory"
@@ -286,10 +285,10 @@ def _parsers(
     return parser, dict(verbs.choices)
 
 
-def _folder(path: str) -> Path:
-    if not path:
+def _path(text: str) -> str:
+    if not text:
         raise argparse.ArgumentTypeError("expected a path, got an empty text")
-    return Path(path)
+    return text
 
 
 def _studied(verb: str) -> str:

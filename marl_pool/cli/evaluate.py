@@ -21,8 +21,8 @@ from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import quoted
 
 if TYPE_CHECKING:
-    from marl_pool.evaluation.loading import EvaluationTarget
     from marl_pool.evaluation.settings import ReportSettings
+    from marl_pool.evaluation.target import EvaluationTarget
     from marl_pool.runs.run import Run
 
 Act = Callable[..., list[Path]]
@@ -96,9 +96,12 @@ class Reader:
         assert env is not None
         with ExitStack() as stack:
             results, place = None, out
-            if out is not None and self.verb == "render":
+            if self.verb == "play" or (self.verb == "render" and out is not None):
+                # The run is needed for as long as the policy is read.
+                scratch = stack.enter_context(TemporaryDirectory())
+                place = str(Path(scratch, policy.name))
+            if place != out and out is not None:
                 results = stack.enter_context(new_results(out))
-                place = str(Path(stack.enter_context(TemporaryDirectory()), "run"))
             # The new run states the trained environment; a change is passed on as one.
             new = policy.new_run(trained or env, place, self.verb)
             run = stack.enter_context(new)
@@ -162,7 +165,7 @@ def evaluate(arguments: Namespace, overrides: list[str]) -> int:
 
 def _evaluate_run(run: "Run", settings: Any, **options: Any) -> list[Path]:
     from marl_pool.evaluation.analyses import analyse_run
-    from marl_pool.evaluation.run import evaluate_run
+    from marl_pool.evaluation.evaluate import evaluate_run
 
     evaluated = evaluate_run(run, settings, **options)
     return evaluated.paths + analyse_run(evaluated, settings)
@@ -217,7 +220,7 @@ def play(arguments: Namespace, overrides: list[str]) -> int:
     if settings.device != "cpu":
         raise InputError(f"device: expected cpu, got {settings.device}")
     targets = _load(reader)
-    from marl_pool.evaluation.loading import computing
+    from marl_pool.evaluation.computing import computing
 
     if arguments.export is not None:
         from marl_pool.play.export import export
@@ -244,17 +247,13 @@ def _load(reader: Reader) -> "dict[str, EvaluationTarget]":
     Raises:
         InputError: policies of different environments.
     """
-    from marl_pool.evaluation.loading import EvaluationTarget
-    from marl_pool.evaluation.standalone import find_standalone
+    from marl_pool.evaluation.load import target_from_run
+    from marl_pool.evaluation.target import EvaluationTarget
 
     targets: dict[str, EvaluationTarget] = {}
     for path in reader.arguments.run or [None]:
-        standalone = find_standalone(path, reader.settings.pretrained)
-        # A standalone policy needs a run for as long as it is read.
-        with TemporaryDirectory() as folder:
-            out = str(Path(folder) / standalone.name) if standalone else None
-            with reader.opened(path, out) as (run, options):
-                target = EvaluationTarget.from_run(run, reader.settings, **options)
+        with reader.opened(path) as (run, options):
+            target = target_from_run(run, reader.settings, **options)
         number = f" ({len(targets) + 1})" if target.source in targets else ""
         targets[target.source + number] = target
     first, *other_targets = targets.items()
@@ -290,7 +289,7 @@ def report(arguments: Namespace, overrides: list[str]) -> int:
         )
     runs = [open_run("report", path) for path in arguments.run or [None]]
     from marl_pool.evaluation.report import page
-    from marl_pool.evaluation.report.runs import read_runs
+    from marl_pool.evaluation.report.evaluated import read_runs
     from marl_pool.training.errors import print_warning
 
     page.new_page(arguments.out, runs)  # before the evaluations, which may take hours
@@ -323,7 +322,7 @@ def _evaluate_missing(
         InputError: ``overrides`` ask for evaluations that cannot be compared.
     """
     from marl_pool.config import compose, parse
-    from marl_pool.evaluation.report.runs import read_runs, usual_settings
+    from marl_pool.evaluation.report.evaluated import read_runs, usual_settings
     from marl_pool.options.overrides import Override, overrides_of
 
     reported_runs = read_runs(runs)

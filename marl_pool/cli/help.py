@@ -17,69 +17,62 @@ a class of your own. `marl-pool {verb} --cfg` prints every key with its meaning.
 """
 """First paragraphs of the help of verbs with config groups."""
 
-TRAIN = """\
+HELP_OF_LIBRARY = {
+    "train": """train a policy with PPO
 {keys}
 examples:
   marl-pool train
   marl-pool train experiment=simple_centroid pooling=max env.num_noise=16 seed=3
   marl-pool train ppo=paper total_steps=4e6 --num-env-runners 4 --run-dir runs/paper
   marl-pool train pooling=my_package.my_module:MyPool pooling.width=16
-"""
-SWEEP = """\
-key=a,b or key=range(0,3) gives a key several values; every combination is a trial. A
-preset such as experiment=adapool/figure5 may have a grid, whose keys can be overridden.
-All trials are checked before the first one starts, and `--cfg` needs a grid too. Each
-trial is an ordinary run in DIR/trials. A stopped sweep continues with
-`marl-pool resume DIR`.
-With --address, DIR must be on a file system that all machines of the cluster share, or
---storage must be given.
-
-With --search, Optuna proposes the values of --trials N trials from choice(a,b),
-uniform(low,high), log_uniform(low,high) and int_uniform(low,high), and ASHA stops those
-that do worse than others.
-
+""",
+    "evolve": """evolve a policy, a population at a time
 {keys}
-examples:
-  marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
-  marl-pool sweep experiment=adapool/figure5 seed=0,1,2 ppo=fast --dry-run
-  marl-pool sweep experiment=adapool/figure5 --concurrency 8 --cpus-per-trial 2
-  marl-pool sweep --search --trials 30 'ppo.lr=log_uniform(1e-4,1e-2)'
-  marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
-"""
-EVOLVE = """\
-{keys}
-All members of a generation play the same episodes. Simulators are played by several
-processes with --num-workers, of a cluster with --address.
+All members of a generation play the same episodes; --num-workers processes play
+simulators.
 
 examples:
   marl-pool evolve experiment=cartpole_attention_neuron
   marl-pool evolve policy=feed_forward evolution=pgpe evolution.population=64 seed=3
   marl-pool evolve evolution=cma init=zeros repetitions=32 time_limit=600
-"""
-CLONE = """\
+""",
+    "clone": """clone a teacher's behaviour
 {keys}
-teacher=… is the policy to clone: the folder of a run or policy, heuristic, a name of
-`marl-pool list teachers`, or package.module:Class of a policy. The teacher acts on
-unperturbed tokens, the student on perturbed ones. clone=sequences is for students with
-a memory, clone=steps for those without.
+teacher=… is the folder of a run or policy, heuristic, a name of `marl-pool list
+teachers`, or package.module:Class of a policy. clone=sequences is for students with a
+memory, clone=steps for those without.
 
 examples:
   marl-pool clone teacher=heuristic perturbation=shuffle
   marl-pool clone teacher=runs/my-run policy=feed_forward clone=steps clone.rounds=4
   marl-pool clone experiment=pong_clone_remembering
-"""
-FIT = """\
+""",
+    "fit": """fit a network to a supervised task
 {keys}
-A supervised study of a pooling head or an encoder, without RL. scale= sets its size
-through keys that can be overridden. The estimated cost is printed first, with --dry-run
-nothing else. Grids of such runs: `marl-pool sweep --verb fit`.
+A supervised study of a pooling head or an encoder, without RL. scale= sets its size.
+Grids of such runs: `marl-pool sweep --verb fit`.
 
 examples:
   marl-pool fit task=knn_centroid pooling=ada task.k=4
   marl-pool fit task=clustering encoder=set_transformer pooling=none scale=tiny
   marl-pool fit task=images pooling=cls data_dir=my-data task.dataset=fashion_mnist
-"""
-RESUME = """\
+""",
+    "sweep": """train a grid of policies, several at a time
+{keys}
+key=a,b or key=range(0,3) gives a key several values, and experiment=PRESET may; every
+combination is a trial, an ordinary run in DIR/trials. All are checked before the first
+one starts. With --address, DIR must be on a file system that the cluster shares, or
+--storage must be given. With --search, Optuna proposes the values of --trials N trials
+from choice(a,b), uniform(low,high), log_uniform(low,high) and int_uniform(low,high),
+and ASHA stops those that do worse than others.
+
+examples:
+  marl-pool sweep pooling=ada,avg,max,cls env.counts=1-31-0,1-3-28 seed=0,1,2
+  marl-pool sweep experiment=adapool/figure5 seed=0,1,2 ppo=fast --dry-run
+  marl-pool sweep --search --trials 30 'ppo.lr=log_uniform(1e-4,1e-2)'
+  marl-pool sweep --verb fit task=knn_centroid pooling=ada,avg,max,cls task.k=1,4,16
+""",
+    "resume": """resume a stopped run or sweep
 Training continues from the newest checkpoint, a sweep with its unfinished trials.
 Only run control may be changed: total_steps, total_generations or total_batches,
 time_limit, env_timeout, storage, callbacks, checkpoint.*, resources.*; threads, device
@@ -92,59 +85,46 @@ examples:
   marl-pool resume sweeps/my-sweep sweep.concurrency=4
   marl-pool resume s3://my-bucket/runs/my-run
   marl-pool resume runs/my-run --plugin my_package.my_module:MyPool
-"""
-EVALUATE = """\
+""",
+    "evaluate": """measure a policy under perturbations
 {keys}
 env.KEY=… measures a run in another environment than it was trained in. A policy without
 a run is named by its folder, with env=NAME if that names no environment, or by
-pretrained=NAME if it is shipped with the package. Results are written to the run, or
-with --out DIR to that folder. A policy without a run gets one, DIR or a new folder in
-evaluations/, in whose evaluation/ its results are.
-`marl-pool report` compares several runs, by the evaluations in their folders.
+pretrained=NAME; its results are a new run, DIR or a folder in evaluations/.
 
 examples:
   marl-pool evaluate runs/my-run
   marl-pool evaluate runs/my-run suite=attention_neuron env.noise_channels=5
-  marl-pool evaluate my-policy env=cartpole suite=attention_neuron --out my-results
   marl-pool evaluate runs/one runs/two suite=attention_neuron
-  marl-pool evaluate runs/my-run suite=robustness/extended worst_of=5
-  marl-pool evaluate runs/my-run episodes=1024 stochastic=true checkpoint=last
   marl-pool evaluate runs/my-run --plugin my_package.my_module:MyPool
-"""
-RENDER = """\
+""",
+    "render": """make a video of a policy
 {keys}
-env.KEY=… shows a run in another environment than it was trained in. Policies without a
-run are named as for `marl-pool evaluate`. Several runs are shown side by side in one
-video. --out DIR takes the video in place of the run's videos/, or of a new folder in
-evaluations/ where there is no run, or there are several. Tokens that the
-policy perceives otherwise than they are have a mark, which a legend names.
+Policies are named as for `marl-pool evaluate`; several are shown side by side in one
+video. Tokens that the policy perceives otherwise than they are have a mark, which a
+legend names.
 
 examples:
   marl-pool render runs/my-run
-  marl-pool render runs/my-run top_patches=10
-  marl-pool render runs/my-run episodes=3 head=0 seed=7
   marl-pool render runs/my-run perturbation=occlude beside_clean=true rows=2
   marl-pool render runs/ada runs/max perturbation=inject --out ada-and-max
-  marl-pool render runs/my-run perturbation=freeze --format gif size=400
-"""
-PLAY = """\
+""",
+    "play": """watch and disturb a policy in the browser
 {keys}
-A page in the browser shows each policy's episode beside its unperturbed twin, and takes
-your hand: severities, clicks on entities, drags, a push. It is served to this machine
-alone, at the address printed, until Ctrl-C. Policies are named as for `marl-pool
-evaluate`; several play side by side. --export writes a page that needs no server.
+A page in the browser, served to this machine alone until Ctrl-C, shows each policy's
+episode beside its unperturbed twin, and takes your hand: severities, clicks, drags, a
+push. Policies are named as for `marl-pool evaluate`. --export needs no server.
 
 examples:
   marl-pool play pretrained=cartpole_attention_neuron_reshuffled
   marl-pool play runs/ada runs/max --no-browser --port 8000
   marl-pool play runs/ada --export demo.html
-"""
-REPORT = """\
+""",
+    "report": """write a page about one run or several
 FILE becomes a self-contained page: learning curves, robustness, comparisons, videos,
 and the origin of each number. Runs that differ only in their seed are one method. Each
 run's newest evaluation counts; evaluate=true makes those that are missing, by the keys
-of the others' evaluations, and accepts keys of `marl-pool evaluate`. Without --out the
-page is written to reports/.
+of the others' evaluations, and accepts keys of `marl-pool evaluate`.
 `marl-pool report --cfg` prints every key with its meaning.
 
 examples:
@@ -152,23 +132,8 @@ examples:
   marl-pool report runs/ada-0 runs/ada-1 runs/max-0 runs/max-1 --out ada-or-max.html
   marl-pool report sweeps/my-sweep/trials/* videos=false
   marl-pool report runs/one runs/two evaluate=true suite=quick episodes=64
-"""
-CHECK_ENV = """\
-A few episodes with random actions are compared with the contract of an environment:
-shapes, dtypes, ranges, equal episodes from equal seeds, alone and in a batch, and an
-exact continuation of a saved state. One line for each; exit status 1 if one fails.
-
-examples:
-  marl-pool check-env env=simple_tag env.prey=learned
-"""
-LIST = """\
-examples:
-  marl-pool list
-  marl-pool list pooling
-  marl-pool list pooling ada
-  marl-pool list experiments
-"""
-EXPORT = """\
+""",
+    "export": """export a policy for other programs
 The file computes the most likely action from features, types and padding of a batch of
 sets. It is compared with the policy on random sets. torch writes a file for
 torch.export.load, onnx one for any ONNX runtime. Policies with a memory have no export.
@@ -178,47 +143,46 @@ action's choices are allowed.
 examples:
   marl-pool export runs/my-run --to onnx
   marl-pool export runs/my-run --to torch --out my-policy.pt2
-"""
-SHOW = """\
+""",
+    "check-env": """check an environment before training
+A few episodes with random actions are compared with the contract of an environment:
+shapes, dtypes, ranges, equal episodes from equal seeds, alone and in a batch, and an
+exact continuation of a saved state. One line for each; exit status 1 if one fails.
+
+examples:
+  marl-pool check-env env=simple_tag env.prey=learned
+""",
+    "show": """show a run's state, results and next commands
 examples:
   marl-pool show runs/my-run
-"""
-LS = """\
+""",
+    "ls": """list the runs in a folder
 DIR is the working directory by default. Runs in its folders, and in the trials of
 sweeps in them, are listed.
 
 examples:
   marl-pool ls
   marl-pool ls sweeps/my-sweep
-"""
-HELP = """\
+""",
+    "list": """list what can be named
+examples:
+  marl-pool list
+  marl-pool list pooling
+  marl-pool list pooling ada
+  marl-pool list experiments
+""",
+    "help": """show the options and examples of a verb
 examples:
   marl-pool help
   marl-pool help train
-"""
-VERBS = Registry(
+""",
+}
+HELP: Registry[str] = Registry(
     "verb",
-    {
-        "train": ("train a policy with PPO", TRAIN),
-        "evolve": ("evolve a policy, a population at a time", EVOLVE),
-        "clone": ("clone a teacher's behaviour", CLONE),
-        "fit": ("fit a network to a supervised task", FIT),
-        "sweep": ("train a grid of policies, several at a time", SWEEP),
-        "resume": ("resume a stopped run or sweep", RESUME),
-        "evaluate": ("measure a policy under perturbations", EVALUATE),
-        "render": ("make a video of a policy", RENDER),
-        "play": ("watch and disturb a policy in the browser", PLAY),
-        "report": ("write a page about one run or several", REPORT),
-        "export": ("export a policy for other programs", EXPORT),
-        "check-env": ("check an environment before training", CHECK_ENV),
-        "show": ("show a run's state, results and next commands", SHOW),
-        "ls": ("list the runs in a folder", LS),
-        "list": ("list what can be named", LIST),
-        "help": ("show the options and examples of a verb", HELP),
-    },
+    HELP_OF_LIBRARY,
     lambda plugins: {
-        name: (command.summary, command.epilog)
+        name: f"{command.summary}\n{command.epilog}"
         for name, command in plugins.commands.items()
     },
 )
-"""Summary and epilog of the help of each verb."""
+"""Help of each verb: its summary, explanations and examples."""

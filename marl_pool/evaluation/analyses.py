@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from marl_pool.evaluation.loading import computing
-from marl_pool.evaluation.run import EvaluatedRun
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.evaluate import EvaluatedRun
 from marl_pool.evaluation.settings import ANALYSES, EvaluateSettings
 from marl_pool.options.plugins import installed, load
 from marl_pool.utils.errors import EXTRAS, UnfitTokensError, install_hint

@@ -12,7 +12,7 @@ from typing_extensions import override
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.rules import checked_observation
 from marl_pool.envs.timeout import env_call
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState
 from marl_pool.policies.base import Policy, State
 from marl_pool.rollout import Rollout, Transition

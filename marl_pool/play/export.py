@@ -18,7 +18,7 @@ from marl_pool.encoders.transformer import TransformerEncoder
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.cartpole.env import CartPole
 from marl_pool.envs.particles.simple_centroid import AGENT_ACCELERATION, SimpleCentroid
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.atomic import make_folder, new_file
 from marl_pool.kernels.functional import ACTIVATIONS
 from marl_pool.play.episodes import LiveEpisode

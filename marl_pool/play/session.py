@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import EvaluationTarget, misfit
+from marl_pool.evaluation.target import EvaluationTarget, misfit
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.membership import Inject
 from marl_pool.play import messages

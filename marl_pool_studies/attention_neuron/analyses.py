@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from marl_pool.evaluation import results
-from marl_pool.evaluation.loading import EvaluationTarget
-from marl_pool.evaluation.run import EvaluatedRun
+from marl_pool.evaluation.evaluate import EvaluatedRun
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.tables import print_table, write_csv
 from marl_pool.utils.errors import UnfitTokensError
 from marl_pool_studies.attention_neuron.figures import (

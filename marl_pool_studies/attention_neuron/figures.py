@@ -10,7 +10,7 @@ import torch
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.drawing.canvas import opencv
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.render import episode_frames
 from marl_pool.files.figures import INK, new_figure, save_png
 from marl_pool.policies.base import Policy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.render import first_env
 from marl_pool.policies.base import Policy
 from marl_pool.rollout import Rollout, Transition

@@ -166,24 +166,6 @@ def test_presets_are_listed_with_their_verbs(printed):
         assert f" {verbs} " in lines[name]
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("train experiment=figure5", "adapool/figure5 is made for sweep; for train"),
-        ("sweep experiment=table4", "adapool/table4 is made for sweep --verb fit;"),
-        ("fit experiment=table4", "adapool/table4 is made for sweep --verb fit;"),
-        ("sweep experiment=figure7", "did you mean adapool/figure7?"),
-        (
-            "sweep --verb fit experiment=table2",
-            "did you mean adapool/table2 or swarm/table2?",
-        ),
-    ],
-)
-def test_a_preset_is_found_without_its_folder(capsys, command, message):
-    assert cli.main(command.split()) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_help_lists_the_presets_of_a_grid_of_fits(capsys):
     with pytest.raises(SystemExit):
         cli.main(["sweep", "--verb", "fit", "--help"])
@@ -242,11 +224,3 @@ def test_a_run_without_a_finished_episode_has_no_infinite_return(monkeypatch, ca
         output = capsys.readouterr().out
         assert "short" in output
         assert "-inf" not in output
-
-
-@pytest.mark.parametrize("verb", ["evolve", "clone"])
-def test_a_sweep_says_why_it_takes_no_other_verb(verb, capsys):
-    assert cli.main(["sweep", "--verb", verb, "seed=0,1"]) == 2
-    message = capsys.readouterr().err
-    expected = f"expected train or fit, got '{verb}', which makes single runs only"
-    assert message == f"marl-pool: argument --verb: {expected}\n"

@@ -14,7 +14,7 @@ import yaml
 
 from helpers.paths import ROOT
 from marl_pool.cli import arguments
-from marl_pool.cli.help import VERBS
+from marl_pool.cli.help import HELP
 from marl_pool.cli.main import main
 from marl_pool.config import compose, plan_search, plan_sweep
 from marl_pool.config.sections import GROUPS
@@ -107,7 +107,7 @@ def untrained(path: str, *overrides: str) -> None:
 
 def test_it_shows_code_and_commands():
     assert len(blocks("python")) >= 4
-    assert {words[0] for words in commands("marl-pool")} >= set(VERBS)
+    assert {words[0] for words in commands("marl-pool")} >= set(HELP)
     assert {words[0] for words in commands("make")} >= {"demo", "test"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.paths import ROOT
-from marl_pool.cli.help import VERBS
+from marl_pool.cli.help import HELP
 from marl_pool.envs import env_names
 from marl_pool.pooling import POOLING
 
@@ -30,7 +30,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    for verb in VERBS:
+    for verb in HELP:
         assert f"marl-pool {verb}" in read(tmp_path / f"reference/cli_{verb}.html")
     for name in env_names():
         assert f"_images/{name}.png" in read(tmp_path / f"envs/{name}.html")

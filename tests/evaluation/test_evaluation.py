@@ -16,7 +16,8 @@ from helpers.farm import FoxAndHens
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import label, perturb, play
-from marl_pool.evaluation.loading import EvaluationTarget, computing, to_float64
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.measure import measure
 from marl_pool.evaluation.results import (
     NAMES,
@@ -33,6 +34,7 @@ from marl_pool.evaluation.statistics.intervals import (
     interquartile_mean,
     paired_drop,
 )
+from marl_pool.evaluation.target import to_float64
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
@@ -553,12 +555,12 @@ def test_the_seed_reaches_the_intervals(run: Run) -> None:
 
 
 def test_evaluation_envs_are_none_that_training_meets(run: Run) -> None:
-    env = EvaluationTarget.from_run(run, EvaluateSettings()).make_env(3, first=2)
+    env = target_from_run(run, EvaluateSettings()).make_env(3, first=2)
     assert env.env_ids.tolist() == [EVALUATION_ENVS + i for i in (2, 3, 4)]
 
 
 def test_episodes_do_not_depend_on_how_many_are_played(run: Run) -> None:
-    subject = EvaluationTarget.from_run(run, EvaluateSettings())
+    subject = target_from_run(run, EvaluateSettings())
     small, large = (
         play(subject.policies, subject.make_env(count)).returns["agent"]
         for count in (2, 5)

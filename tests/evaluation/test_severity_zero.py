@@ -12,8 +12,8 @@ from helpers.farm import FoxAndHens
 from helpers.perturbed import VARIANTS
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import EvaluationResults, measure
+from marl_pool.evaluation.target import to_float64
 from marl_pool.perturbations import PERTURBATIONS
 from marl_pool.perturbations.base import PerturbationState
 from marl_pool.perturbations.readings import Jitter

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_pool.evaluation.analyses import analyse_run
-from marl_pool.evaluation.run import evaluate_run
+from marl_pool.evaluation.evaluate import evaluate_run
 from marl_pool.evaluation.settings import EvaluateSettings, PerturbationLevels
 from marl_pool.runs.run import Run
 

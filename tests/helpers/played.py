@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from marl_pool.envs.description import describe_env
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.load import target_from_policies
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.play.messages import parse_message
 from marl_pool.play.server import LiveServer
 from marl_pool.play.session import Session
@@ -38,12 +39,12 @@ def token_target(
         init_std=0.5,
         seed=seed,
     )
-    return EvaluationTarget.from_policies(policy, env)
+    return target_from_policies(policy, env)
 
 
 def pretrained_target(name: str, **env: Any) -> EvaluationTarget:
     policies = load_policies(pretrained_path(name))
-    return EvaluationTarget.from_policies(policies, {"name": "cartpole", **env})
+    return target_from_policies(policies, {"name": "cartpole", **env})
 
 
 def tell(session: Session, **message: Any) -> None:

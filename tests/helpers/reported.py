@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.report.group_scores import (
-    Condition,
-    GroupScores,
-    group_scores,
-)
+from marl_pool.evaluation.report.evaluated import read_runs
+from marl_pool.evaluation.report.frame import scores_frame
 from marl_pool.evaluation.report.methods import methods_of
 from marl_pool.evaluation.report.page import report
-from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.results import (
     DOCUMENT,
     RETURNS,
@@ -111,25 +108,17 @@ def evaluated(
     add(0.7 + shift, **jitter, options={"features": None})
     if transfers is None:
         transfers = {"more noise": ({"num_noise": 9}, 0.4)}
-    transfer_rows = [
-        (
-            {
-                "perturbation": "transfer",
-                "label": label,
-                "severity": 0.0,
-                "transfer_env": env,
-            },
-            score,
-        )
+    other = {"perturbation": "transfer", "severity": 0.0}
+    envs = [
+        ({**other, "label": label, "transfer_env": env}, score)
         for label, (env, score) in transfers.items()
     ]
-    for transfer, score in transfer_rows:
+    for transfer, score in envs:
         add(score + shift, **transfer)
     for policy, level in (("random", 0.0), ("heuristic", 1.0)):
         if policy == "random" or scripted:
-            add(level, policy=policy, **clean)
-            for transfer, _ in transfer_rows:
-                add(level, policy=policy, **transfer)
+            for condition in (clean, *(transfer for transfer, _ in envs)):
+                add(level, policy=policy, **condition)
     files = Files(run.make_evaluation_dir())
     document: dict[str, Any] = {
         **{"run": run.path.name, "env": run.config["env"], "changed": {}, "seed": 0},
@@ -156,12 +145,32 @@ def several(folder: Path, heads: Sequence[str], seeds: int, *keys: str) -> list[
     ]
 
 
-def scores_of(runs: Sequence[Run], group: str = "agent") -> GroupScores:
-    return group_scores(methods_of(read_runs(runs)))[group]
+def frame_of(runs: Sequence[Run], group: str = "agent") -> pd.DataFrame:
+    """The rows of a group."""
+    frame = scores_frame(methods_of(read_runs(runs)))
+    return frame[frame["group"] == group]
 
 
-def area(label: str, *severities: float) -> Condition:
-    return Condition("area", label, levels=(0.0, *severities))
+def cell_of(
+    frame: pd.DataFrame,
+    test: str,
+    label: str = "clean",
+    *severities: float,
+    method: str = "ada",
+) -> Any:
+    """A method's row of a level, of an area over severities, or of another test."""
+    ladder = (0.0, *severities) if test == "area" else ()
+    level = severities[0] if test == "level" else 0.0
+    rows = frame[(frame["method"] == method) & (frame["test"] == test)]
+    rows = rows[(rows["label"] == label) & (rows["level"] == level)]
+    (row,) = (row for row in rows.itertuples() if row.severities == ladder)
+    return row
+
+
+def points_of(*args: Any, **kwargs: Any) -> list[float]:
+    """The score of each seed; see `cell_of`."""
+    points: list[float] = cell_of(*args, **kwargs).scores.points[:, 0].tolist()
+    return points
 
 
 def written(runs: Sequence[Run], folder: Path, **settings: Any) -> str:
@@ -180,40 +189,53 @@ def page_of(runs: list[Run], folder: Path, **settings: Any) -> Page:
     return Page(runs, written(runs, folder, **settings))
 
 
-class Cells(HTMLParser):
-    """The cells of each section: text, title, class."""
+class Reader(HTMLParser):
+    """The tags, attributes and text of a page, and its cells by section.
 
-    def __init__(self) -> None:
+    A cell is its section, text, title and class.
+    """
+
+    def __init__(self, html: str) -> None:
         super().__init__()
-        self.section, self.cells = "", []  # type: ignore[var-annotated]
-        self.inside = False
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text, self.section, self.inside = "", "", False
+        self.cells: list[list[str]] = []
+        self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
+        values = {name: value or "" for name, value in attrs}
+        self.tags.add(tag)
+        self.attributes |= set(values)
         if tag == "section":
-            self.section = attributes["id"] or ""
+            self.section = values["id"]
         if tag == "td":
             self.inside = True
-            self.cells.append(
-                [self.section, "", attributes.get("title"), attributes.get("class")]
-            )
+            title, kind = (values.get(name, "") for name in ("title", "class"))
+            self.cells.append([self.section, "", title, kind])
 
     def handle_endtag(self, tag: str) -> None:
         self.inside = self.inside and tag != "td"
 
     def handle_data(self, data: str) -> None:
+        self.text += data
         if self.inside:
             self.cells[-1][1] += data + " "
 
 
 def cells(html: str, section: str) -> list[tuple[str, str, str]]:
-    parser = Cells()
-    parser.feed(html)
-    return [
-        (text.strip(), title or "", kind or "")
-        for place, text, title, kind in parser.cells
-        if place == section
-    ]
+    """Text, title and class of each cell of a section."""
+    rows = Reader(html).cells
+    return [(text.strip(), *words) for place, text, *words in rows if place == section]
+
+
+def gaps(html: str, section: str) -> list[str]:
+    """The reasons in the missing cells of a section."""
+    return [title for _, title, kind in cells(html, section) if kind == "missing"]
+
+
+def section_of(html: str, section: str) -> str:
+    return html[html.index(f'id="{section}"') :].partition("</section>")[0]
 
 
 def texts(html: str) -> str:

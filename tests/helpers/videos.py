@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.evaluation.loading import to_float64
+from marl_pool.evaluation.target import to_float64
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy
 

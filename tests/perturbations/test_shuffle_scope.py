@@ -14,8 +14,8 @@ from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import cases_of, label, play
-from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.measure import measure
+from marl_pool.evaluation.target import to_float64
 from marl_pool.options.types import Options
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation

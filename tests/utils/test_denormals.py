@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from marl_pool.compiled.choice import use_kernels
 from marl_pool.compiled.mlp import compile_mlp
-from marl_pool.evaluation.loading import computing
+from marl_pool.evaluation.computing import computing
 from marl_pool.kernels.functional import mlp
 from marl_pool.options.types import Kernels
 from marl_pool.utils.devices import without_denormals

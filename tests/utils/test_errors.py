@@ -12,7 +12,7 @@ from marl_pool.cli import main as cli
 from marl_pool.envs.drawing.frames import to_rgb
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.envs.timeout import EnvExitError, env_call
-from marl_pool.evaluation.loading import computing
+from marl_pool.evaluation.computing import computing
 from marl_pool.files import atomic
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import (

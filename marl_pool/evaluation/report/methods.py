@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marl_pool.envs.options import expand_counts
-from marl_pool.evaluation.report.runs import (
+from marl_pool.evaluation.report.evaluated import (
     ReportedRun,
     short_folders,
     with_short_folders,

@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import computing
+from marl_pool.evaluation.computing import computing
 from marl_pool.evaluation.report import html, sections
-from marl_pool.evaluation.report.group_scores import group_scores
+from marl_pool.evaluation.report.evaluated import read_runs
+from marl_pool.evaluation.report.frame import scores_frame
 from marl_pool.evaluation.report.methods import Method, files_of, methods_of, recorded
-from marl_pool.evaluation.report.runs import read_runs
 from marl_pool.evaluation.report.summary import missing_values, overview, summary
 from marl_pool.evaluation.report.videos import videos
 from marl_pool.evaluation.settings import ReportSettings
@@ -111,33 +111,34 @@ def _template() -> "Template":
 def _content(
     methods: Sequence[Method], settings: ReportSettings, plugins: Collection[str]
 ) -> dict[str, Any]:
-    groups = group_scores(methods)
+    frame = scores_frame(methods)
+    groups = dict(list(frame.groupby("group", sort=False)))
     styles = line_styles(list(dict.fromkeys(method.kind for method in methods)))
     runs = [run for method in methods for run in method.runs]
 
     # One section per group of agents that learned, or one of all methods.
-    overviews = {name: [overview(methods, group)] for name, group in groups.items()}
+    overviews = {group: [overview(methods, rows)] for group, rows in groups.items()}
     page = html.by_group(overviews or {"": [overview(methods, None)]})
     page.append(sections.learning_curves(methods, styles))
     evaluated = {
-        name: [
-            *(sections.profiles(group, styles), sections.areas(group)),
-            *(*sections.transfer(group), *sections.comparison(group, styles)),
+        group: [
+            *(sections.profiles(rows, styles), sections.areas(rows)),
+            *(*sections.transfer(rows), *sections.comparison(rows, styles)),
         ]
-        for name, group in groups.items()
+        for group, rows in groups.items()
     }
     page += html.by_group(evaluated)
 
     # Videos need no evaluation, but policies that can be loaded.
     if settings.videos:
         page += videos(methods, groups, plugins)
-    page.append(missing_values(methods, list(groups.values())))
+    page.append(missing_values(methods, frame))
     page.append(html.PageSection("provenance"))
     return {
         "methods": methods,
         "runs": runs,
         "sections": page,
-        "summary": summary(methods, groups),
+        "summary": summary(methods, frame),
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "version": __version__ + (f", commit {commit()}" if commit() else ""),
     }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,21 +11,22 @@ from markupsafe import Markup
 
 from marl_pool.evaluation.plots import Curve, Panel, draw_panels, draw_points
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.group_scores import (
-    NOT_ASKED,
-    UNPERTURBED,
-    Condition,
-    GroupScores,
-    MethodScores,
-    joint_provenance,
+from marl_pool.evaluation.report.frame import (
+    AREA,
+    ENVIRONMENT,
+    LEVEL,
+    shared,
+    shared_areas,
 )
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.results import ONLY
-from marl_pool.evaluation.statistics.intervals import interquartile_score
+from marl_pool.evaluation.results import CLEAN, ONLY
+from marl_pool.evaluation.statistics.intervals import Interval, interquartile_score
 from marl_pool.evaluation.statistics.scores import (
     INTERVAL_FROM,
     RANKED_FROM,
+    Scores,
     improvement,
+    joined,
     rank,
 )
 from marl_pool.files.figures import LineStyle
@@ -111,206 +113,213 @@ def _mean(kind: str, seeds: Sequence[np.ndarray]) -> Curve:
     return Curve(kind, grid, np.mean(lines, 0), points=np.stack(lines))
 
 
-# Scores
+# Scores. The rows of each section are those of one group in `scores_frame`.
 
 
-def profiles(group: GroupScores, styles: Styles) -> html.PageSection:
+def profiles(rows: pd.DataFrame, styles: Styles) -> html.PageSection:
     """Build the section of scores over severity, a panel for each perturbation."""
-    labels = [label for label in group.labels("area") if group.levels(label)]
+    unit = rows["unit"].iloc[0]
+    levels = rows[(rows["test"] == CLEAN) | (rows["level"] > 0)].sort_values(
+        "level", kind="stable"
+    )
+    highest = rows[rows["test"] == LEVEL].groupby("label", sort=False)["level"].max()
+    labels = highest.index[highest > 0]
     # A single seed has no interval over seeds.
-    fewest = min(method_scores.scores.seeds for method_scores in group.measured)
-    section = html.PageSection("profiles", facts={"one_seed": fewest < INTERVAL_FROM})
-    if not labels:
+    section = html.PageSection("profiles")
+    section.facts = {"one_seed": rows["seeds"].min() < INTERVAL_FROM}
+    if not len(labels):
         section.components.append(html.missing_note("No perturbation was measured."))
         return section
-    for env, measured in group.envs.items():
-        section.components += trained_in(group, env)
-        panels = [_panel(group, measured, label) for label in labels]
+    for env, env_rows in levels.groupby("env", sort=False):
+        section.components += trained_in(rows, env)
+        panels = [
+            _panel(env_rows[env_rows["label"].isin([CLEAN, label])], label)
+            for label in labels
+        ]
         # Rows as equal as possible, of four panels at most.
         columns = math.ceil(len(panels) / math.ceil(len(panels) / 4))
-        lines = LEVELS if group.unit == "score" else {}
+        lines = LEVELS if unit == "score" else {}
         draw = partial(draw_panels, panels, styles, columns=columns, lines=lines)
-        draw = partial(draw, xlabel="severity", ylabel=group.unit)
-        caption = f"{group.unit.capitalize()} against severity; 0 is unperturbed."
-        section.components.append(
-            html.figure(draw, caption, joint_provenance(measured))
-        )
+        draw = partial(draw, xlabel="severity", ylabel=unit)
+        caption = f"{unit.capitalize()} against severity; 0 is unperturbed."
+        section.components.append(html.figure(draw, caption, provenance(env_rows)))
     return section
 
 
-def trained_in(group: GroupScores, env: str) -> list[Markup]:
+def provenance(rows: pd.DataFrame) -> str:
+    """The provenance of numbers that the methods of some rows share."""
+    return "; ".join(rows.sort_index()["provenance"].unique())
+
+
+def trained_in(rows: pd.DataFrame, env: str) -> list[Markup]:
     """A heading for the methods of one environment, if there are several."""
-    several = len(group.envs) > 1
+    several = rows["env"].nunique() > 1
     return [html.heading(f"Trained and tested in {env}")] if several else []
 
 
-def _panel(group: GroupScores, measured: Sequence[MethodScores], label: str) -> Panel:
-    levels = [UNPERTURBED, *group.levels(label)]
+def _panel(rows: pd.DataFrame, label: str) -> Panel:
+    """The curves of all methods, from rows in order of severity."""
     curves, reasons = [], []
-    for scores in measured:
+    for kind, method_rows in rows.groupby("kind", sort=False):
         # A curve needs two severities or more.
-        measured_levels = [level for level in levels if level in scores.conditions]
-        if len(measured_levels) > 1:
-            value, *band = np.array([scores.mean(level) for level in measured_levels]).T
-            severities = np.array([level.severity for level in measured_levels])
-            points = scores.under(measured_levels).points
-            shape = (severities, value, np.stack(band), points)
-            curves.append(Curve(scores.method.kind, *shape))
-        level_reasons = [
-            scores.missing[level] for level in levels if level in scores.missing
-        ]
-        if level_reasons:
-            reasons.append(f"{scores.method.kind} not measured: {level_reasons[0]}")
+        measured = method_rows[method_rows["reason"] == ""]
+        if len(measured) > 1:
+            band = measured[["low", "high"]].to_numpy().T
+            points = joined(measured["scores"]).points
+            shape = (measured["level"].to_numpy(), measured["score"].to_numpy())
+            curves.append(Curve(kind, *shape, band, points))
+        missing = method_rows["reason"][method_rows["reason"] != ""]
+        reasons += [f"{kind} not measured: {reason}" for reason in missing[:1]]
     return Panel(label, curves, "; ".join(reasons))
 
 
-def areas(group: GroupScores) -> html.PageSection:
+def areas(rows: pd.DataFrame) -> html.PageSection:
     """Build the heat map of areas: perturbations by methods."""
     # Areas are averages of scores.
-    if group.unit != "score":
+    if rows["unit"].iloc[0] != "score":
         reason = (
             "Returns of different environments have no common scale, and fractions of "
             "negative returns are meaningless. Scores need a random policy, a better "
             "scripted one, and a single group that learns."
         )
         return html.PageSection("areas", [html.missing_note(reason)])
-    rows = {"unperturbed": UNPERTURBED}
-    rows |= {group.named(area): area for area in group.of_kind("area")}
-    columns = {
-        scores.method.name: [
-            score_cell(group, scores, condition) for condition in rows.values()
-        ]
-        for scores in group.measured
-    }
-    heads = {"perturbation": [html.Cell(name) for name in rows]}
-    return html.PageSection("areas", [pd.DataFrame(heads | columns)])
+    shown = rows[rows["test"].isin([CLEAN, AREA])]
+    first = shown.drop_duplicates("condition")
+    names = first["name"].where(first["test"] == AREA, "unperturbed")
+    columns = shown.groupby("method", sort=False)
+    cells = {method: _score_cells(column) for method, column in columns}
+    heads = {"perturbation": list(map(html.Cell, names))}
+    return html.PageSection("areas", [pd.DataFrame(heads | cells)])
 
 
-def score_cell(
-    group: GroupScores, scores: MethodScores, condition: Condition
-) -> html.Cell:
+def _score_cells(rows: pd.DataFrame) -> list[html.Cell]:
+    return [_score_cell(row) for row in rows.itertuples()]
+
+
+def _score_cell(row: Any) -> html.Cell:
     """The score of a method under a condition, with its interval.
 
     Returns have no shade: in different environments they have no common scale.
     """
-    if condition not in scores.conditions:
-        return html.missing(scores.missing.get(condition, NOT_ASKED))
-    interval, points = scores.mean(condition), scores.points(condition)
-    seeds = ", ".join(map(html.number, points))
-    title = f"{group.named(condition)}; {scores.method.provenance}; each seed: {seeds}"
-    note = f" {ONLY}" if len(points) < INTERVAL_FROM else ""
-    small = f"{html.span(interval)}{note}" if html.span(interval) else "no interval"
-    tone = html.shade(interval.value) if group.unit == "score" else None
-    return html.Cell(html.number(interval.value), title, tone, small=small)
+    if row.reason:
+        return html.missing(row.reason)
+    span = html.span(Interval(row.score, row.low, row.high))
+    seeds = ", ".join(map(html.number, row.scores.points[:, 0]))
+    title = f"{row.name}; {row.provenance}; each seed: {seeds}"
+    note = f" {ONLY}" if row.seeds < INTERVAL_FROM else ""
+    small = f"{span}{note}" if span else "no interval"
+    tone = html.shade(row.score) if row.unit == "score" else None
+    return html.Cell(html.number(row.score), title, tone, small=small)
 
 
-def transfer(group: GroupScores) -> list[html.PageSection]:
+def transfer(rows: pd.DataFrame) -> list[html.PageSection]:
     """Build the sections of tests in other environments and of missing tokens.
 
     Each has heat maps with a row for each method and a column for each test condition.
     """
+    facts = {"unit": rows["unit"].iloc[0]}
     # Environments that differ in the same options, such as numbers of agents.
-    families: dict[tuple[str, ...], list[Condition]] = {}
-    for test in group.of_kind("environment"):
-        families.setdefault(tuple(group.row(test)["transfer_env"]), []).append(test)
+    envs = rows[rows["test"] == ENVIRONMENT]
+    families = envs.groupby(envs["transfer_env"].map(", ".join), sort=False)
     sections = [
         html.PageSection(
-            "transfer",
-            [_map(group, {group.named(test): test for test in conditions})],
-            {"options": ", ".join(keys), "unit": group.unit},
-            str(place),
+            "transfer", [_map(rows, tests)], {**facts, "options": keys}, str(place)
         )
-        for place, (keys, conditions) in enumerate(families.items())
+        for place, (keys, tests) in enumerate(families)
     ]
     # Tokens occluded in the test.
+    occluded = rows[(rows["perturbation"] == OCCLUDE) & (rows["level"] > 0)]
     tokens: list[html.Component] = []
-    for label in group.labels("level"):
-        levels = group.levels(label)
-        if levels and group.row(levels[0])["perturbation"] == OCCLUDE:
-            columns = {f"{level.severity:.0%}": level for level in levels}
-            tokens += [html.heading(label), _map(group, columns)]
+    for label, levels in occluded.groupby("label", sort=False):
+        tests = levels.sort_values("level", kind="stable")
+        columns = [f"{level:.0%}" for level in tests["level"]]
+        tokens += [html.heading(label), _map(rows, tests.assign(column=columns))]
     if tokens:
-        sections.append(html.PageSection("occlusion", tokens, {"unit": group.unit}))
+        sections.append(html.PageSection("occlusion", tokens, facts))
     return sections
 
 
-def _map(group: GroupScores, columns: Mapping[str, Condition]) -> pd.DataFrame:
-    """A heat map of the methods under conditions, by heading."""
-    cells = {"method": [html.Cell(scores.method.name) for scores in group.measured]}
-    for name, condition in {"unperturbed": UNPERTURBED, **columns}.items():
-        cells[name] = [
-            score_cell(group, scores, condition) for scores in group.measured
-        ]
+def _map(rows: pd.DataFrame, tests: pd.DataFrame) -> pd.DataFrame:
+    """A heat map of the methods, unperturbed and in some tests' rows."""
+    clean = rows[rows["test"] == CLEAN]
+    tests = tests.assign(column=tests.get("column", tests["name"]))
+    columns = pd.concat([clean.assign(column="unperturbed"), tests])
+    cells = {"method": [html.Cell(method) for method in clean["method"]]}
+    for _, column in columns.groupby("condition", sort=False):
+        cells[column["column"].iloc[0]] = _score_cells(column)
     return pd.DataFrame(cells)
 
 
 # Comparison of methods
 
 
-def comparison(group: GroupScores, styles: Styles) -> list[html.PageSection]:
+def comparison(rows: pd.DataFrame, styles: Styles) -> list[html.PageSection]:
     """Build the sections that compare the methods of one training environment."""
-    facts = {"unit": group.unit, "ranked_from": RANKED_FROM}
+    unit = rows["unit"].iloc[0]
+    facts = {"unit": unit, "ranked_from": RANKED_FROM}
     # Returns of different tasks have no common scale, so only scores are ranked.
-    if group.unit != "score":
+    if unit != "score":
         return [html.PageSection("ranking", [NO_SCORE], facts)]
     ranking: list[html.Component] = []
     matrices: list[html.Component] = []
-    for env, measured in group.envs.items():
+    for env, env_rows in rows.groupby("env", sort=False):
         # Methods of one environment are compared under the conditions that they share.
-        conditions = group.common(measured, "area") or group.common(measured, "clean")
-        ranking += trained_in(group, env)
-        matrices += trained_in(group, env)
-        if conditions:
-            ranking += _ranking(group, measured, conditions, styles)
-            matrices.append(_improvements(measured, conditions))
+        compared = shared_areas(env_rows)
+        if compared.empty:
+            compared = shared(env_rows[env_rows["test"] == CLEAN])
+        ranking += trained_in(rows, env)
+        matrices += trained_in(rows, env)
+        if len(compared):
+            ranking += _ranking(compared, styles)
+            matrices.append(_improvements(compared))
         else:
             ranking.append(
                 html.missing_note("The methods have no condition in common.")
             )
     sections = [html.PageSection("ranking", ranking, facts)]
-    if any(len(measured) > 1 for measured in group.envs.values()):
+    if (rows.groupby("env")["method"].nunique() > 1).any():
         sections.append(html.PageSection("improvement", matrices, facts))
     return sections
 
 
-def _ranking(
-    group: GroupScores,
-    measured: Sequence[MethodScores],
-    conditions: Sequence[Condition],
-    styles: Styles,
-) -> list[html.Component]:
-    methods = {method_scores.method.kind: method_scores for method_scores in measured}
-    scores = {
-        kind: method_scores.under(conditions) for kind, method_scores in methods.items()
-    }
+def scores_by_kind(rows: pd.DataFrame) -> dict[str, Scores]:
+    """The scores of each method of one environment, over the conditions of its rows."""
+    methods = rows.groupby("kind", sort=False)["scores"]
+    return {kind: joined(scores) for kind, scores in methods}
+
+
+def _ranking(rows: pd.DataFrame, styles: Styles) -> list[html.Component]:
+    scores = scores_by_kind(rows)
+    sources = rows.groupby("kind")["provenance"].first()
     ranking = rank(scores)
     notes = [html.missing_note(ranking.refusal)] if ranking.refusal else []
     # The figure shows each seed, the table the numbers of each method.
-    rows, records = [], []
-    for place, (name, value) in enumerate(ranking.places, start=1):
-        method_scores, seeds = methods[name], scores[name].points
+    drawn, records = [], []
+    for place, (kind, value) in enumerate(ranking.places, start=1):
+        seeds = scores[kind].points
         points = [float(interquartile_score(run[None])) for run in seeds]
-        rows.append((name, points, *value))
-        cell = partial(html.Cell, title=method_scores.method.provenance)
+        drawn.append((kind, points, *value))
+        cell = partial(html.Cell, title=sources[kind])
         span = html.span(value)
-        interval = cell(span) if span else html.missing(_why_unknown(method_scores))
+        interval = cell(span) if span else html.missing(_why_unknown(scores[kind]))
         records.append(
             {
-                "method": html.Cell(name if notes else f"{place}. {name}"),
+                "method": html.Cell(kind if notes else f"{place}. {kind}"),
                 "IQM": cell(html.number(value.value)),
                 "95 % over seeds": interval,
                 "seeds": cell(str(len(seeds))),
             }
         )
-    names = html.listed([group.named(condition) for condition in conditions])
-    scope = "unperturbed episodes alone" if conditions == [UNPERTURBED] else names
-    draw = partial(draw_points, rows, styles, "interquartile mean of areas")
-    picture = html.figure(draw, f"Over {scope}.", joint_provenance(measured))
+    names = html.listed(list(rows.drop_duplicates("condition")["name"]))
+    is_clean = (rows["test"] == CLEAN).all()
+    scope = "unperturbed episodes alone" if is_clean else names
+    draw = partial(draw_points, drawn, styles, "interquartile mean of areas")
+    picture = html.figure(draw, f"Over {scope}.", provenance(rows))
     return [*notes, picture, pd.DataFrame(records)]
 
 
-def _why_unknown(*measured: MethodScores) -> str:
-    if min(method_scores.scores.seeds for method_scores in measured) < INTERVAL_FROM:
+def _why_unknown(*scores: Scores) -> str:
+    if min(method_scores.seeds for method_scores in scores) < INTERVAL_FROM:
         return "fewer than two seeds of a method: there is no interval over seeds"
     return (
         "some bootstrap samples of the episodes have no score: there are too few, or "
@@ -318,25 +327,22 @@ def _why_unknown(*measured: MethodScores) -> str:
     )
 
 
-def _improvements(
-    measured: Sequence[MethodScores], conditions: Sequence[Condition]
-) -> pd.DataFrame:
+def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
     # A shade suggests an order: none for methods that are not ranked.
-    ranked = (
-        min(method_scores.scores.seeds for method_scores in measured) >= RANKED_FROM
-    )
-    kinds = [scores.method.kind for scores in measured]
-    columns = {"P(row > column)": [html.Cell(kind) for kind in kinds]}
-    for kind, column in zip(kinds, measured, strict=True):
+    ranked = rows["seeds"].min() >= RANKED_FROM
+    scores = scores_by_kind(rows)
+    sources = rows.groupby("kind")["provenance"].first()
+    columns = {"P(row > column)": [html.Cell(kind) for kind in scores]}
+    for kind in scores:
         columns[kind] = []
-        for row in measured:
-            if column is row:
+        for better in scores:
+            if better == kind:
                 columns[kind].append(html.Cell(""))
                 continue
-            value = improvement(row.under(conditions), column.under(conditions))
+            value = improvement(scores[better], scores[kind])
             span = html.span(value)
-            title = "" if span else f"{_why_unknown(row, column)}; "
-            title += joint_provenance([row, column])
+            title = "" if span else f"{_why_unknown(scores[better], scores[kind])}; "
+            title += f"{sources[better]}; {sources[kind]}"
             # White is 0.5.
             tone = 2 * value.value - 1 if ranked else None
             small = span or "no interval"

@@ -8,18 +8,14 @@ import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.group_scores import (
-    UNPERTURBED,
-    Condition,
-    GroupScores,
-    MethodScores,
-)
+from marl_pool.evaluation.report.frame import AREA, ENVIRONMENT, shared_areas
 from marl_pool.evaluation.report.methods import Method, recorded
-from marl_pool.evaluation.report.sections import RETURN
-from marl_pool.evaluation.results import TRAINED
+from marl_pool.evaluation.report.sections import RETURN, scores_by_kind
+from marl_pool.evaluation.results import CLEAN, TRAINED
 from marl_pool.evaluation.statistics.scores import (
     INTERVAL_FROM,
     RANKED_FROM,
+    joined,
     mean_score,
     over_seeds,
     rank,
@@ -29,10 +25,14 @@ LAST = 0.1
 """Fraction of the training at its end that gives the training return."""
 
 
-def summary(
-    methods: Sequence[Method], groups: Mapping[str, GroupScores]
-) -> dict[str, Any]:
+def summary(methods: Sequence[Method], frame: pd.DataFrame) -> dict[str, Any]:
     """Variables of ``summary.html.j2``: what was trained, tested and found."""
+    episodes = [
+        run.evaluation.record["episodes"]
+        for method in methods
+        for run in method.runs
+        if run.evaluation
+    ]
     return {
         "runs": sum(len(method.runs) for method in methods),
         "methods": len(methods),
@@ -40,55 +40,51 @@ def summary(
         "envs": len({method.env for method in methods}),
         "env": methods[0].runs[0].run.env["name"].rpartition(":")[2],
         "ranked_from": RANKED_FROM,
-        "groups": {name: _findings(group) for name, group in groups.items()},
+        "groups": {
+            group: {"episodes": episodes[0], **_findings(rows)}
+            for group, rows in frame.groupby("group", sort=False)
+        },
     }
 
 
-def _findings(group: GroupScores) -> dict[str, Any]:
-    evaluation = group.measured[0].method.evaluated[0].evaluation
-    assert evaluation is not None
+def _findings(rows: pd.DataFrame) -> dict[str, Any]:
     # Only areas that all methods share enter the summary.
-    areas = {
-        area.label: group.mean(area) for area in group.common(group.measured, "area")
-    }
+    areas = shared_areas(rows).groupby("label", sort=False)["score"].mean()
+    labels = rows.groupby("test")["label"].nunique()
     return {
-        "seeds": sorted(
-            {method_scores.scores.seeds for method_scores in group.measured}
-        ),
-        "methods": len(group.measured),
-        "episodes": evaluation.record["episodes"],
-        "perturbations": len(group.labels("area")),
-        "environments": len(group.labels("environment")),
-        "unit": group.unit,
-        "clean": group.mean(UNPERTURBED),
-        "areas": sorted(areas.items(), key=lambda area: area[1]),
-        "best": [best for env in group.envs for best in _best_two(group, env)],
+        "seeds": sorted(rows["seeds"].dropna().astype(int).unique()),
+        "methods": rows["method"].nunique(),
+        "perturbations": labels.get(AREA, 0),
+        "environments": labels.get(ENVIRONMENT, 0),
+        "unit": rows["unit"].iloc[0],
+        "clean": rows["score"][rows["test"] == CLEAN].mean(),
+        "areas": list(areas.sort_values(kind="stable").items()),
+        "best": _best(rows),
     }
 
 
-def _best_two(group: GroupScores, env: str) -> list[dict[str, Any]]:
-    """The best two methods of a training environment, if methods are ranked."""
-    measured = group.envs[env]
-    areas = group.common(measured, "area")
-    fewest = min(method_scores.scores.seeds for method_scores in group.measured)
-    if len(measured) < 2 or not areas or fewest < RANKED_FROM:
-        return []
-    ranking = rank({scores.method.kind: scores.under(areas) for scores in measured})
-    first, second = ranking.places[:2]
-    low, high = first[1].low, second[1].high
-    relation = "apart" if low > high else "within each other's intervals"
-    if np.isnan([low, high]).any():
-        relation = "without intervals it is unknown if they are apart"
-    return [{"env": env, "places": [first, second], "relation": relation}]
+def _best(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """The best two methods of each training environment, if methods are ranked."""
+    best: list[dict[str, Any]] = []
+    for env, env_rows in rows.groupby("env", sort=False):
+        areas = shared_areas(env_rows)
+        scores = scores_by_kind(areas)
+        if len(scores) < 2 or rows["seeds"].min() < RANKED_FROM:
+            continue
+        first, second = rank(scores).places[:2]
+        low, high = first[1].low, second[1].high
+        relation = "apart" if low > high else "within each other's intervals"
+        if np.isnan([low, high]).any():
+            relation = "without intervals it is unknown if they are apart"
+        best.append({"env": env, "places": [first, second], "relation": relation})
+    return best
 
 
-def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageSection:
-    """Build the table with a row for each method."""
-    # Select the scores, and the areas that all methods share.
-    measured = (
-        {scores.method.name: scores for scores in group.measured} if group else {}
-    )
-    areas = group.common(group.measured, "area") if group else []
+def overview(methods: Sequence[Method], rows: pd.DataFrame | None) -> html.PageSection:
+    """Build the table with a row for each method, from the rows of a group, if any."""
+    names = ["unperturbed return"]
+    if rows is not None and rows["unit"].iloc[0] == "score":
+        names += ["unperturbed score", "mean area"]
     records = []
     for method in methods:
         seeds = [f"{run.seed} of {run.name}/config.yaml" for run in method.runs]
@@ -99,17 +95,29 @@ def overview(methods: Sequence[Method], group: GroupScores | None) -> html.PageS
             "training return": _training(method),
         }
         # A method without scores has the reason in their place.
-        reason = group.missing(method) if group else method.runs[0].evaluation_missing
-        names = ["unperturbed return"]
-        if group and group.unit == "score":
-            names += ["unperturbed score", "mean area"]
+        reason = unmeasured(method, rows)
         record |= dict.fromkeys(names, html.missing(reason))
-        if group and (scores := measured.get(method.name)):
-            cells = [_return(group, method), _score(scores, [UNPERTURBED])]
-            record |= zip(names, [*cells, _score(scores, areas)], strict=False)
+        if rows is not None and not reason:
+            own = rows["method"] == method.name
+            areas = shared_areas(rows)
+            cells = [
+                _return(method, rows["group"].iloc[0]),
+                _score(rows[own & (rows["test"] == CLEAN)]),
+                _score(areas[areas["method"] == method.name]),
+            ]
+            record |= zip(names, cells, strict=False)
         records.append(record)
     facts = {"ranked_from": RANKED_FROM}
     return html.PageSection("overview", [pd.DataFrame(records)], facts)
+
+
+def unmeasured(method: Method, rows: pd.DataFrame | None) -> str:
+    """The reason for a method without scores of a group; empty if it has some."""
+    if rows is None or not method.evaluated:
+        return method.runs[0].evaluation_missing
+    if method.name in set(rows["method"]):
+        return ""
+    return f"the group {rows['group'].iloc[0]!r} did not learn in its runs"
 
 
 def _training(method: Method) -> html.Cell:
@@ -127,13 +135,15 @@ def _training(method: Method) -> html.Cell:
     return html.missing([*reasons, f"no {RETURN} in metrics.csv"][0])
 
 
-def _return(group: GroupScores, method: Method) -> html.Cell:
-    clean = group.rows["condition"] == UNPERTURBED
-    rows = group.rows[clean & (group.rows["policy"] == TRAINED)].set_index("run")
+def _return(method: Method, group: str) -> html.Cell:
     means = {}
     for run in method.evaluated:
-        path, returns = rows.loc[run.name, ["path", "returns"]]
-        commit = recorded(run.evaluation.record if run.evaluation else {}, "commit")
+        assert run.evaluation is not None
+        rows = run.evaluation.rows
+        clean = (rows["perturbation"] == CLEAN) & (rows["policy"] == TRAINED)
+        clean &= (rows["group"] == group) & ~rows["stochastic"]
+        path, returns = rows.loc[clean, ["path", "returns"]].iloc[0]
+        commit = recorded(run.evaluation.record, "commit")
         source = f"{run.relative(path)}, commit {commit}, {len(returns)} episodes"
         means[source] = float(returns.mean())
     return _mean(means)
@@ -150,25 +160,22 @@ def _mean(values: Mapping[str, float]) -> html.Cell:
     return html.Cell(html.number(mean), title, small=small)
 
 
-def _score(method_scores: MethodScores, conditions: Sequence[Condition]) -> html.Cell:
-    """The mean score over some conditions, with each seed or an interval."""
-    if not conditions:
+def _score(rows: pd.DataFrame) -> html.Cell:
+    """The mean score over the conditions of rows, with each seed or an interval."""
+    if rows.empty:
         return html.missing("no perturbation that all methods were measured under")
-    scores = method_scores.under(conditions)
+    scores = joined(rows["scores"])
     texts = [html.number(run.mean()) for run in scores.points]
-    title = method_scores.method.provenance
-    if UNPERTURBED not in conditions:
-        labels = html.listed([condition.label for condition in conditions])
-        title = f"mean of {labels}; {title}"
+    title = rows["provenance"].iloc[0]
+    if AREA in set(rows["test"]):
+        title = f"mean of {html.listed(list(rows['label']))}; {title}"
     small = html.span(over_seeds(scores, mean_score)) or "no interval"
     if len(texts) < RANKED_FROM:
         small = ", ".join(texts) if len(texts) >= INTERVAL_FROM else "one seed"
     return html.Cell(html.number(scores.points.mean()), title, small=small)
 
 
-def missing_values(
-    methods: Sequence[Method], groups: Sequence[GroupScores]
-) -> html.PageSection:
+def missing_values(methods: Sequence[Method], frame: pd.DataFrame) -> html.PageSection:
     """Build the list of missing values with their reasons."""
     reasons = [
         f"{run.name}: {reason}"
@@ -177,19 +184,17 @@ def missing_values(
         for reason in (run.evaluation_missing, run.metrics_missing)
         if reason
     ]
-    for group in groups:
+    for _, rows in frame.groupby("group", sort=False):
         reasons += [
-            f"{method.name}: {group.missing(method)}"
+            f"{method.name}: {unmeasured(method, rows)}"
             for method in methods
-            if method.evaluated and group.missing(method)
+            if method.evaluated and unmeasured(method, rows)
         ]
         # Each reason is given once for each method, with all of its conditions.
-        for scores in group.measured:
-            frame = pd.DataFrame(
-                scores.missing.items(), columns=["condition", "reason"]
-            )
-            for reason, rows in frame.groupby("reason", sort=False):
-                names = dict.fromkeys(map(group.named, rows["condition"]))
-                reasons.append(f"{scores.method.name}, {', '.join(names)}: {reason}")
+        missing = rows[rows["reason"] != ""]
+        for (method, reason), names in missing.groupby(
+            ["method", "reason"], sort=False
+        )["name"]:
+            reasons.append(f"{method}, {', '.join(names.unique())}: {reason}")
     notes = [html.missing_note(reason) for reason in reasons]
     return html.PageSection("missing", [*notes] or [Markup("<p>Nothing.</p>")])

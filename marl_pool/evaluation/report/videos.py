@@ -8,15 +8,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from marl_pool.evaluation.cases import perturb
-from marl_pool.evaluation.loading import EvaluationTarget
 from marl_pool.evaluation.report import html
-from marl_pool.evaluation.report.group_scores import UNPERTURBED, Condition, GroupScores
+from marl_pool.evaluation.report.evaluated import ReportedRun, load
+from marl_pool.evaluation.report.frame import shared
 from marl_pool.evaluation.report.methods import Method
-from marl_pool.evaluation.report.runs import ReportedRun, load
 from marl_pool.evaluation.results import CLEAN
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.frames import grid_frames, with_steps, write_frames
 from marl_pool.evaluation.video.render import LEGEND_ROWS, episode_frames
 from marl_pool.rollout import Rollout
@@ -34,7 +35,7 @@ VIDEO = Markup(
 
 def videos(
     methods: Sequence[Method],
-    groups: Mapping[str, GroupScores],
+    groups: Mapping[str, pd.DataFrame],
     plugins: Collection[str],
 ) -> list[html.PageSection]:
     """Build a section of videos for each group, one of the first seed of each method.
@@ -60,16 +61,16 @@ def videos(
 
 def _section(
     loaded: Mapping[str, tuple[ReportedRun, EvaluationTarget | str]],
-    scores: GroupScores | None,
+    rows: pd.DataFrame | None,
     group: str,
 ) -> html.PageSection:
     # The perturbation that costs most is shown beside the unperturbed episode.
     perturbation, label, columns = None, "", [Markup("<b>unperturbed</b>")]
-    if scores and (condition := _most_harmful(scores)):
-        row = scores.row(condition)
-        level = {"name": row["perturbation"], "severity": row["severity"]}
-        perturbation = {**row["options"], **level}
-        label = f"{condition.label} {condition.severity:g}"
+    worst = None if rows is None else _most_harmful(rows)
+    if worst is not None:
+        level = {"name": worst["perturbation"], "severity": worst["level"]}
+        perturbation = {**worst["options"], **level}
+        label = f"{worst['label']} {worst['level']:g}"
         columns.append(Markup("<b>{}</b>").format(label))
     section = html.PageSection("videos", facts={"perturbation": label})
     # Render the first seed of each method, or say why that is impossible.
@@ -91,17 +92,18 @@ def _section(
     return section
 
 
-def _most_harmful(group: GroupScores) -> Condition | None:
-    """The level with the lowest mean score, of those common to all methods.
+def _most_harmful(rows: pd.DataFrame) -> pd.Series | None:
+    """A row of the level with the lowest mean score, of those common to all methods.
 
     The first one, if none is lower than the unperturbed score.
     """
-    levels = [
-        level for level in group.common(group.measured, "level") if level.severity
-    ]
-    worst = min(levels, key=group.mean, default=UNPERTURBED)
-    harmful = group.mean(worst) < group.mean(UNPERTURBED)
-    return worst if harmful else next(iter(levels), None)
+    levels = shared(rows[rows["level"] > 0])
+    if levels.empty:
+        return None
+    means = levels.groupby("condition", sort=False)["score"].mean()
+    harmful = means.min() < rows["score"][rows["test"] == CLEAN].mean()
+    condition = means.idxmin() if harmful else means.index[0]
+    return levels[levels["condition"] == condition].iloc[0]
 
 
 def _side_by_side(

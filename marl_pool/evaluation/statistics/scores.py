@@ -7,7 +7,7 @@ therefore resamples runs with replacement, and within them episodes.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -187,10 +187,6 @@ class Scores:
         """Number of runs, which differ only in their seed."""
         return len(self.points)
 
-    def of(self, columns: list[int]) -> "Scores":
-        """The scores under some of the conditions, by their column."""
-        return Scores(self.name, self.points[:, columns], self.resamples[..., columns])
-
     def resampled(self) -> np.ndarray:
         """``(resamples, runs, conditions)`` scores of resampled runs and episodes."""
         generator = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -219,6 +215,14 @@ def scores_of(name: str, episodes: np.ndarray, weights: np.ndarray) -> Scores:
     if weights.shape[-1] < 2:
         resamples = np.full_like(resamples, np.nan)
     return Scores(name, score_of(episodes.mean(-1)), np.moveaxis(resamples, -1, 0))
+
+
+def joined(scores: Iterable[Scores]) -> Scores:
+    """Join the scores of one method's runs under several conditions."""
+    parts = list(scores)
+    points = np.concatenate([part.points for part in parts], -1)
+    resamples = np.concatenate([part.resamples for part in parts], -1)
+    return Scores(parts[0].name, points, resamples)
 
 
 def mean_score(scores: np.ndarray) -> np.ndarray:

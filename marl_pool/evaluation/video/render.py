@@ -13,9 +13,11 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.patches import outline
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import label, perturb
-from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.results import CLEAN
 from marl_pool.evaluation.settings import RenderSettings
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.evaluation.video.frames import (
     Caption,
     grid_frames,
@@ -203,7 +205,7 @@ def render_run(
 
     Its episodes are the first ones of `evaluate_run` at the same seed. A perturbation
     is ``{"name": …, **options}``; None or the name "none" for none. Other arguments are
-    as in `EvaluationTarget.from_run`.
+    as in `target_from_run`.
 
     Raises:
         InputError: a run without such a policy, a wrong perturbation or attention
@@ -241,7 +243,7 @@ def load_target(
 ) -> EvaluationTarget:
     """Load the policies of a run; arguments and errors as in `render_run`."""
     with computing(settings.threads, settings.kernels, device=settings.device):
-        target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
+        target = target_from_run(run, settings, env=env, plugins=plugins)
     # Outlines need patches of an image.
     if settings.top_patches and target.describe().patch_grid is None:
         raise InputError(

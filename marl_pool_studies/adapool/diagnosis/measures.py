@@ -15,7 +15,7 @@ from marl_pool.compiled import compile
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.cases import SIMULATORS
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.pooling.attention import ClsPooling
 from marl_pool.pooling.base import MemoryPooling, Pooling

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.results import Files, write_sealed
 from marl_pool.evaluation.standalone import results_folder
 from marl_pool.files.atomic import make_folder
@@ -51,14 +52,14 @@ def diagnose_run(
     """Diagnose a run's trained policies in unperturbed episodes.
 
     The files are added to the run's ``evaluation/``; see `Diagnosis` for the numbers.
-    Arguments and errors are as in `EvaluationTarget.from_run`; an environment that
+    Arguments and errors are as in `target_from_run`; an environment that
     defines no signal is an `InputError` too.
 
     Returns:
         The files written.
     """
     # Play, and measure the trained groups.
-    target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
+    target = target_from_run(run, settings, env=env, plugins=plugins)
     with (
         computing(
             settings.threads, settings.kernels, settings.env_timeout, settings.device

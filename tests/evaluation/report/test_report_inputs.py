@@ -13,16 +13,16 @@ import pytest
 from helpers.reported import (
     EPISODES,
     SMALL,
-    cells,
     evaluated,
+    gaps,
     trained,
     with_policy,
     written,
 )
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
+from marl_pool.evaluation.report.evaluated import read_runs, usual_settings
 from marl_pool.evaluation.report.methods import methods_of
-from marl_pool.evaluation.report.runs import read_runs, usual_settings
 from marl_pool.evaluation.results import DOCUMENT, RETURNS
 from marl_pool.files.manifest import sealed_json
 from marl_pool.runs.run import Run
@@ -207,120 +207,85 @@ def test_one_run_twice_and_one_seed_twice_are_refused(tmp_path: Path) -> None:
 # Broken files
 
 
-def change_document(run: Run, **content: Any) -> None:
-    path = run.evaluation_dir / DOCUMENT
-    path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+def document(text: str | bytes) -> Callable[[Run], Any]:
+    """Replace the document."""
+    content = text.encode() if isinstance(text, str) else text
+    return lambda run: (run.evaluation_dir / DOCUMENT).write_bytes(content)
 
 
-def seal(run: Run, **content: Any) -> None:
-    """Change a document and its checksum; None drops a key."""
-    path = run.evaluation_dir / DOCUMENT
-    whole = {**json.loads(path.read_text()), **content}
-    kept = {
-        key: value
-        for key, value in whole.items()
-        if key not in content or value is not None
-    }
-    path.write_text(json.dumps(sealed_json(kept)))
+def changed(
+    *dropped: str, sealed: bool = False, without: str = "", **content: Any
+) -> Callable[[Run], Any]:
+    """Change keys of the document, or of its rows, and its checksum where sealed."""
+
+    def change(run: Run) -> None:
+        path = run.evaluation_dir / DOCUMENT
+        whole = json.loads(path.read_text()) | content
+        whole["results"] = [
+            {key: value for key, value in row.items() if key != without}
+            if isinstance(row, dict)
+            else row
+            for row in whole["results"]
+        ]
+        kept = {key: value for key, value in whole.items() if key not in dropped}
+        path.write_text(json.dumps(sealed_json(kept) if sealed else kept))
+
+    return change
 
 
-def drop_key(run: Run, key: str) -> None:
-    path = run.evaluation_dir / DOCUMENT
-    content = json.loads(path.read_text())
-    del content[key]
-    path.write_text(json.dumps(content))
+def returns(content: bytes) -> Callable[[Run], Any]:
+    """Replace the returns."""
+    return lambda run: (run.evaluation_dir / RETURNS).write_bytes(content)
 
 
-def rows(run: Run) -> list[dict[str, Any]]:
-    content = json.loads((run.evaluation_dir / DOCUMENT).read_text())
-    return list(content["results"])
-
-
-def row_without(row: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}
-
-
-def save(run: Run, returns: Any) -> None:
-    np.savez(run.evaluation_dir / RETURNS, returns=returns)
-
-
-def npy(array: np.ndarray) -> bytes:
-    """A file of one array, which is no archive of several."""
+def packed(
+    save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray
+) -> bytes:
     with io.BytesIO() as file:
-        np.save(file, array)
+        save(file, *arrays, **named)
         return file.getvalue()
 
 
+def npz(array: np.ndarray) -> Callable[[Run], Any]:
+    return returns(packed(np.savez, returns=array))
+
+
 CHANGED = "its checksum differs: it has changed since it was written"
-UNREADABLE = "it cannot be used: "
+UNUSABLE = "it cannot be used: "
+SHAPE = f"{UNUSABLE}InputError, expected returns of 9 rows"
+DAMAGED = f"{UNUSABLE}ValueError, returns.npz is damaged"
+LOST = (
+    f"{UNUSABLE}FileNotFoundError, [Errno 2] No such file or directory: 'returns.npz'"
+)
 BREAKS: dict[str, tuple[Callable[[Run], Any], str]] = {
-    "cut": (
-        lambda run: (run.evaluation_dir / DOCUMENT).write_text('{"results": ['),
-        f"{UNREADABLE}JSONDecodeError",
-    ),
-    "list": (
-        lambda run: (run.evaluation_dir / DOCUMENT).write_text("[1, 2]"),
-        CHANGED,
-    ),
-    "number": (
-        lambda run: (run.evaluation_dir / DOCUMENT).write_text("3"),
-        f"{UNREADABLE}TypeError",
-    ),
-    "bytes": (
-        lambda run: (run.evaluation_dir / DOCUMENT).write_bytes(b"\xff\xfe{"),
-        f"{UNREADABLE}UnicodeDecodeError",
-    ),
-    "unsealed": (lambda run: drop_key(run, "sha256"), CHANGED),
-    "no seed": (lambda run: drop_key(run, "seed"), CHANGED),
-    "no results": (lambda run: drop_key(run, "results"), CHANGED),
-    "episodes": (lambda run: change_document(run, episodes="16"), CHANGED),
-    "severity": (
-        lambda run: change_document(
-            run, results=[{**row, "severity": 2} for row in rows(run)]
-        ),
-        CHANGED,
-    ),
-    "not clean": (
-        lambda run: change_document(run, results=rows(run)[1:2] * 9),
-        CHANGED,
-    ),
-    "changed": (lambda run: change_document(run, changed=[1]), CHANGED),
+    "cut": (document('{"results": ['), f"{UNUSABLE}JSONDecodeError"),
+    "list": (document("[1, 2]"), CHANGED),
+    "number": (document("3"), f"{UNUSABLE}TypeError"),
+    "bytes": (document(b"\xff\xfe{"), f"{UNUSABLE}UnicodeDecodeError"),
+    "unsealed": (changed("sha256"), CHANGED),
+    "no seed": (changed("seed"), CHANGED),
+    "no results": (changed("results"), CHANGED),
+    "episodes": (changed(episodes="16"), CHANGED),
+    "severity": (changed(without="severity"), CHANGED),
+    "emptied": (changed(results=[]), CHANGED),
+    "changed": (changed(changed=[1]), CHANGED),
     # Of another version: the checksum is right.
-    "other about": (lambda run: seal(run, seed=None), f"{UNREADABLE}KeyError, 'seed'"),
-    "no rows": (lambda run: seal(run, results=[]), f"{UNREADABLE}KeyError"),
-    "rows": (lambda run: seal(run, results=[1] * 9), f"{UNREADABLE}KeyError"),
-    "no fixed": (
-        lambda run: seal(run, results=[row_without(row, "fixed") for row in rows(run)]),
-        f"{UNREADABLE}KeyError",
-    ),
-    "empty": (
-        lambda run: (run.evaluation_dir / RETURNS).write_bytes(b""),
-        f"{UNREADABLE}ValueError, returns.npz is damaged",
-    ),
-    "no zip": (
-        lambda run: (run.evaluation_dir / RETURNS).write_bytes(b"PK no zip"),
-        f"{UNREADABLE}ValueError, returns.npz is damaged",
-    ),
+    "other about": (changed("seed", sealed=True), f"{UNUSABLE}KeyError, 'seed'"),
+    "no rows": (changed(sealed=True, results=[]), f"{UNUSABLE}KeyError"),
+    "rows": (changed(sealed=True, results=[1] * 9), f"{UNUSABLE}KeyError"),
+    "no fixed": (changed(sealed=True, without="fixed"), f"{UNUSABLE}KeyError"),
+    "empty": (returns(b""), DAMAGED),
+    "no zip": (returns(b"PK no zip"), DAMAGED),
     "array": (
-        lambda run: (run.evaluation_dir / RETURNS).write_bytes(npy(np.zeros(3))),
-        f"{UNREADABLE}InputError, returns.npz: expected an .npz file",
+        returns(packed(np.save, np.zeros(3))),
+        f"{UNUSABLE}InputError, returns.npz: expected an .npz file",
     ),
-    "none": (
-        lambda run: (run.evaluation_dir / RETURNS).unlink(),
-        f"{UNREADABLE}FileNotFoundError, [Errno 2] No such file or directory: "
-        "'returns.npz'",
-    ),
-    "columns": (
-        lambda run: save(run, np.zeros((9, 5))),
-        f"{UNREADABLE}InputError, expected returns of 9 rows",
-    ),
-    "words": (
-        lambda run: save(run, np.full((9, 16), "x")),
-        f"{UNREADABLE}InputError, expected returns of 9",
-    ),
+    "none": (lambda run: (run.evaluation_dir / RETURNS).unlink(), LOST),
+    "columns": (npz(np.zeros((9, 5))), SHAPE),
+    "words": (npz(np.full((9, 16), "x")), SHAPE),
     "nan": (
-        lambda run: save(run, np.full((9, 16), np.nan)),
-        f"{UNREADABLE}InputError, a return is not a finite number",
+        npz(np.full((9, 16), np.nan)),
+        f"{UNUSABLE}InputError, a return is not a finite number",
     ),
 }
 
@@ -349,8 +314,7 @@ def test_metrics_that_are_no_numbers_are_missing(tmp_path: Path, lines: str) -> 
         file.write(lines)
     html = written([run], tmp_path)
     assert "a: metrics.csv holds what is no number" in html
-    (missing,) = [cell for cell in cells(html, "overview") if cell[2] == "missing"]
-    assert missing[1] == "metrics.csv holds what is no number"
+    assert gaps(html, "overview") == ["metrics.csv holds what is no number"]
 
 
 @pytest.mark.parametrize("config", ["env: 3\n", "env: {}\n", "seed: 0\n"])

@@ -13,6 +13,7 @@ from marl_pool.evaluation.statistics.scores import (
     RANKED_FROM,
     Scores,
     improvement,
+    joined,
     mean_score,
     over_seeds,
     rank,
@@ -154,10 +155,14 @@ def test_methods_draw_their_seeds_independently() -> None:
     assert abs(paired) < 0.1
 
 
-def test_some_conditions_of_many() -> None:
-    scores = Scores("a", np.arange(6.0).reshape(2, 3), np.zeros((4, 2, 3)))
-    assert scores.of([2, 0]).points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
-    assert scores.of([1]).resamples.shape == (4, 2, 1)
+def test_scores_under_several_conditions_are_joined() -> None:
+    parts = [
+        Scores("a", np.array([[score], [score + 3]]), np.full((4, 2, 1), score))
+        for score in (2.0, 0.0)
+    ]
+    both = joined(parts)
+    assert both.points.tolist() == [[2.0, 0.0], [5.0, 3.0]]
+    assert both.resamples[0].tolist() == [[2.0, 0.0]] * 2
 
 
 # Comparisons

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from helpers.farm import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.loading import to_float64
 from marl_pool.evaluation.settings import DiagnoseSettings
+from marl_pool.evaluation.target import to_float64
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_policy
 from marl_pool.policies.base import Policy

@@ -23,11 +23,12 @@ from marl_pool.envs.base import BatchedEnv
 from marl_pool.envs.patches import OUTLINE, PatchGrid
 from marl_pool.evaluation.analyses import analyse_run
 from marl_pool.evaluation.cases import label, play
-from marl_pool.evaluation.loading import EvaluationTarget, misfit, rescaled, to_float64
+from marl_pool.evaluation.evaluate import EvaluatedRun
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.measure import EvaluationResults
 from marl_pool.evaluation.results import CLEAN, Files, Result
-from marl_pool.evaluation.run import EvaluatedRun
 from marl_pool.evaluation.settings import EvaluateSettings, TargetSettings
+from marl_pool.evaluation.target import EvaluationTarget, misfit, rescaled, to_float64
 from marl_pool.evaluation.video.render import outline_top
 from marl_pool.perturbations import make_perturbation
 from marl_pool.policies import make_policy
@@ -345,7 +346,7 @@ def test_actions_of_another_kind_are_a_misfit() -> None:
 
 def subject_of(folder: Path, policy: SpecifiedPolicy, **env: Any) -> EvaluationTarget:
     run = make_run(folder, policy, env={**ENV, **env})
-    return EvaluationTarget.from_run(run, TargetSettings())
+    return target_from_run(run, TargetSettings())
 
 
 def test_a_recording_is_in_the_envs_own_order(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.scripted import is_plug_in, is_scripted, scripted_policy
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.settings import RenderSettings, TargetSettings
 from marl_pool.evaluation.video.render import render_run
 from marl_pool.policies import make_policy
@@ -357,7 +357,7 @@ def test_scripted_groups_play_and_do_not_learn(tmp_path, cluster, policy, runner
     assert not [name for name in rows[0] if name.startswith("hen/") and "loss" in name]
     assert load_modules(run.policy_dir)[1] == {"fox": "fox"}
     plugins = ["helpers.farm:FoxAndHens", STILL]
-    subject = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
+    subject = target_from_run(run, SETTINGS, plugins=plugins)
     expected = RandomPolicy if policy == "random" else StillHens
     assert isinstance(subject.policies["hen"], expected)
 
@@ -412,7 +412,7 @@ def test_a_run_with_fixed_groups_is_evaluated(parent, tmp_path, capsys):
     settings = compose("evaluate", ["episodes=4", "perturbations=[]"])
     for number, policy in enumerate((parent.path, STILL)):
         run = trained(tmp_path / str(number), f"fixed={{hen: {policy}}}")
-        before = EvaluationTarget.from_run(run, SETTINGS, plugins=plugins)
+        before = target_from_run(run, SETTINGS, plugins=plugins)
         assert before.fixed == {"hen"}
         # A baseline takes the fox's place; the hens stay as trained.
         random = before.baselines()["random"]
@@ -433,7 +433,7 @@ def test_a_run_with_fixed_groups_is_evaluated(parent, tmp_path, capsys):
 def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, cluster):
     run = trained(tmp_path / "run", f"fixed={{hen: {STILL}}}")
     with pytest.raises(InputError, match=f"uses the policy '{STILL}', which is not pa"):
-        EvaluationTarget.from_run(run, SETTINGS, plugins=["helpers.farm:FoxAndHens"])
+        target_from_run(run, SETTINGS, plugins=["helpers.farm:FoxAndHens"])
 
 
 @slow

@@ -1,38 +1,29 @@
 """Evaluation targets: policies, the environments to measure them in, and baselines."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from marl_pool.compiled.choice import describe_kernels, use_kernels
+from marl_pool.compiled.choice import describe_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.envs.description import EnvDescription, describe_env
-from marl_pool.envs.pettingzoo.workers import kept_workers
-from marl_pool.envs.scripted import is_scripted, scripted_policy
-from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.settings import TargetSettings, TransferSettings
+from marl_pool.evaluation.settings import TransferSettings
 from marl_pool.options.names import resolve, trust
 from marl_pool.options.signatures import options_of
-from marl_pool.options.types import Kernels
 from marl_pool.policies.base import Policy, SpecifiedPolicy
 from marl_pool.policies.random_policy import RandomPolicy
-from marl_pool.policies.storage import load_modules
 from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
-from marl_pool.utils.devices import without_denormals
-from marl_pool.utils.errors import InputError, StoppedError, described
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.version import __version__, commit
 
 if TYPE_CHECKING:
-    from marl_pool.runs.run import Run
+    pass
 
 Policies = dict[str, Policy]
 """A policy for each group of agents."""
@@ -69,110 +60,6 @@ class EvaluationTarget:
     checkpoint: str | int = ""
     iteration: int | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_run(
-        cls,
-        run: "Run",
-        settings: TargetSettings,
-        *,
-        env: Mapping[str, Any] | None = None,
-        plugins: Collection[str] = (),
-    ) -> "EvaluationTarget":
-        """Load the policies of a run, with the checkpoint, seed and device of settings.
-
-        ``env`` has the complete options of the environments; None for the run's own.
-        ``plugins`` are the ``package.module:Class`` names that the run may use.
-
-        Raises:
-            InputError: no such policy or device, or a policy that does not fit the
-                environment.
-        """
-        validate_device(settings.device)
-        env = dict(env or run.env)
-        # Names in the run's files may only be those that the user allows.
-        with trust(plugins, run.path, config=run.config):
-            groups = describe_env(env).groups
-            fixed = _fixed_groups(run, groups)
-            # Scripted opponents come from the env's registry, not from the folder.
-            scripted = {
-                name: scripted_policy(
-                    policy, env=env["name"], role=name, group=groups[name]
-                )
-                for name, policy in fixed.items()
-                if is_scripted(policy)
-            }
-            # A single module that names no group plays all but the scripted ones.
-            folder = run.policy_path(settings.checkpoint)
-            modules, by_group = load_modules(folder, plugins=plugins)
-            if not by_group and len(modules) == 1:
-                by_group = {g: next(iter(modules)) for g in groups if g not in scripted}
-            saved = {group: modules[module] for group, module in by_group.items()}
-            policies: Policies = {**saved, **scripted}
-            # Evaluate in float64, so that the order of tokens changes no action.
-            target = cls(
-                policies=to_float64(policies, settings.device),
-                env=env,
-                source=run.path.name,
-                trained_env=dict(run.env),
-                seed=settings.seed,
-                device=settings.device,
-                fixed=frozenset(fixed),
-                plugins=frozenset(plugins),
-                checkpoint=settings.checkpoint,
-                iteration=run.iteration_of(settings.checkpoint),
-                training={
-                    "config_digest": run.config_digest,
-                    "training_seed": run.config.get("seed"),
-                },
-            )
-            target.validate_fit(str(run.config.get("policy_from", run.path)))
-        return target
-
-    @classmethod
-    def from_policies(
-        cls,
-        policy: Policy | Act | Mapping[str, Policy | Act],
-        env: Mapping[str, Any],
-        *,
-        name: str = "",
-        seed: int = 0,
-        device: str = "cpu",
-        plugins: Collection[str] | None = None,
-    ) -> "EvaluationTarget":
-        """Wrap policies or functions of observations, by group or one for all.
-
-        ``name`` is the `source`; the other arguments are attributes of a target.
-
-        Raises:
-            InputError: no such device, groups without a policy, or a policy that does
-                not fit the environment.
-        """
-        validate_device(device)
-        # The groups of the environment decide which policies are needed.
-        bare = cls({}, dict(env), name, dict(env), seed, device)
-        groups = bare.describe().groups
-        # One policy plays all groups.
-        group_policies = (
-            policy if isinstance(policy, Mapping) else dict.fromkeys(groups, policy)
-        )
-        if set(group_policies) != set(groups):
-            raise InputError(
-                f"policy: expected one for each group {sorted(groups)}, "
-                f"got {sorted(group_policies)}"
-            )
-        policies = dict[str, Policy]()
-        for key, group in groups.items():
-            candidate = group_policies[key]
-            policies[key] = (
-                candidate
-                if isinstance(candidate, Policy)
-                else CallablePolicy(candidate, group)
-            )
-        allowed = None if plugins is None else frozenset(plugins)
-        target = replace(bare, policies=to_float64(policies, device), plugins=allowed)
-        target.validate_fit("policy")
-        return target
 
     @property
     def name(self) -> str:
@@ -342,71 +229,3 @@ def misfit(policies: Mapping[str, Policy], groups: Mapping[str, AgentGroup]) -> 
         ):
             return f"the policy of {name!r}: {reason}"
     return ""
-
-
-@contextmanager
-def computing(
-    threads: int | None,
-    kernels: Kernels = "auto",
-    env_timeout: float | None = None,
-    device: str = "cpu",
-) -> Iterator[None]:
-    """Set torch's threads, the kernels and environments' time limit inside the block.
-
-    Denormal numbers are 0 there; see `without_denormals`. Environments take over the
-    processes of earlier ones; see `kept_workers`.
-
-    None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
-    device, and `limit_calls` for the seconds of a call of an environment.
-
-    Raises:
-        InputError: there is no such kernel.
-        StoppedError: a call of an environment exceeded the limit, or raised.
-    """
-    previous = torch.get_num_threads()
-    torch.set_num_threads(threads or previous)
-    try:
-        with (
-            use_kernels(kernels, device),
-            without_denormals(),
-            limit_calls(env_timeout),
-            kept_workers(),
-        ):
-            yield
-    except EnvTimeoutError as error:
-        raise StoppedError(str(error)) from error
-    except InputError:
-        raise
-    except Exception as error:
-        # An environment is the user's; whatever else fails is our own bug.
-        if not (call := raised_by(error)):
-            raise
-        raise StoppedError(f"{described(error)}, raised by {call}") from error
-    finally:
-        torch.set_num_threads(previous)
-
-
-def validate_device(device: str) -> None:
-    """Raise `InputError` if a device is absent or cannot compute in float64."""
-    try:
-        torch.empty(1, dtype=torch.float64, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"device: expected one that is available and computes in float64, "
-            f"got {device!r}: {reason}"
-        ) from error
-
-
-def _fixed_groups(run: "Run", groups: Collection[str]) -> dict[str, str]:
-    fixed = run.config.get("fixed") or {}
-    if (
-        not isinstance(fixed, Mapping)
-        or not all(isinstance(name, str) for name in fixed.values())
-        or not set(fixed) < set(groups)
-    ):
-        raise InputError(
-            f"{run.path}/config.yaml: fixed: expected names of policies for some, not "
-            f"all of the groups {', '.join(groups)}, got {fixed!r:.80}"
-        )
-    return dict(fixed)

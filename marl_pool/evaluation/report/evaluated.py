@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from marl_pool.evaluation.comparable import validate_comparable
-from marl_pool.evaluation.loading import EvaluationTarget
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.results import (
     CLEAN,
     DOCUMENT,
@@ -26,6 +26,7 @@ from marl_pool.evaluation.results import (
     read_returns,
 )
 from marl_pool.evaluation.settings import TargetSettings
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.manifest import KEY, is_intact_json
 from marl_pool.files.reading import read_json
 from marl_pool.runs.run import Run
@@ -195,7 +196,7 @@ def load(reported: ReportedRun, plugins: Collection[str]) -> EvaluationTarget | 
     """Load the evaluated policies of a run; without an evaluation, the best ones."""
     record = reported.evaluation.record if reported.evaluation else {}
     try:
-        return EvaluationTarget.from_run(
+        return target_from_run(
             reported.run,
             TargetSettings.from_config(
                 {key: record[key] for key in ("checkpoint", "seed") if record}

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.evaluation.cases import TransferEnv
-from marl_pool.evaluation.loading import EvaluationTarget, computing
+from marl_pool.evaluation.computing import computing
+from marl_pool.evaluation.load import target_from_run
 from marl_pool.evaluation.measure import EvaluationResults, OnProgress, measure
 from marl_pool.evaluation.results import (
     CURVES,
@@ -21,6 +22,7 @@ from marl_pool.evaluation.results import (
     write_returns,
 )
 from marl_pool.evaluation.settings import EvaluateSettings
+from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.files.figures import INSTALL_PLOTS, has_matplotlib
 from marl_pool.utils.progress import Progress
 
@@ -51,10 +53,10 @@ def evaluate_run(
     """Measure a run's policies; write table, CSV, JSON and plot to ``evaluation/``.
 
     Files of earlier evaluations stay (`Files`). Arguments and errors are as in
-    `EvaluationTarget.from_run`; a wrong perturbation is an `InputError` too.
+    `target_from_run`; a wrong perturbation is an `InputError` too.
     """
     # Load, which finds most mistakes before any episode is played.
-    target = EvaluationTarget.from_run(run, settings, env=env, plugins=plugins)
+    target = target_from_run(run, settings, env=env, plugins=plugins)
     transfer_settings = settings.transfer_settings
     transfers = [
         target.transfer_env(transfer, settings.episodes)

@@ -1,0 +1,55 @@
+"""Threads, kernels and time limits of the computations of a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from marl_pool.compiled.choice import use_kernels
+from marl_pool.envs.pettingzoo.workers import kept_workers
+from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
+from marl_pool.options.types import Kernels
+from marl_pool.utils.devices import without_denormals
+from marl_pool.utils.errors import InputError, StoppedError, described
+
+
+@contextmanager
+def computing(
+    threads: int | None,
+    kernels: Kernels = "auto",
+    env_timeout: float | None = None,
+    device: str = "cpu",
+) -> Iterator[None]:
+    """Set torch's threads, the kernels and environments' time limit inside the block.
+
+    Denormal numbers are 0 there; see `without_denormals`. Environments take over the
+    processes of earlier ones; see `kept_workers`.
+
+    None leaves the number of threads unchanged; see `use_kernels` for the kernels of a
+    device, and `limit_calls` for the seconds of a call of an environment.
+
+    Raises:
+        InputError: there is no such kernel.
+        StoppedError: a call of an environment exceeded the limit, or raised.
+    """
+    previous = torch.get_num_threads()
+    torch.set_num_threads(threads or previous)
+    try:
+        with (
+            use_kernels(kernels, device),
+            without_denormals(),
+            limit_calls(env_timeout),
+            kept_workers(),
+        ):
+            yield
+    except EnvTimeoutError as error:
+        raise StoppedError(str(error)) from error
+    except InputError:
+        raise
+    except Exception as error:
+        # An environment is the user's; whatever else fails is our own bug.
+        if not (call := raised_by(error)):
+            raise
+        raise StoppedError(f"{described(error)}, raised by {call}") from error
+    finally:
+        torch.set_num_threads(previous)
