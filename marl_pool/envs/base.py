@@ -219,6 +219,16 @@ class BatchedEnv(ABC):
         return self.active
 
     @property
+    def may_be_absent(self) -> bool:
+        """False if all agents act in every step, which is the default."""
+        return self.overrides("active") or self.overrides("alive")
+
+    @classmethod
+    def overrides(cls, name: str) -> bool:
+        """Return True if a subclass defines an attribute of this class anew."""
+        return getattr(cls, name) is not getattr(BatchedEnv, name)
+
+    @property
     def has_action_masks(self) -> bool:
         """True if `observe` says which options of actions are allowed."""
         return any(group.has_action_masks for group in self.groups.values())

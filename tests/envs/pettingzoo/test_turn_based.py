@@ -531,7 +531,7 @@ def test_ppo_pays_the_turn_that_earned(tmp_path):
 def test_living_agents_are_recorded_where_not_all_act(turn_based, monkeypatch):
     checks = []
     monkeypatch.setattr(
-        "marl_pool.envs.rules.validate_step", lambda *_: checks.append("again")
+        "marl_pool.envs.contract.validate_step", lambda *_: checks.append("again")
     )
     changing = {"module": "helpers.changing_agents:ChangingAgents", "max_steps": 9}
     env = turn_env(2) if turn_based else PettingZooEnv(2, **changing)
