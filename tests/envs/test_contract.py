@@ -96,7 +96,7 @@ def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_registered_names_build_their_classes(name: str) -> None:
+def test_registered_names_build_their_classes(name):
     env = make_batched_env(name, 2)
     assert type(env) is resolve(ENVS[name], {}, "env", BatchedEnv)
     assert name in HEURISTICS
@@ -105,7 +105,7 @@ def test_registered_names_build_their_classes(name: str) -> None:
 
 
 @each_env
-def test_observations_fit_their_description(name: str, options: Any) -> None:
+def test_observations_fit_their_description(name, options):
     env = started(name, 3, options)
     for group, tokens in env.observe().items():
         spec = env.groups[group]
@@ -119,7 +119,7 @@ def test_observations_fit_their_description(name: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
-def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
+def test_one_env_equals_the_same_env_among_many(name, options):
     batch = started(name, 37, options)
     start, expected = obs(batch), run(batch, 70)
     for number in (0, 3, 36):
@@ -129,7 +129,7 @@ def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None
 
 
 @each_env
-def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
+def test_selected_envs_continue_exactly(name, options):
     env = started(name, 4, options)
     run(env, 9)
     rows = torch.tensor([3, 1])
@@ -144,9 +144,7 @@ def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
 
 
 @each_env
-def test_a_saved_state_continues_exactly_and_survives_its_use(
-    name: str, options: Any
-) -> None:
+def test_a_saved_state_continues_exactly_and_survives_its_use(name, options):
     env, twin = (started(name, 3, options) for _ in range(2))
     run(env, 7)
     saved = env.state_dict()
@@ -162,7 +160,7 @@ def test_a_saved_state_continues_exactly_and_survives_its_use(
 
 
 @each_env
-def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) -> None:
+def test_a_partial_reset_leaves_the_other_envs_alone(name, options):
     env, calm = (started(name, 4, options) for _ in range(2))
     fresh = started(name, 4, options, first_episode=1)
     run(env, 10)
@@ -178,9 +176,7 @@ def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) ->
 
 
 @each_env
-def test_first_episode_is_where_a_restarted_runner_continues(
-    name: str, options: Any
-) -> None:
+def test_first_episode_is_where_a_restarted_runner_continues(name, options):
     env = started(name, 2, options)
     for episode in range(1, 12):
         run(env, 4)
@@ -191,7 +187,7 @@ def test_first_episode_is_where_a_restarted_runner_continues(
 
 
 @each_env
-def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -> None:
+def test_an_observation_is_not_changed_by_later_steps(name, options):
     env = started(name, 5, options)
     observation = obs(env)
     before = [part.clone() for part in observation]
@@ -200,7 +196,7 @@ def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -
 
 
 @pytest.mark.parametrize("name", ["simple_centroid", "simple_tag"])
-def test_particles_end_by_truncation_only(name: str) -> None:
+def test_particles_end_by_truncation_only(name):
     env = started(name, 2, {"max_steps": 3})
     ends = [env.step(actions_for(env, step)) for step in range(3)]
     assert [end.truncated.tolist() for end in ends] == [[i == 2] * 2 for i in range(3)]

@@ -106,7 +106,7 @@ def row_mask(*rows: int, of: int) -> Tensor:
 
 
 @EACH_ENV
-def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
+def test_an_episode_follows_from_seed_env_and_number_alone(make):
     env = begun(make, 3, seed=3)
     histories: dict[tuple[int, int], list[Tensor]] = {}
     resets = {2: [1], 4: [0, 1], 6: [2]}
@@ -122,7 +122,7 @@ def test_an_episode_follows_from_seed_env_and_number_alone(make: Maker) -> None:
 
 
 @EACH_ENV
-def test_starts_differ_between_seeds_envs_and_episodes(make: Maker) -> None:
+def test_starts_differ_between_seeds_envs_and_episodes(make):
     # Cars stand alike, and their tracks come into sight as the picture grows.
     def start(**options: int) -> bytes:
         return run(begun(make, **options), 8).numpy().tobytes()
@@ -136,7 +136,7 @@ def test_starts_differ_between_seeds_envs_and_episodes(make: Maker) -> None:
 
 @EACH_ENV
 @pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
-def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> None:
+def test_what_is_taken_goes_on_like_the_whole(make, rows):
     index = torch.tensor(rows)
     env, twin = begun(make, 2, seed=2), begun(make, 2, seed=2)
     run(env, 3)
@@ -153,7 +153,7 @@ def test_what_is_taken_goes_on_like_the_whole(make: Maker, rows: list[int]) -> N
 
 
 @EACH_ENV
-def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
+def test_a_saved_rollout_is_continued_exactly(make):
     def rollout() -> Rollout:
         env = make(2, seed=5, max_steps=4)
         space = spaces.Box(-0.5, 1, env.groups["agent"].action_space.shape)
@@ -174,7 +174,7 @@ def test_a_saved_rollout_is_continued_exactly(make: Maker) -> None:
 
 
 @EACH_ENV
-def test_a_state_from_before_the_first_episode_can_be_loaded(make: Maker) -> None:
+def test_a_state_from_before_the_first_episode_can_be_loaded(make):
     env = make(1)
     env.load_state_dict(make(1).state_dict())
     env.reset()
@@ -182,20 +182,17 @@ def test_a_state_from_before_the_first_episode_can_be_loaded(make: Maker) -> Non
 
 
 @EACH_ENV
-def test_a_state_that_does_not_replay_is_refused(make: Maker) -> None:
+def test_a_state_that_does_not_replay_is_refused(make):
     env = begun(make)
     run(env, 2)
     state = env.state_dict()
     state["tensors"]["observations"] += 1
-    with pytest.raises(
-        InputError,
-        match="expected .* saved state .* got others",
-    ):
+    with pytest.raises(InputError, match="expected .* saved state .* got others"):
         make(1).load_state_dict(state)
 
 
 @EACH_ENV
-def test_what_was_seen_is_not_changed_by_later_steps(make: Maker) -> None:
+def test_what_was_seen_is_not_changed_by_later_steps(make):
     env = begun(make)
     features = env.observe()["agent"].features
     before = features.clone()
@@ -204,7 +201,7 @@ def test_what_was_seen_is_not_changed_by_later_steps(make: Maker) -> None:
     assert not torch.equal(env.observe()["agent"].features, before)
 
 
-def test_a_env_that_has_ended_stands_still_until_it_is_reset() -> None:
+def test_a_env_that_has_ended_stands_still_until_it_is_reset():
     env = begun(Counted, 2)
     full = torch.ones(2, 1, 1)
     ends = []
@@ -227,7 +224,7 @@ def test_a_env_that_has_ended_stands_still_until_it_is_reset() -> None:
     )
 
 
-def test_simulators_that_no_env_holds_are_used_again() -> None:
+def test_simulators_that_no_env_holds_are_used_again():
     Counter.built = 0
     env = begun(Counted, 2)
     for _ in range(5):
@@ -238,7 +235,7 @@ def test_simulators_that_no_env_holds_are_used_again() -> None:
     assert Counter.built <= 5
 
 
-def test_dropping_ended_envs_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_ended_envs_repeats_nothing(monkeypatch):
     env = begun(Counted, 3)
     run(env, 1)
     begun_again: list[Any] = []
@@ -262,14 +259,7 @@ def test_dropping_ended_envs_repeats_nothing(monkeypatch: pytest.MonkeyPatch) ->
         ("ant_bullet", "pybullet", "bullet"),
     ],
 )
-def test_a_missing_extra_is_one_line(
-    env: str,
-    module: str,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_missing_extra_is_one_line(env, module, name, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, module, None)
     assert env in env_names()
     with pytest.raises(ModuleNotFoundError, match=module):

@@ -44,9 +44,7 @@ def first_slots(tokens: Tokens, places: int) -> Tokens:
 
 @variants
 @given(seed=seeds)
-def test_each_env_sees_what_its_own_severity_does(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_each_env_sees_what_its_own_severity_does(name, options, seed):
     tokens = make_tokens(seed)
     perturbation = build(name, severity=PAIR, **options)
     batch = play(perturbation, tokens, moves=True, seed=seed)
@@ -66,7 +64,7 @@ def test_each_env_sees_what_its_own_severity_does(
 
 
 @given(low=st.floats(0, 1), high=st.floats(0, 1))
-def test_severities_are_uniform_between_their_bounds(low: float, high: float) -> None:
+def test_severities_are_uniform_between_their_bounds(low, high):
     low, high = sorted((low, high))
     tokens = make_tokens(0, envs=2000, agents=1, places=2)
     _, state = next(states(build("occlude", severity=[low, high]), tokens))
@@ -81,9 +79,7 @@ def test_severities_are_uniform_between_their_bounds(low: float, high: float) ->
 
 
 @variants
-def test_a_pair_keeps_the_number_of_tokens_fixed(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_pair_keeps_the_number_of_tokens_fixed(name, options):
     tokens = make_tokens(0)
     counts = {
         output.num_tokens
@@ -105,7 +101,7 @@ def test_a_pair_keeps_the_number_of_tokens_fixed(
         [0.0, None],
     ],
 )
-def test_a_wrong_pair_is_refused(severity: Any) -> None:
+def test_a_wrong_pair_is_refused(severity):
     with pytest.raises(
         InputError, match=r"severity: expected .*\[low, high\].* got \["
     ):
@@ -115,7 +111,7 @@ def test_a_wrong_pair_is_refused(severity: Any) -> None:
 
 
 @pytest.mark.parametrize("severity", ["x", "0.5", None, True, {}, np.ones(2)])
-def test_what_is_no_number_is_refused(severity: Any) -> None:
+def test_what_is_no_number_is_refused(severity):
     with pytest.raises(InputError) as refusal:
         build("occlude", severity=severity)
     assert str(refusal.value) == (
@@ -124,7 +120,7 @@ def test_what_is_no_number_is_refused(severity: Any) -> None:
     )
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
+def test_numbers_of_other_libraries_are_numbers():
     half = build("occlude", severity=np.float32(0.5))
     assert (half.low, half.high) == (0.5, 0.5)
     any_share = build("occlude", severity=(0, np.float64(1.0)))
@@ -135,9 +131,7 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 
 
 @variants
-def test_sampled_severity_0_changes_nothing_bit_for_bit(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_sampled_severity_0_changes_nothing_bit_for_bit(name, options):
     tokens = make_tokens(0)
     tokens.features[0, :, 1] = -0.0
     perturbation = build(name, severity=0.8, ramp=4, **options)
@@ -154,9 +148,7 @@ def test_sampled_severity_0_changes_nothing_bit_for_bit(
 
 
 @given(severity=severities, ramp=st.integers(1, 60), played=st.integers(0, 100))
-def test_a_ramp_grows_linearly_and_stays(
-    severity: float, ramp: int, played: int
-) -> None:
+def test_a_ramp_grows_linearly_and_stays(severity, ramp, played):
     tokens = make_tokens(0)
     ramped: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
     steady: Any = build("occlude", severity=[0.0, severity])
@@ -184,9 +176,7 @@ def touched_slots(name: str, tokens: Tokens, severity: float) -> Tensor:
 
 @pytest.mark.parametrize("name", ["confuse", "duplicate", "freeze", "occlude"])
 @given(seed=seeds, pair=st.tuples(severities, severities))
-def test_more_of_it_touches_the_same_tokens_and_more(
-    name: str, seed: int, pair: tuple[float, float]
-) -> None:
+def test_more_of_it_touches_the_same_tokens_and_more(name, seed, pair):
     tokens = make_tokens(seed)
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
     mild, severe = (touched_slots(name, tokens, severity) for severity in sorted(pair))
@@ -199,9 +189,7 @@ def test_more_of_it_touches_the_same_tokens_and_more(
 
 @pytest.mark.parametrize("name", ["confuse", "occlude"])
 @given(seed=seeds, severity=severities)
-def test_the_count_follows_tokens_that_come_and_go(
-    name: str, seed: int, severity: float
-) -> None:
+def test_the_count_follows_tokens_that_come_and_go(name, seed, severity):
     tokens, padding = make_tokens(seed), make_tokens(seed + 1).padding
     perturbation = build(name, severity=severity)
     state = perturbation.start(tokens, keys())
@@ -214,7 +202,7 @@ def test_the_count_follows_tokens_that_come_and_go(
     assert not (affected & ~present).any()
 
 
-def test_more_distractors_are_the_same_ones_and_more() -> None:
+def test_more_distractors_are_the_same_ones_and_more():
     tokens = make_tokens(0)
     few, many = (
         play(build("inject", severity=severity), tokens)[0] for severity in (0.5, 1.0)
@@ -225,9 +213,7 @@ def test_more_distractors_are_the_same_ones_and_more() -> None:
 
 @variants
 @given(seed=seeds, protect=st.booleans())
-def test_the_own_token_is_protected_or_not(
-    name: str, options: dict[str, Any], seed: int, protect: bool
-) -> None:
+def test_the_own_token_is_protected_or_not(name, options, seed, protect):
     if name == "inject":
         return  # it touches no token at all
     tokens = make_tokens(seed)
@@ -245,9 +231,7 @@ def test_the_own_token_is_protected_or_not(
 
 
 @variants
-def test_what_lies_under_padding_is_never_seen(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_what_lies_under_padding_is_never_seen(name, options):
     """Tokens come and go, and where there is none, features are NaN."""
     generator = torch.Generator().manual_seed(0)
     tokens = make_tokens(0)
@@ -315,9 +299,7 @@ def in_the_loop(
 
 
 @variants
-def test_the_policy_sees_it_and_the_env_does_not(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_the_policy_sees_it_and_the_env_does_not(name, options):
     clean, perturbed = (in_the_loop(name, options, severity) for severity in (0, 0.9))
     before, after = (rollout.steps(5)["agent"] for rollout in (clean, perturbed))
     assert torch.equal(before.rewards, after.rewards)
@@ -331,9 +313,7 @@ def test_the_policy_sees_it_and_the_env_does_not(
 
 
 @variants
-def test_it_changes_what_a_sensitive_policy_reaches(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_it_changes_what_a_sensitive_policy_reaches(name, options):
     """The heuristic follows the signal; a shuffle is all the same to it."""
     returns = []
     for severity in (0.0, 0.8):
@@ -358,7 +338,7 @@ def test_it_changes_what_a_sensitive_policy_reaches(
 
 
 @pytest.mark.parametrize("ramp", [1, 3])
-def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
+def test_severities_grow_from_episode_to_episode(ramp):
     rollout = in_the_loop("occlude", {"ramp": ramp}, 1.0)
     tokens = rollout.steps(25)["agent"].tokens
     # Self, four of noise, another agent and three of signal: eight can be missing.
@@ -368,7 +348,7 @@ def test_severities_grow_from_episode_to_episode(ramp: int) -> None:
         assert (missing[episode] == expected).all()
 
 
-def test_a_rollout_may_have_episodes_behind_it() -> None:
+def test_a_rollout_may_have_episodes_behind_it():
     env = centroid()
     perturbation = make_perturbation("occlude", severity=1.0, ramp=4)
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
@@ -380,9 +360,7 @@ RAMPED: dict[str, Any] = {"severity": [0.2, 1.0], "ramp": 3}
 
 
 @variants
-def test_a_ramp_goes_on_exactly_where_a_state_was_taken(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_ramp_goes_on_exactly_where_a_state_was_taken(name, options):
     options = {**options, "ramp": 3}
     first = in_the_loop(name, options, RAMPED["severity"])
     first.steps(7)
@@ -395,9 +373,7 @@ def test_a_ramp_goes_on_exactly_where_a_state_was_taken(
 
 
 @variants
-def test_envs_of_a_batch_draw_what_they_draw_alone(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_envs_of_a_batch_draw_what_they_draw_alone(name, options):
     options = {**options, "ramp": 3}
     together = in_the_loop(name, options, RAMPED["severity"]).steps(12)["agent"].tokens
     for number in range(4):
@@ -408,7 +384,7 @@ def test_envs_of_a_batch_draw_what_they_draw_alone(
 
 
 @variants
-def test_envs_can_be_dropped_in_mid_episode(name: str, options: dict[str, Any]) -> None:
+def test_envs_can_be_dropped_in_mid_episode(name, options):
     rollout = in_the_loop(name, options, [0.2, 1.0])
     reference = in_the_loop(name, options, [0.2, 1.0])
     rows = torch.tensor([3, 1])
@@ -420,7 +396,7 @@ def test_envs_can_be_dropped_in_mid_episode(name: str, options: dict[str, Any]) 
     assert same(rollout.tokens["agent"], reference.tokens["agent"].at(rows))
 
 
-def test_a_perturbation_without_a_ramp_receives_the_episodes_too() -> None:
+def test_a_perturbation_without_a_ramp_receives_the_episodes_too():
     env, perturbation = centroid(), Plain()
     policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
     Rollout(env, policy, perturbation=perturbation).steps(12)

@@ -34,7 +34,7 @@ def is_unperturbed(output: Tokens, true: Tokens) -> bool:
 
 
 @each_perturbation
-def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
+def test_steps_outside_the_window_are_unperturbed(name):
     tokens = make_tokens(0)
     perturbation = build(name, severity=0.7, onset=2, end=5)
     marks = []
@@ -51,7 +51,7 @@ def test_steps_outside_the_window_are_unperturbed(name: str) -> None:
 
 
 @each_perturbation
-def test_perceiving_leaves_the_state_as_it_is(name: str) -> None:
+def test_perceiving_leaves_the_state_as_it_is(name):
     tokens = make_tokens(0)
     perturbation = build(name, severity=0.7, onset=1, end=3, agents=[0])
     for time, (output, state) in enumerate(
@@ -63,9 +63,7 @@ def test_perceiving_leaves_the_state_as_it_is(name: str) -> None:
 
 
 @variants
-def test_an_onset_postpones_what_would_begin_at_once(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_an_onset_postpones_what_would_begin_at_once(name, options):
     options = {**options, "end": None}
     immediate, postponed = (
         build(name, severity=0.7, **{**options, "onset": onset}) for onset in (0, 3)
@@ -76,7 +74,7 @@ def test_an_onset_postpones_what_would_begin_at_once(
 
 
 @each_perturbation
-def test_only_the_agents_named_are_perturbed(name: str) -> None:
+def test_only_the_agents_named_are_perturbed(name):
     tokens = make_tokens(0)
     partial, full = (
         build(name, severity=0.7, agents=agents) for agents in ([1], [0, 1])
@@ -104,9 +102,7 @@ def test_only_the_agents_named_are_perturbed(name: str) -> None:
         ({"groups": "prey"}, "groups", "a list", "got 'prey'"),
     ],
 )
-def test_wrong_options_are_refused(
-    options: dict[str, Any], key: str, expected: str, actual: str
-) -> None:
+def test_wrong_options_are_refused(options, key, expected, actual):
     with pytest.raises(InputError) as refusal:
         build("occlude", **options)
     message = str(refusal.value)
@@ -122,7 +118,7 @@ def tag(**options: Any) -> Rollout:
     return Rollout(env, policies, perturbation=perturbation)
 
 
-def test_only_the_groups_named_are_perturbed() -> None:
+def test_only_the_groups_named_are_perturbed():
     env = tag().env
     first, second = env.groups
     rollout = tag(groups=[second])
@@ -142,12 +138,12 @@ def test_only_the_groups_named_are_perturbed() -> None:
         ({"agents": [0, 99]}, r"perturbation.agents: expected .* got \[0, 99\]"),
     ],
 )
-def test_what_an_env_lacks_is_refused(options: dict[str, Any], message: str) -> None:
+def test_what_an_env_lacks_is_refused(options, message):
     with pytest.raises(UnfitTokensError, match=message):
         tag(**options)
 
 
-def test_a_wrapped_env_perturbs_the_agents_named() -> None:
+def test_a_wrapped_env_perturbs_the_agents_named():
     plain = make_env("simple_tag", **TAG)
     names = list(plain.possible_agents)
     # The last agent is of the second group, and alone in it.

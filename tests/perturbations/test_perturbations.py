@@ -26,11 +26,7 @@ from helpers.perturbed import (
     variants,
 )
 from marl_pool.networks.set_network import SetNetwork
-from marl_pool.perturbations import (
-    PERTURBATIONS,
-    make_perturbation,
-    perturbation_names,
-)
+from marl_pool.perturbations import PERTURBATIONS, make_perturbation, perturbation_names
 from marl_pool.perturbations.sampling import uniform_like
 from marl_pool.tokens import SELF_TYPE, Tokens
 from marl_pool.utils.errors import InputError
@@ -38,16 +34,14 @@ from marl_pool.utils.errors import InputError
 # All of them
 
 
-def test_every_registered_perturbation_is_tried_here() -> None:
+def test_every_registered_perturbation_is_tried_here():
     assert {name for name, _ in VARIANTS + ACTION_VARIANTS} == set(PERTURBATIONS)
     assert perturbation_names() == sorted(PERTURBATIONS)
 
 
 @variants
 @given(seed=seeds)
-def test_severity_0_is_the_identity_bit_for_bit(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_severity_0_is_the_identity_bit_for_bit(name, options, seed):
     tokens = make_tokens(seed)
     tokens.features[0, 0, 0, 0] = -0.0
     perturbation = build(name, severity=0.0, **options)
@@ -56,9 +50,7 @@ def test_severity_0_is_the_identity_bit_for_bit(
 
 
 @variants
-def test_it_leaves_the_envs_own_tensors_alone(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_it_leaves_the_envs_own_tensors_alone(name, options):
     tokens = make_tokens(0)
     before = tokens.map(torch.clone)
     play(build(name, severity=1.0, **options), tokens)
@@ -67,9 +59,7 @@ def test_it_leaves_the_envs_own_tensors_alone(
 
 @variants
 @given(seed=seeds, severity=severities)
-def test_same_keys_same_perturbation(
-    name: str, options: dict[str, Any], seed: int, severity: float
-) -> None:
+def test_same_keys_same_perturbation(name, options, seed, severity):
     tokens = make_tokens(seed)
     perturbation = build(name, severity=severity, **options)
     first, second = (play(perturbation, tokens, moves=True) for _ in range(2))
@@ -78,9 +68,7 @@ def test_same_keys_same_perturbation(
 
 @variants
 @pytest.mark.parametrize("key_options", [{"seed": 1}, {"first": 9}, {"episode": 1}])
-def test_other_seeds_envs_and_episodes_differ(
-    name: str, options: dict[str, Any], key_options: dict[str, int]
-) -> None:
+def test_other_seeds_envs_and_episodes_differ(name, options, key_options):
     tokens = make_tokens(0)
     # Only the severity of a delay is random.
     severity: Any = [0.0, 1.0] if name == "delay" else 0.5
@@ -92,9 +80,7 @@ def test_other_seeds_envs_and_episodes_differ(
 
 @variants
 @given(seed=seeds, severity=severities)
-def test_a_row_is_the_same_alone_and_among_others(
-    name: str, options: dict[str, Any], seed: int, severity: float
-) -> None:
+def test_a_row_is_the_same_alone_and_among_others(name, options, seed, severity):
     tokens = make_tokens(seed, envs=4)
     perturbation = build(name, severity=severity, **options)
     together = play(perturbation, tokens, moves=True)
@@ -104,9 +90,7 @@ def test_a_row_is_the_same_alone_and_among_others(
 
 
 @variants
-def test_agents_of_an_env_are_perturbed_apart(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_agents_of_an_env_are_perturbed_apart(name, options):
     twins = make_tokens(0).at((slice(None), slice(0, 1)))
     twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
     output = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
@@ -116,9 +100,7 @@ def test_agents_of_an_env_are_perturbed_apart(
 
 
 @variants
-def test_a_restart_touches_the_envs_that_begin_anew(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_restart_touches_the_envs_that_begin_anew(name, options):
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
     where = torch.tensor([False, True, False])
     state = perturbation.start(tokens, keys())
@@ -135,9 +117,7 @@ def test_a_restart_touches_the_envs_that_begin_anew(
 
 
 @variants
-def test_its_memory_can_be_taken_apart_by_rows(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_its_memory_can_be_taken_apart_by_rows(name, options):
     tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
     state = perturbation.start(tokens, keys())
     rows = torch.tensor([2, 0])
@@ -152,7 +132,7 @@ def test_its_memory_can_be_taken_apart_by_rows(
 @pytest.mark.parametrize(
     "name", ["bias", "confuse", "duplicate", "occlude", "rewire", "scale", "shuffle"]
 )
-def test_every_k_steps_or_at_reset_only(name: str) -> None:
+def test_every_k_steps_or_at_reset_only(name):
     tokens = make_tokens(0, places=20)
     held = play(build(name, severity=0.5), tokens, steps=7)
     assert all(same(output, held[0]) for output in held)
@@ -163,7 +143,7 @@ def test_every_k_steps_or_at_reset_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("severity", [0.0, 0.5, 1.0])
-def test_a_held_shuffle_is_the_same_everywhere(severity: float) -> None:
+def test_a_held_shuffle_is_the_same_everywhere(severity):
     twin = make_tokens(0, places=20).at((slice(0, 1), slice(0, 1)))
     tokens = twin.map(lambda tensor: tensor.expand(3, 2, *tensor.shape[2:]).clone())
     held = build("shuffle", severity=severity, held=3)
@@ -181,14 +161,12 @@ def test_a_held_shuffle_is_the_same_everywhere(severity: float) -> None:
 
 @variants
 @pytest.mark.parametrize("severity", [-0.1, 1.1, float("nan")])
-def test_a_severity_out_of_range_is_refused(
-    name: str, options: dict[str, Any], severity: float
-) -> None:
+def test_a_severity_out_of_range_is_refused(name, options, severity):
     with pytest.raises(InputError, match=r"severity: expected a number in \[0, 1\]"):
         build(name, severity=severity, **options)
 
 
-def test_bad_options_are_refused() -> None:
+def test_bad_options_are_refused():
     with pytest.raises(InputError, match=r"unknown perturbation 'shufle'.*'shuffle'"):
         make_perturbation("shufle")
     with pytest.raises(InputError, match="every: expected .* >= 1 or null, got 0"):
@@ -210,7 +188,7 @@ def test_bad_options_are_refused() -> None:
 
 
 @variants
-def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
+def test_it_reaches_the_policy(name, options):
     """Each changes a network's output, but the shuffle of an invariant one's."""
     network = SetNetwork(
         SPEC,
@@ -239,7 +217,7 @@ def test_it_reaches_the_policy(name: str, options: dict[str, Any]) -> None:
 
 
 @given(seed=seeds, severity=severities)
-def test_shuffle_moves_whole_tokens(seed: int, severity: float) -> None:
+def test_shuffle_moves_whole_tokens(seed, severity):
     tokens = make_tokens(seed)
     for output, state in states(build("shuffle", severity=severity, every=1), tokens):
         assert present_bag(output) == present_bag(tokens)
@@ -250,7 +228,7 @@ def test_shuffle_moves_whole_tokens(seed: int, severity: float) -> None:
 
 
 @given(seed=seeds, severity=severities)
-def test_rewire_moves_features_and_keeps_types(seed: int, severity: float) -> None:
+def test_rewire_moves_features_and_keeps_types(seed, severity):
     tokens = make_tokens(seed)
     present = ~tokens.padding
     for output, state in states(build("rewire", severity=severity, every=1), tokens):
@@ -265,7 +243,7 @@ def test_rewire_moves_features_and_keeps_types(seed: int, severity: float) -> No
         assert (moved.sum(-1) <= most).all()
 
 
-def test_rewire_crosses_most_wires_at_severity_1() -> None:
+def test_rewire_crosses_most_wires_at_severity_1():
     tokens = make_tokens(0, envs=64, places=16)
     _, state = next(states(build("rewire"), tokens))
     moved = (state["origin"] != torch.arange(16))[~tokens.padding]
@@ -273,7 +251,7 @@ def test_rewire_crosses_most_wires_at_severity_1() -> None:
     assert 0.8 < moved.float().mean() < 1
 
 
-def test_a_wire_to_a_token_that_vanished_is_dead() -> None:
+def test_a_wire_to_a_token_that_vanished_is_dead():
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     perturbation = build("rewire")
     state = perturbation.start(tokens, keys())
@@ -283,7 +261,7 @@ def test_a_wire_to_a_token_that_vanished_is_dead() -> None:
     assert torch.equal(output.padding, absent | (state["origin"] == 4))
 
 
-def test_all_permutations_are_equally_likely() -> None:
+def test_all_permutations_are_equally_likely():
     tokens = make_tokens(0, envs=6000, agents=1, places=3)
     _, state = next(states(build("shuffle"), tokens))
     code = (state["origin"][:, 0] * torch.tensor([9, 3, 1])).sum(-1)
@@ -297,9 +275,7 @@ def test_all_permutations_are_equally_likely() -> None:
 
 
 @given(seed=seeds, severity=severities, mode=st.sampled_from(["drop", "zero"]))
-def test_occlusion_takes_the_exact_count_and_spares_self(
-    seed: int, severity: float, mode: str
-) -> None:
+def test_occlusion_takes_the_exact_count_and_spares_self(seed, severity, mode):
     tokens = make_tokens(seed)
     free = ~tokens.padding & (tokens.types != SELF_TYPE)
     for output in play(build("occlude", severity=severity, mode=mode), tokens):
@@ -316,7 +292,7 @@ def test_occlusion_takes_the_exact_count_and_spares_self(
         )
 
 
-def test_occlusion_of_all_takes_self_only_if_told() -> None:
+def test_occlusion_of_all_takes_self_only_if_told():
     tokens = make_tokens(0)
     assert play(build("occlude", severity=1.0), tokens)[0].padding[..., 1:].all()
     assert not play(build("occlude", severity=1.0), tokens)[0].padding[..., 0].any()
@@ -325,7 +301,7 @@ def test_occlusion_of_all_takes_self_only_if_told() -> None:
         assert output.padding.all()
 
 
-def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
+def test_more_occlusion_takes_the_same_tokens_and_more():
     tokens = make_tokens(0)
     mild, severe = (
         play(build("occlude", severity=s), tokens)[0].padding for s in (0.3, 0.8)
@@ -337,13 +313,13 @@ def test_more_occlusion_takes_the_same_tokens_and_more() -> None:
 # Jitter
 
 
-def test_successive_draws_share_no_number() -> None:
+def test_successive_draws_share_no_number():
     turns = torch.arange(4).repeat(3, 1)
     draws = [uniform_like(keys(), turn, (2, 5)) for turn in turns.T]
     assert torch.stack(draws).unique().numel() == 4 * 3 * 2 * 5
 
 
-def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:
+def test_jitter_is_gaussian_and_fresh_at_each_step():
     tokens = make_tokens(0, envs=400, places=16)
     errors = torch.stack(
         [
@@ -362,7 +338,7 @@ def test_jitter_is_gaussian_and_fresh_at_each_step() -> None:
     assert (across - torch.eye(3)).abs().max() < 0.02
 
 
-def test_jitter_spares_self_by_default() -> None:
+def test_jitter_spares_self_by_default():
     tokens = make_tokens(0)
     self_mask = tokens.types == SELF_TYPE
     output = play(build("jitter", severity=1.0), tokens)[0]
@@ -372,7 +348,7 @@ def test_jitter_spares_self_by_default() -> None:
         assert (output.features[self_mask] != tokens.features[self_mask]).all()
 
 
-def test_jitter_on_an_image_stays_an_image() -> None:
+def test_jitter_on_an_image_stays_an_image():
     tokens = make_tokens(0)
     images = (tokens.features.nan_to_num().abs() * 120).clamp(max=255).byte()
     jitter = build("jitter", severity=1.0, scale=50 / 255, has_self=False)
@@ -384,7 +360,7 @@ def test_jitter_on_an_image_stays_an_image() -> None:
     assert output.features[dark].float().mean() < 50
 
 
-def test_jitter_on_an_image_is_in_units_of_its_range() -> None:
+def test_jitter_on_an_image_is_in_units_of_its_range():
     images = torch.full((3, 2, 50, 40), 128, dtype=torch.uint8)
     types = torch.ones(3, 2, 50, dtype=torch.int64)
     tokens = Tokens(images, types, torch.zeros_like(types, dtype=torch.bool))

@@ -128,7 +128,7 @@ def test_the_env_is_the_same_in_a_mirror(start, actions):
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 2e-4)]
 )
-def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) -> None:
+def test_it_follows_the_published_trajectory(dtype, atol):
     golden = np.load(PUBLISHED)
     env = CartPole(1, dtype=dtype)
     env.reset()
@@ -156,7 +156,7 @@ def test_the_reward_is_between_0_and_1_on_the_track(x, angle):
     assert -1e-12 <= reward <= 1
 
 
-def test_the_reward_counts_the_new_state_and_the_last_step() -> None:
+def test_the_reward_counts_the_new_state_and_the_last_step():
     env = at(2.39, 3.0, 0.5, 0.0)
     step = env.step(push(env, 0.0))
     assert step.terminated.tolist() == [True]
@@ -166,20 +166,20 @@ def test_the_reward_counts_the_new_state_and_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("side", [-1, 1])
-def test_only_a_cart_beyond_the_track_ends_the_episode(side: int) -> None:
+def test_only_a_cart_beyond_the_track_ends_the_episode(side):
     inside, outside = (at(side * x, 0.0, 3.0, 0.0) for x in (2.3999, 2.4001))
     assert not inside.step(push(inside, 0.0)).terminated.any()
     assert outside.step(push(outside, 0.0)).terminated.all()
 
 
-def test_the_time_is_up_after_max_steps() -> None:
+def test_the_time_is_up_after_max_steps():
     assert CartPole(1).max_steps == 1000
     env = started(2, max_steps=3)
     ends = [env.step(push(env, 0.0)).truncated.tolist() for _ in range(3)]
     assert ends == [[False] * 2] * 2 + [[True] * 2]
 
 
-def test_actions_are_clipped_to_their_box() -> None:
+def test_actions_are_clipped_to_their_box():
     tame, wild = started(8), started(8)
     action = torch.linspace(-3, 4, 8).view(8, 1, 1)
     wild.step({"agent": action})
@@ -188,7 +188,7 @@ def test_actions_are_clipped_to_their_box() -> None:
     assert len(set(wild.state[:, 1].tolist())) == 8
 
 
-def test_starts_fill_the_published_ranges() -> None:
+def test_starts_fill_the_published_ranges():
     env = started(20_000, dtype=torch.float64)
     starts = where_it_is(env) - [0, 0, math.pi, 0]
     for start, bound in zip(starts.T, (2.4, 10, math.pi / 2, 10), strict=True):
@@ -203,7 +203,7 @@ def test_starts_fill_the_published_ranges() -> None:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_observation_matches_its_description(options: dict[str, Any]) -> None:
+def test_observation_matches_its_description(options):
     env = started(2, **options)
     group = env.groups["agent"]
     assert (group.num_agents, group.tokens.has_self) == (1, False)
@@ -216,7 +216,7 @@ def test_observation_matches_its_description(options: dict[str, Any]) -> None:
     assert group.tokens.space().contains(arrays)
 
 
-def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
+def test_tokens_are_the_channels_then_their_duplicates_then_noise():
     env = at(0.3, -1.0, 2.0, 4.0, duplicates=2, noise_channels=2)
     tokens = env.observe()["agent"]
     five = [0.3, -1.0, math.cos(2.0), math.sin(2.0), 4.0]
@@ -227,7 +227,7 @@ def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
     assert env.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
 
 
-def test_channel_ids_tell_the_channels_apart() -> None:
+def test_channel_ids_tell_the_channels_apart():
     env = started(2, duplicates=2, noise_channels=2, channel_ids=True)
     types = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     assert env.observe()["agent"].types.tolist() == [[types]] * 2
@@ -235,7 +235,7 @@ def test_channel_ids_tell_the_channels_apart() -> None:
     assert names == (*CHANNELS, "noise_0", "noise_1")
 
 
-def test_different_states_give_the_same_set_of_tokens() -> None:
+def test_different_states_give_the_same_set_of_tokens():
     """A policy without memory and order cannot solve the task."""
     upright, hanging = at(1.0, 0.0, math.pi / 2, -1.0), at(-1.0, 1.0, math.pi / 2, 0.0)
     obs = [w.observe()["agent"].features[0, 0, :, 0] for w in (upright, hanging)]
@@ -243,7 +243,7 @@ def test_different_states_give_the_same_set_of_tokens() -> None:
     torch.testing.assert_close(obs[0].sort().values, obs[1].sort().values)
 
 
-def test_frames_are_the_last_readings_with_the_newest_last() -> None:
+def test_frames_are_the_last_readings_with_the_newest_last():
     options: dict[str, Any] = {"noise_channels": 1, "duplicates": 2, "seed": 3}
     env, plain = started(3, num_frames=3, **options), started(3, **options)
     readings = [plain.observe()["agent"].features[..., 0]]
@@ -255,7 +255,7 @@ def test_frames_are_the_last_readings_with_the_newest_last() -> None:
     assert torch.equal(frames[3], torch.stack(readings[2:5], -1))
 
 
-def test_noise_is_gaussian_fresh_and_changes_nothing_else() -> None:
+def test_noise_is_gaussian_fresh_and_changes_nothing_else():
     noisy = started(400, noise_channels=3, noise_std=0.1)
     first = noisy.observe()["agent"].features[:, 0, 5:, 0]
     frames, rewards = run(noisy, 20)
@@ -275,9 +275,7 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-def test_observations_and_the_env_do_not_share_memory(
-    options: dict[str, Any],
-) -> None:
+def test_observations_and_the_env_do_not_share_memory(options):
     env, calm = started(2, **options), started(2, **options)
     features = env.observe()["agent"].features
     before = features.clone()
@@ -318,7 +316,7 @@ def test_one_env_equals_the_same_env_among_many(
     assert torch.equal(actual_rewards[:, 0], rewards[:, number])
 
 
-def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
+def test_seeds_envs_and_episodes_differ_and_repeat():
     def trajectory(seed: int, env: int, episode: int) -> Tensor:
         options = {"first_env": env, "first_episode": episode, "noise_channels": 1}
         return run(started(1, seed=seed, **options), 10)[0]
@@ -347,19 +345,19 @@ def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
         ("num_envs", 0),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
+def test_a_number_out_of_range_is_refused_by_its_key(key, value):
     options: dict[str, Any] = {"num_envs": 2, key: value}
     with pytest.raises(InputError, match=rf"env\.{key}: expected a.* >= \d, got"):
         make_batched_env("cartpole", **options)
 
 
 @pytest.mark.parametrize("angle", [-0.1, 3.2, math.nan])
-def test_an_angle_out_of_range_is_refused(angle: float) -> None:
+def test_an_angle_out_of_range_is_refused(angle):
     with pytest.raises(InputError, match=r"env\.start_angle: expected an angle in"):
         make_batched_env("cartpole", 2, start_angle=angle)
 
 
-def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
+def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told():
     env = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
     env.reset()
     position, velocity, cos, _, turning = (
@@ -373,7 +371,7 @@ def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
-def test_a_device_that_is_not_here_is_refused() -> None:
+def test_a_device_that_is_not_here_is_refused():
     with pytest.raises(
         InputError, match="device: expected one of 0 CUDA devices, got cuda"
     ):
@@ -389,7 +387,7 @@ def heuristic(env: CartPole) -> CartPoleHeuristic:
     return policy
 
 
-def test_the_heuristic_swings_up_and_balances() -> None:
+def test_the_heuristic_swings_up_and_balances():
     env = CartPole(256)
     policy, chance = heuristic(env), RandomPolicy(env.groups["agent"].action_space)
     played, floor = play(env, policy), play(CartPole(256), chance)
@@ -402,7 +400,7 @@ def test_the_heuristic_swings_up_and_balances() -> None:
     assert returns[lasted].min() > 700  # a cart that stays on the track is mastered
 
 
-def test_the_heuristic_ends_upright_in_the_middle() -> None:
+def test_the_heuristic_ends_upright_in_the_middle():
     env = at(0.5, 0.0, math.pi, 0.1)
     policy = heuristic(env)
     for _ in range(900):
@@ -413,7 +411,7 @@ def test_the_heuristic_ends_upright_in_the_middle() -> None:
     assert abs(velocity) + abs(turn) < 1e-2
 
 
-def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
+def test_the_heuristic_reads_the_newest_of_the_first_five_tokens():
     plain, rich = started(8), started(8, duplicates=2, noise_channels=3, num_frames=2)
     for env in (plain, rich):
         run(env, 6)
@@ -424,7 +422,7 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
     assert torch.equal(policy.act(rich.observe()["agent"]).action, expected)
 
 
-def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
+def test_the_heuristic_takes_a_padded_channel_for_0():
     env = started(16)
     tokens, policy = env.observe()["agent"], heuristic(env)
     padding = (torch.arange(5) == 1).expand(tokens.types.shape)
@@ -435,7 +433,7 @@ def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
     assert not torch.equal(action, policy.act(tokens).action)
 
 
-def test_the_regulator_solves_the_riccati_equation() -> None:
+def test_the_regulator_solves_the_riccati_equation():
     linalg = pytest.importorskip("scipy.linalg")
     top, step = np.zeros(4), 1e-6
 
@@ -458,7 +456,7 @@ def changed_pixels(image: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return (image.astype(int) != reference).any(-1)
 
 
-def test_the_picture_shows_the_cart_and_its_pole() -> None:
+def test_the_picture_shows_the_cart_and_its_pole():
     left_cart, right_cart = at(-1.0, 0.0, 0.0, 0.0), at(1.0, 0.0, 0.0, 0.0)
     left_image, right_image = left_cart.frame(size=256), right_cart.frame(size=256)
     assert left_image.shape == (256, 256, 3)
@@ -475,7 +473,7 @@ def test_the_picture_shows_the_cart_and_its_pole() -> None:
     assert beside.max() < 128 - 0.9 * scale
 
 
-def test_attention_is_a_bar_for_each_token() -> None:
+def test_attention_is_a_bar_for_each_token():
     env = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
     none = env.frame(attention=torch.zeros(6))
     for token in range(6):
@@ -505,7 +503,7 @@ def golden() -> dict[str, Any]:
     }
 
 
-def test_the_golden_trajectory_has_not_changed() -> None:
+def test_the_golden_trajectory_has_not_changed():
     expected, data = json.loads(GOLDEN.read_text()), golden()
     assert expected.keys() == data.keys()
     for name, values in expected.items():

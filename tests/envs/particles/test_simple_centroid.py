@@ -57,7 +57,7 @@ def returns(env: SimpleCentroid, choose: Callable[[Tokens], Tensor]) -> float:
     return float(total.mean())
 
 
-def test_starts_lie_where_the_paper_puts_them() -> None:
+def test_starts_lie_where_the_paper_puts_them():
     env = SimpleCentroid(4000, num_signal=3, num_noise=28)
     env.reset()
     moving, noise = env.state[:, :4], env.state[:, 4:]
@@ -87,16 +87,14 @@ def test_starts_lie_where_the_paper_puts_them() -> None:
         ({"num_signal": 3, "num_noise": 28, "spread": 0.3}, 0.3),
     ],
 )
-def test_spread_grows_with_the_number_of_entities(
-    options: dict[str, Any], spread: float
-) -> None:
+def test_spread_grows_with_the_number_of_entities(options, spread):
     env = SimpleCentroid(300, **options)
     env.reset()
     assert env.spread == pytest.approx(spread)
     assert env.state[:, : env.num_movable, :2].abs().max() <= spread + 1e-6
 
 
-def test_tokens_are_relative_and_in_the_published_order() -> None:
+def test_tokens_are_relative_and_in_the_published_order():
     env = SimpleCentroid(
         3, num_agents=2, num_signal=2, num_noise=3, dtype=torch.float64
     )
@@ -114,7 +112,7 @@ def test_tokens_are_relative_and_in_the_published_order() -> None:
     assert env.signal()["agent"].tolist() == [[signal, signal]] * 3
 
 
-def test_observation_matches_its_description() -> None:
+def test_observation_matches_its_description():
     env = SimpleCentroid(2, num_agents=3)
     env.reset()
     group = env.groups["agent"]
@@ -130,7 +128,7 @@ def test_observation_matches_its_description() -> None:
     assert group.tokens.space().contains(arrays)
 
 
-def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
+def test_reward_is_minus_the_root_of_the_distance_after_the_step():
     env = SimpleCentroid(
         1, num_signal=2, num_noise=1, reward_scale=0.01, dtype=torch.float64
     )
@@ -144,7 +142,7 @@ def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
     assert not step.terminated.any()
 
 
-def test_each_agent_has_its_own_reward() -> None:
+def test_each_agent_has_its_own_reward():
     env = SimpleCentroid(4, num_agents=3, dtype=torch.float64, reward_scale=0.5)
     env.reset()
     rewards = run(env, 2)[1][-1]
@@ -154,7 +152,7 @@ def test_each_agent_has_its_own_reward() -> None:
     assert len(set(rewards.flatten().tolist())) == 12
 
 
-def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
+def test_signal_is_pushed_with_unit_force_in_uniform_directions():
     env = SimpleCentroid(300, num_signal=3, num_noise=0, dtype=torch.float64)
     env.reset()
     env.state[..., 2:] = 0
@@ -172,7 +170,7 @@ def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 38
 
 
-def test_speeds_are_capped() -> None:
+def test_speeds_are_capped():
     env = SimpleCentroid(64)
     env.reset()
     env.state[:, :4, 2:] = 30
@@ -182,7 +180,7 @@ def test_speeds_are_capped() -> None:
     assert speed[:, 1:4].numpy() == pytest.approx(2.0, rel=1e-5)
 
 
-def test_noise_never_moves() -> None:
+def test_noise_never_moves():
     env = SimpleCentroid(5)
     env.reset()
     before = env.state[:, 4:].clone()
@@ -190,7 +188,7 @@ def test_noise_never_moves() -> None:
     assert torch.equal(env.state[:, 4:], before)
 
 
-def test_actions_are_clipped_to_their_box() -> None:
+def test_actions_are_clipped_to_their_box():
     tame, wild = SimpleCentroid(8), SimpleCentroid(8)
     tame.reset()
     wild.reset()
@@ -220,7 +218,7 @@ def test_actions_that_do_not_fit_are_refused(continuous, actions, message):
     assert env.steps.tolist() == [0, 0]
 
 
-def test_discrete_actions_equal_unit_continuous_ones() -> None:
+def test_discrete_actions_equal_unit_continuous_ones():
     options: dict[str, Any] = {"num_agents": 2, "seed": 3}
     discrete = SimpleCentroid(5, continuous_actions=False, **options)
     continuous = SimpleCentroid(5, **options)
@@ -234,7 +232,7 @@ def test_discrete_actions_equal_unit_continuous_ones() -> None:
         assert torch.equal(discrete.state, continuous.state)
 
 
-def test_a_push_to_each_side_goes_there() -> None:
+def test_a_push_to_each_side_goes_there():
     env = SimpleCentroid(5, continuous_actions=False)
     env.reset()
     env.state[..., 2:] = 0
@@ -243,7 +241,7 @@ def test_a_push_to_each_side_goes_there() -> None:
     torch.testing.assert_close(env.state[:, 0, 2:], torch.tensor(expected))
 
 
-def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
+def test_one_seed_gives_one_trajectory_and_another_seed_another():
     first, repeat, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
     for env in (first, repeat, second):
         env.reset()
@@ -253,7 +251,7 @@ def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
     assert torch.equal(run(first, 20)[0], run(repeat, 20)[0])
 
 
-def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
+def test_the_dynamics_differ_between_seeds_envs_and_episodes():
     def wander(seed: int, env_id: int, episode: int) -> Tensor:
         env = SimpleCentroid(
             1, seed=seed, first_env=env_id, first_episode=episode, num_noise=0
@@ -285,13 +283,13 @@ def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
         ("num_envs", 0),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
+def test_a_number_out_of_range_is_refused_by_its_key(key, value):
     options: dict[str, Any] = {"num_envs": 2, key: value}
     with pytest.raises(InputError, match=rf"env\.{key}: expected .* got {value}"):
         make_batched_env("simple_centroid", **options)
 
 
-def test_unknown_names_and_options_list_the_choices() -> None:
+def test_unknown_names_and_options_list_the_choices():
     with pytest.raises(
         InputError, match=r"choose from .*simple_centroid.*Did you mean"
     ):
@@ -302,7 +300,7 @@ def test_unknown_names_and_options_list_the_choices() -> None:
         make_heuristic("nobody", SimpleCentroid(1).groups["agent"])
 
 
-def test_a_env_of_ones_own_is_found_by_its_path() -> None:
+def test_a_env_of_ones_own_is_found_by_its_path():
     target = "marl_pool.envs.particles.simple_centroid:SimpleCentroid"
     assert isinstance(make_batched_env(target, 1), SimpleCentroid)
     with pytest.raises(InputError, match="must be a subclass of"):
@@ -319,8 +317,8 @@ def test_a_env_of_ones_own_is_found_by_its_path() -> None:
     ],
 )
 def test_returns_agree_with_an_independent_implementation(
-    signal: int, noise: int, expected: float, floor: float
-) -> None:
+    signal, noise, expected, floor
+):
     """The figures were measured once with another version of the env.
 
     Its controller did not reckon with the delay of a step. Both means are over 512
@@ -338,7 +336,7 @@ def test_returns_agree_with_an_independent_implementation(
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_solves_the_task(continuous: bool) -> None:
+def test_the_heuristic_solves_the_task(continuous):
     env = SimpleCentroid(256, continuous_actions=continuous)
     policy = make_heuristic("simple_centroid", env.groups["agent"])
     best = returns(env, lambda tokens: policy.act(tokens).action)
@@ -352,7 +350,7 @@ def test_the_heuristic_solves_the_task(continuous: bool) -> None:
     assert floor < -1.7
 
 
-def test_the_heuristic_solves_it_for_several_agents() -> None:
+def test_the_heuristic_solves_it_for_several_agents():
     env = SimpleCentroid(64, num_agents=3)
     policy = make_heuristic("simple_centroid", env.groups["agent"])
     assert returns(env, lambda tokens: policy.act(tokens).action) > -0.3
@@ -368,9 +366,7 @@ def heuristic(continuous: bool) -> tuple[Policy, Tokens]:
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
-    continuous: bool,
-) -> None:
+def test_the_heuristic_ignores_noise_and_what_lies_under_padding(continuous):
     policy, tokens = heuristic(continuous)
     signal = tokens.types == 2
     padding = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
@@ -385,7 +381,7 @@ def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_rests_when_all_signals_are_lost(continuous: bool) -> None:
+def test_the_heuristic_rests_when_all_signals_are_lost(continuous):
     policy, tokens = heuristic(continuous)
     padded = Tokens(tokens.features, tokens.types, tokens.types == 2)
     action = policy.act(padded).action
@@ -393,7 +389,7 @@ def test_the_heuristic_rests_when_all_signals_are_lost(continuous: bool) -> None
     assert not action.any()
 
 
-def test_the_heuristic_is_permutation_invariant() -> None:
+def test_the_heuristic_is_permutation_invariant():
     policy, tokens = heuristic(continuous=True)
     order = torch.randperm(
         tokens.num_tokens, generator=torch.Generator().manual_seed(0)
@@ -424,7 +420,7 @@ def golden() -> dict[str, Any]:
     }
 
 
-def test_the_golden_trajectory_has_not_changed() -> None:
+def test_the_golden_trajectory_has_not_changed():
     expected, data = json.loads(GOLDEN.read_text()), golden()
     assert expected.keys() == data.keys()
     for name, values in expected.items():

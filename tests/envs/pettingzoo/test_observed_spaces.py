@@ -198,14 +198,8 @@ class Wrong(Rows):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (
-            "range",
-            r"expected numbers in \[0, 9\].*got 10 at \[0, 0\]",
-        ),
-        (
-            "shape",
-            r"expected an observation of shape \(4, 4\).*got \(4, 1\)",
-        ),
+        ("range", r"expected numbers in \[0, 9\].*got 10 at \[0, 0\]"),
+        ("shape", r"expected an observation of shape \(4, 4\).*got \(4, 1\)"),
     ],
 )
 def test_a_wrong_observation_in_mid_episode_is_refused(fault, message):

@@ -842,7 +842,7 @@ if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden()) + "\n")
 
 
-def test_a_missing_mpe2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mpe2_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "mpe2"]:
         monkeypatch.delitem(sys.modules, name)
 
