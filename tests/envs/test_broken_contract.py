@@ -362,14 +362,54 @@ def test_an_iterator_that_is_used_up_ends_no_loop_of_others(monkeypatch, play, p
     assert f"{Path(__file__).name}:{run_out.__code__.co_firstlineno + 1})" in line
 
 
-@pytest.mark.parametrize("case", [*FORMS, *LIVES])
+PRECISIONS = {
+    "features": (
+        shown(features=torch.Tensor.double),
+        "hen: features: expected torch.float32, got torch.float64",
+    ),
+    "rewards": (
+        {"advance": rewards(hens(torch.Tensor.double))},
+        "hen: dtype of rewards: expected torch.float32, got torch.float64",
+    ),
+}
+"""What evaluation, which acts in float64, may return, and training may not."""
+ALL = FORMS | LIVES | TYPES | PRECISIONS
+
+
+@pytest.mark.parametrize("case", ALL)
 def test_check_env_names_them(monkeypatch, case):
-    faults, message = (FORMS | LIVES)[case]
+    faults, message = ALL[case]
     monkeypatch.setattr(Yard, "faults", faults)
     problems = check_env(NAME, after=2).values()
-    assert any(f"Yard: {message}" in p or message in p for p in problems)
+    assert any(message in problem for problem in problems)
     # Never Python's own words.
     assert not any("expected no error" in problem for problem in problems)
+
+
+class Stepping(Yard):
+    """It overrides `BatchedEnv.step`."""
+
+    def step(self, actions: Any) -> Any:
+        step = super().step(actions)
+        return step._replace(truncated=self.faulty("truncated", step.truncated))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            torch.Tensor.long,
+            "truncated: expected a tensor of bool of shape (3,), got i",
+        ),
+        (lambda ends: ends[:, None], "of shape (3,), got bool of shape (3, 1)"),
+        (torch.zeros_like, "truncated after max_steps: expected True, got False"),
+    ],
+)
+def test_check_env_names_wrong_time_limits(monkeypatch, change, message):
+    monkeypatch.setattr(Stepping, "faults", {"truncated": change})
+    problems = check_env(f"{__name__}:Stepping", after=2)
+    rule = next(name for name in problems if name.startswith("rewards and ends"))
+    assert message in problems[rule]
 
 
 @cases
