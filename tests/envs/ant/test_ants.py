@@ -255,19 +255,6 @@ def test_a_picture_follows_the_ant(name):
     env.frame()
 
 
-@EACH_ANT
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
-        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused(name, options, message):
-    with pytest.raises(InputError, match=message):
-        make_batched_env(name, 1, **options)
-
-
 # Golden trajectory
 
 

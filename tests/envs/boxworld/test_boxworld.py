@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from torch import Tensor
 from helpers.boxworld_rules import Level, draw, read, write
 from helpers.paths import GOLDEN_FILES
 from marl_pool.config import compose
-from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs import make_heuristic
 from marl_pool.envs.boxworld.codes import AGENT, HELD, KEY_COLORS, LOCK, LOOSE
 from marl_pool.envs.boxworld.env import BoxWorld
 from marl_pool.policies import make_policy
@@ -101,35 +100,6 @@ def expected(level: Level, observation: str) -> Counter:
 
 
 # What there is
-
-
-@pytest.mark.parametrize(
-    ("options", "num_tokens"),
-    [
-        ({}, 8),  # as in the paper
-        ({"observation": "pixels"}, 50),
-        ({"num_distractors": 0}, 4),
-        ({"n": 5, "observation": "pixels"}, 26),
-        ({"n": 9, "goal_length": 4, "distractor_length": 2}, 2 + 2 * (3 + 4)),
-    ],
-)
-def test_observation_matches_its_description(options, num_tokens):
-    env = BoxWorld(3, **options)
-    env.reset()
-    group = env.groups["agent"]
-    assert group.num_agents == 1
-    assert group.action_space == spaces.Discrete(4)
-    assert group.tokens.num_tokens == num_tokens
-    assert group.tokens.num_features == 5
-    assert group.tokens.type_names == ("self", "floor", "key", "lock", "gem", "held")
-    assert group.tokens.has_self
-    tokens = env.observe()["agent"]
-    group.tokens.check(tokens)
-    assert tokens.features.dtype == torch.float32
-    assert tokens.batch_shape == (3, 1)
-    arrays = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
-    assert group.tokens.space().contains(arrays)
-    assert tokens.features.abs().max() <= 1
 
 
 # Rules
@@ -267,12 +237,6 @@ def test_random_actions_score_as_in_the_published_env():
     assert total.mean().item() == pytest.approx(0.52, abs=0.3)
     assert length.mean().item() == pytest.approx(29.1, abs=0.5)
     assert 1 - live.float().mean().item() == pytest.approx(0.063, abs=0.028)
-
-
-def test_an_episode_is_truncated():
-    env = write(TWO_BOXES, goal_length=3, num_distractors=1, max_steps=3)
-    ends = [act(env, UP) for _ in range(3)]
-    assert ends == [(0, False, False), (0, False, False), (0, False, True)]
 
 
 @pytest.mark.parametrize(
@@ -417,26 +381,6 @@ def test_levels_do_not_depend_on_when_others_reset(masks):
 
 
 # Wrong input
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("n", 2, r"expected an integer in \[3, 32\], got 2"),
-        ("n", 33, r"expected an integer in \[3, 32\], got 33"),
-        ("n", 4, "expected room for 3 boxes that don't touch .*, got 4: at most 1"),
-        ("goal_length", 1, "expected an integer >= 2, got 1"),
-        ("num_distractors", -1, "expected an integer >= 0, got -1"),
-        ("distractor_length", 0, "expected an integer >= 1, got 0"),
-        ("max_steps", 0, "expected an integer >= 1, got 0"),
-        ("num_envs", 0, "expected an integer >= 1, got 0"),
-        ("observation", "image", "expected entities or pixels, got 'image'"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_its_key(key, value, message):
-    options: dict[str, Any] = {"num_envs": 2, key: value}
-    with pytest.raises(InputError, match=rf"^env\.{key}: {message}$"):
-        make_batched_env("boxworld", **options)
 
 
 def test_more_keys_than_colors_are_refused():

@@ -122,21 +122,12 @@ def policy_and_tokens(observation: str = "pixels") -> tuple[Policy, Tokens]:
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
-def test_it_is_permutation_invariant_and_keeps_batches_apart(observation):
+def test_it_keeps_batches_apart(observation):
     policy, tokens = policy_and_tokens(observation)
     decision = policy.act(tokens)
     assert decision.action.shape == (30, 1)
     assert decision.action.dtype == torch.int64
     assert decision.logits.shape == (30, 1, 4)
-    order = torch.randperm(
-        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
-    )
-    shuffled = Tokens(
-        tokens.features[:, :, order],
-        tokens.types[..., order],
-        tokens.padding[..., order],
-    )
-    assert torch.equal(policy.act(shuffled).logits, decision.logits)
     single = policy.act(tokens.at(slice(7, 8)))
     assert torch.equal(single.logits[0], decision.logits[7])
     assert torch.equal(policy.double().act(tokens).logits, decision.logits)

@@ -14,14 +14,12 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import make_batched_env
 from marl_pool.envs.car_racing.backgrounds import (
     BACKGROUNDS,
     find_background,
@@ -109,20 +107,6 @@ def test_grey_is_opencvs(picture):
     grey = env._to_screens(torch.from_numpy(picture))
     expected = cv2.cvtColor(picture[0], cv2.COLOR_RGB2GRAY)
     assert np.array_equal(grey[0, ..., 0].numpy(), expected)
-
-
-def test_observation_matches_its_description():
-    env = begun(2)
-    group = env.groups["agent"]
-    assert group.num_agents == 1
-    assert (group.tokens.num_tokens, group.tokens.num_features) == (256, 144)
-    assert group.tokens.type_names == ("patch",)
-    assert not group.tokens.has_self
-    assert group.action_space == spaces.Box(-1, 1, (3,))
-    tokens = env.observe()["agent"]
-    assert tokens.batch_shape == (2, 1)
-    parts = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
-    assert group.tokens.space().contains(parts)
 
 
 @pytest.mark.parametrize(
@@ -317,38 +301,6 @@ def test_where_patches_overlap_the_stronger_tint_is_seen():
     assert not changed[16:23, 16:23].any()
     assert changed[16:23, 23:27].all()
     assert changed.sum() == 7 * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"patch": 0}, r"env.patch: expected an integer in \[1, 96\], got 0"),
-        ({"patch": 97}, r"env.patch: expected an integer in \[1, 96\], got 97"),
-        ({"stride": 0}, r"env.stride: expected an integer in \[1, 96\], got 0"),
-        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
-        ({"color": "blue"}, "env.color: expected grey or rgb, got 'blue'"),
-        (
-            {"zero_rows_bottom": 97},
-            r"zero_rows_bottom: .* integer in \[0, 96\], got 97",
-        ),
-        (
-            {"zero_rows_bottom": -1},
-            r"zero_rows_bottom: .* integer in \[0, 96\], got -1",
-        ),
-        ({"action_repeat": 0}, "env.action_repeat: expected an integer >= 1, got 0"),
-        ({"no_reward_limit": -1}, "no_reward_limit: .* integer >= 0, got -1"),
-        ({"lap_complete_percent": 1.5}, r"lap_complete_percent: .* number in \[0, 1\]"),
-        (
-            {"background": "sky"},
-            "env.background: expected one of none, checkers.*'sky'",
-        ),
-        ({"background": __file__}, "env.background: expected an image, got .*"),
-        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make_batched_env("car_racing", 1, **options)
 
 
 # Golden trajectory

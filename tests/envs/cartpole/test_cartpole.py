@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -33,7 +32,6 @@ from marl_pool.utils.errors import InputError
 GOLDEN = GOLDEN_FILES / "cartpole.json"
 PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
 ALL = {"duplicates": 2, "noise_channels": 2, "num_frames": 3, "channel_ids": True}
-VARIANTS = [{}, {"noise_channels": 1}, {"num_frames": 4}, ALL]
 
 
 def actions_for(env: CartPole, step: int) -> dict[str, Tensor]:
@@ -172,13 +170,6 @@ def test_only_a_cart_beyond_the_track_ends_the_episode(side):
     assert outside.step(push(outside, 0.0)).terminated.all()
 
 
-def test_the_time_is_up_after_max_steps():
-    assert CartPole(1).max_steps == 1000
-    env = started(2, max_steps=3)
-    ends = [env.step(push(env, 0.0)).truncated.tolist() for _ in range(3)]
-    assert ends == [[False] * 2] * 2 + [[True] * 2]
-
-
 def test_actions_are_clipped_to_their_box():
     tame, wild = started(8), started(8)
     action = torch.linspace(-3, 4, 8).view(8, 1, 1)
@@ -200,20 +191,6 @@ def test_starts_fill_the_published_ranges():
 
 
 # Tokens
-
-
-@pytest.mark.parametrize("options", VARIANTS)
-def test_observation_matches_its_description(options):
-    env = started(2, **options)
-    group = env.groups["agent"]
-    assert (group.num_agents, group.tokens.has_self) == (1, False)
-    assert group.action_space == spaces.Box(-1, 1, (1,), np.float32)
-    tokens = env.observe()["agent"]
-    group.tokens.check(tokens)
-    assert tokens.batch_shape == (2, 1)
-    assert not tokens.padding.any()
-    arrays = {name: part.numpy() for name, part in tokens.at((0, 0)).columns.items()}
-    assert group.tokens.space().contains(arrays)
 
 
 def test_tokens_are_the_channels_then_their_duplicates_then_noise():
@@ -274,46 +251,7 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else():
     assert not run(silent, 3)[0][..., 5:, :].any()
 
 
-@pytest.mark.parametrize("options", VARIANTS)
-def test_observations_and_the_env_do_not_share_memory(options):
-    env, calm = started(2, **options), started(2, **options)
-    features = env.observe()["agent"].features
-    before = features.clone()
-    run(env, 3)
-    assert torch.equal(features, before)
-    env.observe()["agent"].features.zero_()
-    run(calm, 3)
-    assert torch.equal(
-        env.observe()["agent"].features, calm.observe()["agent"].features
-    )
-
-
 # Batches, seeds, state
-
-
-@given(
-    st.integers(0, 40),
-    st.integers(1, 3),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.booleans(),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_one_env_equals_the_same_env_among_many(
-    number, duplicates, noise, frames, ids, dtype
-):
-    options: dict[str, Any] = {
-        "duplicates": duplicates,
-        "noise_channels": noise,
-        "num_frames": frames,
-        "channel_ids": ids,
-        "seed": 11,
-        "dtype": dtype,
-    }
-    batch, single = started(41, **options), started(1, first_env=number, **options)
-    (features, rewards), (actual, actual_rewards) = run(batch, 70), run(single, 70)
-    assert torch.equal(actual[:, 0], features[:, number])
-    assert torch.equal(actual_rewards[:, 0], rewards[:, number])
 
 
 def test_seeds_envs_and_episodes_differ_and_repeat():
@@ -328,33 +266,6 @@ def test_seeds_envs_and_episodes_differ_and_repeat():
         for earlier_path in paths[:i]:
             # Neither the channels nor the noise.
             assert not (path[..., [0, 5], :] == earlier_path[..., [0, 5], :]).any()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("duplicates", 0),
-        ("noise_channels", -1),
-        ("noise_std", -0.1),
-        ("noise_std", math.nan),
-        ("noise_std", math.inf),
-        ("num_frames", 0),
-        ("start_speed", -1.0),
-        ("start_speed", math.nan),
-        ("max_steps", 0),
-        ("num_envs", 0),
-    ],
-)
-def test_a_number_out_of_range_is_refused_by_its_key(key, value):
-    options: dict[str, Any] = {"num_envs": 2, key: value}
-    with pytest.raises(InputError, match=rf"env\.{key}: expected a.* >= \d, got"):
-        make_batched_env("cartpole", **options)
-
-
-@pytest.mark.parametrize("angle", [-0.1, 3.2, math.nan])
-def test_an_angle_out_of_range_is_refused(angle):
-    with pytest.raises(InputError, match=r"env\.start_angle: expected an angle in"):
-        make_batched_env("cartpole", 2, start_angle=angle)
 
 
 def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told():

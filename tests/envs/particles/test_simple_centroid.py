@@ -112,22 +112,6 @@ def test_tokens_are_relative_and_in_the_published_order():
     assert env.signal()["agent"].tolist() == [[signal, signal]] * 3
 
 
-def test_observation_matches_its_description():
-    env = SimpleCentroid(2, num_agents=3)
-    env.reset()
-    group = env.groups["agent"]
-    assert group.num_agents == 3
-    assert group.tokens.type_names == ("self", "agent", "signal", "noise")
-    assert group.tokens.has_self
-    assert group.action_space == spaces.Box(0, 1, (5,), np.float32)
-    tokens = env.observe()["agent"]
-    group.tokens.check(tokens)
-    assert tokens.features.shape == (2, 3, 34, 4)
-    agent_tokens = tokens.at((1, 2))
-    arrays = {name: part.numpy() for name, part in agent_tokens.columns.items()}
-    assert group.tokens.space().contains(arrays)
-
-
 def test_reward_is_minus_the_root_of_the_distance_after_the_step():
     env = SimpleCentroid(
         1, num_signal=2, num_noise=1, reward_scale=0.01, dtype=torch.float64
@@ -241,16 +225,6 @@ def test_a_push_to_each_side_goes_there():
     torch.testing.assert_close(env.state[:, 0, 2:], torch.tensor(expected))
 
 
-def test_one_seed_gives_one_trajectory_and_another_seed_another():
-    first, repeat, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
-    for env in (first, repeat, second):
-        env.reset()
-    assert not torch.equal(first.state[0], first.state[1])
-    assert torch.equal(first.state, repeat.state)
-    assert not (first.state[..., :2] == second.state[..., :2]).any()
-    assert torch.equal(run(first, 20)[0], run(repeat, 20)[0])
-
-
 def test_the_dynamics_differ_between_seeds_envs_and_episodes():
     def wander(seed: int, env_id: int, episode: int) -> Tensor:
         env = SimpleCentroid(
@@ -266,27 +240,6 @@ def test_the_dynamics_differ_between_seeds_envs_and_episodes():
         assert torch.equal(path, wander(*keys[i]))
         for earlier_path in paths[:i]:
             assert not torch.equal(path, earlier_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_agents", 0),
-        ("num_signal", 0),
-        ("num_noise", -1),
-        ("reward_scale", 0.0),
-        ("reward_scale", math.nan),
-        ("noise_offset", -0.1),
-        ("spread", 0.0),
-        ("spread", math.inf),
-        ("max_steps", 0),
-        ("num_envs", 0),
-    ],
-)
-def test_a_number_out_of_range_is_refused_by_its_key(key, value):
-    options: dict[str, Any] = {"num_envs": 2, key: value}
-    with pytest.raises(InputError, match=rf"env\.{key}: expected .* got {value}"):
-        make_batched_env("simple_centroid", **options)
 
 
 def test_unknown_names_and_options_list_the_choices():
@@ -387,19 +340,6 @@ def test_the_heuristic_rests_when_all_signals_are_lost(continuous):
     action = policy.act(padded).action
     assert action.shape == ((6, 2, 5) if continuous else (6, 2))
     assert not action.any()
-
-
-def test_the_heuristic_is_permutation_invariant():
-    policy, tokens = heuristic(continuous=True)
-    order = torch.randperm(
-        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
-    )
-    shuffled = Tokens(
-        tokens.features[:, :, order],
-        tokens.types[..., order],
-        tokens.padding[..., order],
-    )
-    torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
 
 
 def golden() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mpe2 import simple_tag_v3
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import make_batched_env, make_heuristic
+from marl_pool.envs import make_heuristic
 from marl_pool.envs.particles.simple_tag import SimpleTag, boundary_penalty, flight
 from marl_pool.policies.base import Policy
 from marl_pool.policies.random_policy import RandomPolicy
@@ -77,27 +77,6 @@ def test_a_heuristic_has_a_role(role):
     message = f"unknown role of heuristic 'simple_tag': {role!r}: choose from predator,"
     with pytest.raises(InputError, match=message):
         make_heuristic("simple_tag", group, role=role)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"counts": "1-3"}, "env.counts: expected three numbers such as 1-3-28, got"),
-        ({"counts": "0-3-2"}, "env.counts: num_predators: expected an integer >= 1"),
-        ({"counts": "1-0-2"}, "env.counts: num_prey: expected an integer >= 1"),
-        ({"num_predators": 0}, "env.num_predators: expected .* >= 1 or null, got 0"),
-        ({"num_prey": 0}, "env.num_prey: expected .* >= 1 or null, got 0"),
-        ({"num_obstacles": -1}, "env.num_obstacles: expected .* >= 0 or null, got -1"),
-        ({"prey": "run"}, "env.prey: expected random, flee or learned, got 'run'"),
-        ({"obstacle_spread": 0.0}, "env.obstacle_spread: .* number > 0 or null"),
-        ({"obstacle_spread": math.inf}, "env.obstacle_spread: .* got inf"),
-        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
-        ({"num_envs": 0}, "env.num_envs: expected an integer >= 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused_by_their_key(options, message):
-    with pytest.raises(InputError, match=message):
-        make_batched_env("simple_tag", **{"num_envs": 2, **options})
 
 
 # Starts
@@ -164,27 +143,6 @@ def test_tokens_are_relative_and_in_the_published_order():
         for agent, order in enumerate(orders[name]):
             expected = state[:, order] - state[:, [order[0]]]
             np.testing.assert_array_equal(tokens.features[:, agent], expected)
-
-
-@kinds
-@pytest.mark.parametrize("counts", ["1-3-28", "1-1-0", "3-2-1"])
-def test_observation_matches_its_description(prey, counts):
-    env = SimpleTag(2, counts=counts, prey=prey)
-    env.reset()
-    assert list(env.groups) == ["predator", "prey"][: 1 + (prey == "learned")]
-    predators, num_prey, obstacles = map(int, counts.split("-"))
-    agents = {"predator": predators, "prey": num_prey}
-    for name, tokens in env.observe().items():
-        group = env.groups[name]
-        assert group.num_agents == agents[name]
-        assert group.action_space == spaces.Discrete(5)
-        assert group.tokens.type_names == ("self", "obstacle", "predator", "prey")
-        group.tokens.check(tokens)
-        shape = (2, agents[name], predators + num_prey + obstacles, 4)
-        assert tokens.features.shape == shape
-        agent_tokens = tokens.at((1, 0))
-        arrays = {key: part.numpy() for key, part in agent_tokens.columns.items()}
-        assert group.tokens.space().contains(arrays)
 
 
 # Rewards
@@ -555,16 +513,6 @@ def test_heuristics_ignore_what_lies_under_padding(role, continuous, watched):
     torch.testing.assert_close(decision.logits, expected.logits)
     torch.testing.assert_close(decision.action, expected.action)
     assert not torch.equal(decision.logits, policy.act(tokens).logits)
-
-
-@each_heuristic
-def test_heuristics_are_permutation_invariant(role, continuous, watched):
-    policy, tokens = heuristic(role, continuous)
-    order = torch.randperm(
-        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
-    )
-    shuffled = tokens.map(lambda part: part[:, :, order])
-    torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
 
 
 @each_heuristic

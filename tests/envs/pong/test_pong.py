@@ -20,7 +20,7 @@ from gymnasium.wrappers import AtariPreprocessing
 from torch import Tensor
 
 from helpers.paths import GOLDEN_FILES
-from marl_pool.envs import env_names, heuristic_names, make_batched_env, make_heuristic
+from marl_pool.envs import env_names, make_heuristic
 from marl_pool.envs.pong.env import EPISODES_PER_SEED, Pong
 from marl_pool.envs.pong.heuristic import PongHeuristic, _reflect
 from marl_pool.perturbations import make_perturbation
@@ -84,12 +84,6 @@ def finished() -> Pong:
 # Observations
 
 
-def test_names():
-    assert "pong" in env_names()
-    assert "pong" in heuristic_names()
-    assert isinstance(make_batched_env("pong", 2), Pong)
-
-
 @pytest.mark.parametrize("frame_skip", [4, 3])
 def test_frames_and_rewards_are_gymnasiums(frame_skip):
     env = begun(noop_max=0, zero_rows=0, frame_skip=frame_skip)
@@ -115,21 +109,6 @@ def test_moves_are_three_of_the_minimal_actions():
         six.step({"agent": torch.tensor([[(0, 2, 3)[action]]])})
         three.step({"agent": torch.tensor([[action]])})
         assert torch.equal(six.screens, three.screens)
-
-
-def test_observation_matches_its_description():
-    env = begun(2)
-    group = env.groups["agent"]
-    assert group.num_agents == 1
-    assert (group.tokens.num_tokens, group.tokens.num_features) == (196, 144)
-    assert group.tokens.type_names == ("patch",)
-    assert not group.tokens.has_self
-    assert group.action_space == spaces.Discrete(6)
-    tokens = env.observe()["agent"]
-    assert tokens.features.dtype == torch.uint8
-    assert tokens.batch_shape == (2, 1)
-    arrays = {name: part.numpy() for name, part in tokens.at((1, 0)).columns.items()}
-    assert group.tokens.space().contains(arrays)
 
 
 @pytest.mark.parametrize(("patch", "num_frames"), [(6, 4), (12, 1)])
@@ -172,15 +151,6 @@ def test_the_score_is_black_unless_asked_for():
     assert not plain.screens[:, :, :10].any()
     assert with_score.screens[:, -1, :10].any()
     assert torch.equal(plain.screens[:, :, 10:], with_score.screens[:, :, 10:])
-
-
-def test_observation_is_not_changed_by_later_steps():
-    env = begun()
-    features = env.observe()["agent"].features
-    before = features.clone()
-    run(env, 3)
-    assert torch.equal(features, before)
-    assert not torch.equal(env.observe()["agent"].features, before)
 
 
 # Episodes
@@ -287,30 +257,7 @@ def test_a_lost_game_costs_21_points_and_the_next_one_is_another():
     assert torch.equal(run(env, 20), run(begun(2, seed=7, first_episode=1), 20))
 
 
-def test_truncation_is_counted_in_steps():
-    env = begun(max_steps=3)
-    ends = [env.step(actions_for(env)).truncated.item() for _ in range(3)]
-    assert ends == [False, False, True]
-
-
 # Copies and saved states
-
-
-@pytest.mark.parametrize("rows", [[1], [1, 0], [1, 1]])
-def test_what_is_taken_goes_on_like_the_whole(rows):
-    index = torch.tensor(rows)
-    env, twin = begun(2, seed=2), begun(2, seed=2)
-    run(env, 10)
-    run(twin, 10)
-    subset = twin.select(index)
-    assert torch.equal(subset.screens, env.screens[index])
-    expected = run(env, 20)
-    assert torch.equal(run(subset, 20), expected[:, index])
-    # The original can still be stepped, by replaying its games.
-    assert torch.equal(run(twin, 20), expected)
-    twin.reset(torch.tensor([True, False]))
-    env.reset(torch.tensor([True, False]))
-    assert torch.equal(run(twin, 5), run(env, 5))
 
 
 def test_a_picture_taken_of_a_env_does_not_move():
@@ -357,22 +304,6 @@ def test_a_saved_rollout_is_continued_exactly(sticky):
         strict=True,
     ):
         assert torch.equal(reference, part)
-
-
-def test_a_state_from_before_the_first_episode_can_be_loaded():
-    env = make(2)
-    env.load_state_dict(make(2).state_dict())
-    env.reset()
-    assert torch.equal(run(env, 3), run(begun(2), 3))
-
-
-def test_a_state_that_does_not_replay_is_refused():
-    env = begun()
-    run(env, 3)
-    state = env.state_dict()
-    state["tensors"]["screens"][0, -1, 50, 50] ^= 1
-    with pytest.raises(InputError, match="expected the screens .* got others"):
-        make().load_state_dict(state)
 
 
 # Bytes
@@ -528,27 +459,6 @@ def test_the_frame_is_the_screen_and_attention_tints_its_patch():
     assert changed.sum() == 144
     with pytest.raises(InputError, match=r"each of 196 tokens, got the shape \(5,\)"):
         env.frame(attention=torch.ones(5))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"frame_skip": 0}, "env.frame_skip: expected an integer >= 1, got 0"),
-        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
-        ({"patch": 5}, "env.patch: expected a divisor of 84, got 5"),
-        ({"patch": 0}, "env.patch: expected an integer >= 1, got 0"),
-        ({"noop_max": -1}, "env.noop_max: expected an integer >= 0, got -1"),
-        ({"sticky_actions": 1.0}, "env.sticky_actions: expected a number in"),
-        ({"sticky_actions": float("nan")}, "env.sticky_actions: expected a number in"),
-        ({"zero_rows": 85}, r"env.zero_rows: expected an integer in \[0, 84\], got 85"),
-        ({"actions": "all"}, "env.actions: expected minimal or moves, got 'all'"),
-        ({"threads": -1}, "env.threads: expected an integer >= 0, got -1"),
-        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        make_batched_env("pong", 1, **options)
 
 
 @pytest.mark.slow
