@@ -14,11 +14,7 @@ from torch import Tensor
 
 from marl_pool.envs.contract import validate_results
 from marl_pool.envs.drawing.frames import fit_square, to_rgb
-from marl_pool.envs.drawing.marks import (
-    Glyphs,
-    draw_perceived,
-    draw_perceived_patches,
-)
+from marl_pool.envs.drawing.marks import Glyphs, draw_perceived, draw_perceived_patches
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
 from marl_pool.options.types import NonNegativeInt, PositiveInt

@@ -230,11 +230,7 @@ class EnvWorkers:
         return RemoteSimulator(self, process, number)
 
     def post(
-        self,
-        process: int,
-        number: int,
-        seed: int | None,
-        actions: Sequence[np.ndarray],
+        self, process: int, number: int, seed: int | None, actions: Sequence[np.ndarray]
     ) -> ParallelStep:
         """Take note of steps; `finish` returns the last one of them."""
         place = sum(map(len, self._commands))
