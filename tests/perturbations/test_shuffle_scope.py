@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.evaluated import levels
-from helpers.perturbed import bits, keys, seeds
+from helpers.perturbed import keys, seeds
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
@@ -133,56 +133,6 @@ def test_a_memoryless_invariant_head_notices_frames_and_never_whole_tokens():
         )
         noticed = not torch.equal(head_outputs(by_frame[time][0]), answer)
         assert noticed is (time >= every and time % every < FRAMES - 1)
-
-
-@pytest.mark.parametrize("every", [None, 1, 3])
-def test_severity_0_is_the_identity(every):
-    frames = random_frames(4, 8)
-    frames[0, 0, 0, 0, 0] = -0.0
-    for severity in (0.0, [0.0, 0.0]):
-        _, by_frame = shuffle_pair(every, severity=severity)
-        for time, (tokens, _) in enumerate(perturb_frames(by_frame, frames)):
-            clean = stacked(frames, time)
-            assert torch.equal(bits(tokens.features), bits(clean.features))
-
-
-def test_a_seed_fixes_what_is_seen_and_another_changes_it():
-    frames = random_frames(5, 8)
-    _, by_frame = shuffle_pair(2)
-    first, repeated, reseeded = (
-        torch.stack(
-            [tokens.features for tokens, _ in perturb_frames(by_frame, frames, seed)]
-        )
-        for seed in (0, 0, 1)
-    )
-    assert torch.equal(first, repeated)
-    assert not torch.equal(first, reseeded)
-
-
-def test_a_new_episode_forgets_the_orders_of_the_old_one():
-    frames = random_frames(6, 5)
-    _, by_frame = shuffle_pair(1)
-    state = by_frame.start(stacked(frames, 0), keys(ENVS))
-    for time in range(5):
-        _, state = by_frame(stacked(frames, time), state)
-    where = torch.tensor([True, False, True])
-    begun = by_frame.start(stacked(frames, 0), keys(ENVS, episode=1), state, where)
-    fresh = by_frame.start(stacked(frames, 0), keys(ENVS, episode=1))
-    for name, tensor in begun.items():
-        assert torch.equal(tensor[where], fresh[name][where])
-        assert torch.equal(tensor[~where], state[name][~where])
-
-
-def test_what_lies_under_padding_is_never_seen():
-    frames, generator = random_frames(7, 9), torch.Generator().manual_seed(0)
-    _, by_frame = shuffle_pair(2)
-    state = by_frame.start(stacked(frames, 0), keys(ENVS))
-    for time in range(9):
-        tokens = stacked(frames, time)
-        padding = torch.rand(tokens.padding.shape, generator=generator) < 0.3
-        features = tokens.features.masked_fill(padding[..., None], torch.nan)
-        tokens, state = by_frame(Tokens(features, tokens.types, padding), state)
-        assert torch.isfinite(tokens.features[~tokens.padding]).all()
 
 
 # Environments

@@ -1,20 +1,21 @@
-"""Perturbations: identity at 0, their own streams, and what each one promises."""
+"""What single perturbations promise: order, occlusion, jitter, ramps and windows."""
 
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from helpers.perturbed import (
-    ACTION_VARIANTS,
-    SPEC,
-    VARIANTS,
     at_time,
-    bits,
     build,
+    centroid,
+    first_slots,
+    in_the_loop,
     keys,
     make_tokens,
     play,
@@ -23,110 +24,16 @@ from helpers.perturbed import (
     seeds,
     severities,
     states,
-    variants,
 )
-from marl_pool.networks.set_network import SetNetwork
-from marl_pool.perturbations import PERTURBATIONS, make_perturbation, perturbation_names
+from marl_pool.api.perturb import PerturbedParallelEnv
+from marl_pool.envs import make_batched_env, make_env
+from marl_pool.perturbations import make_perturbation
+from marl_pool.perturbations.base import Perturbation
 from marl_pool.perturbations.sampling import uniform_like
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens
-from marl_pool.utils.errors import InputError
-
-# All of them
-
-
-def test_every_registered_perturbation_is_tried_here():
-    assert {name for name, _ in VARIANTS + ACTION_VARIANTS} == set(PERTURBATIONS)
-    assert perturbation_names() == sorted(PERTURBATIONS)
-
-
-@variants
-@given(seed=seeds)
-def test_severity_0_is_the_identity_bit_for_bit(name, options, seed):
-    tokens = make_tokens(seed)
-    tokens.features[0, 0, 0, 0] = -0.0
-    perturbation = build(name, severity=0.0, **options)
-    for time, output in enumerate(play(perturbation, tokens, moves=True)):
-        assert same(output, at_time(tokens, time))
-
-
-@variants
-def test_it_leaves_the_envs_own_tensors_alone(name, options):
-    tokens = make_tokens(0)
-    before = tokens.map(torch.clone)
-    play(build(name, severity=1.0, **options), tokens)
-    assert same(tokens, before)
-
-
-@variants
-@given(seed=seeds, severity=severities)
-def test_same_keys_same_perturbation(name, options, seed, severity):
-    tokens = make_tokens(seed)
-    perturbation = build(name, severity=severity, **options)
-    first, second = (play(perturbation, tokens, moves=True) for _ in range(2))
-    assert all(same(a, b) for a, b in zip(first, second, strict=True))
-
-
-@variants
-@pytest.mark.parametrize("key_options", [{"seed": 1}, {"first": 9}, {"episode": 1}])
-def test_other_seeds_envs_and_episodes_differ(name, options, key_options):
-    tokens = make_tokens(0)
-    # Only the severity of a delay is random.
-    severity: Any = [0.0, 1.0] if name == "delay" else 0.5
-    perturbation = build(name, severity=severity, **options)
-    reference = play(perturbation, tokens, moves=True)[-1]
-    variant = play(perturbation, tokens, moves=True, **key_options)[-1]
-    assert not same(reference, variant)
-
-
-@variants
-@given(seed=seeds, severity=severities)
-def test_a_row_is_the_same_alone_and_among_others(name, options, seed, severity):
-    tokens = make_tokens(seed, envs=4)
-    perturbation = build(name, severity=severity, **options)
-    together = play(perturbation, tokens, moves=True)
-    alone = play(perturbation, tokens.at(slice(2, 3)), moves=True, first=2)
-    for batch, single in zip(together, alone, strict=True):
-        assert same(batch.at(slice(2, 3)), single)
-
-
-@variants
-def test_agents_of_an_env_are_perturbed_apart(name, options):
-    twins = make_tokens(0).at((slice(None), slice(0, 1)))
-    twins = twins.map(lambda tensor: tensor.expand(-1, 2, *tensor.shape[2:]).clone())
-    output = play(build(name, severity=0.5, **options), twins, moves=True)[-1]
-    first, second = (output.at((slice(None), agent)) for agent in range(2))
-    # All agents of an environment have the same delay.
-    assert same(first, second) == (name == "delay")
-
-
-@variants
-def test_a_restart_touches_the_envs_that_begin_anew(name, options):
-    tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
-    where = torch.tensor([False, True, False])
-    state = perturbation.start(tokens, keys())
-    for time in range(3):
-        _, state = perturbation(at_time(tokens, time), state)
-    fresh = perturbation.start(tokens, keys(episode=1))
-    merged = perturbation.start(tokens, keys(episode=1), state, where)
-    assert merged.keys() == state.keys()
-    for part, tensor in merged.items():
-        assert tensor.dtype == state[part].dtype
-        assert torch.equal(bits(tensor[~where]), bits(state[part][~where]))
-        assert torch.equal(bits(tensor[where]), bits(fresh[part][where]))
-    assert not torch.equal(merged["steps"], state["steps"])
-
-
-@variants
-def test_its_memory_can_be_taken_apart_by_rows(name, options):
-    tokens, perturbation = make_tokens(0), build(name, severity=0.7, **options)
-    state = perturbation.start(tokens, keys())
-    rows = torch.tensor([2, 0])
-    state_part = {key: tensor[rows] for key, tensor in state.items()}
-    for time in range(4):
-        clean = at_time(tokens, time)
-        output, state = perturbation(clean, state)
-        output_part, state_part = perturbation(clean.at(rows), state_part)
-        assert same(output.at(rows), output_part)
+from marl_pool.utils.errors import UnfitTokensError
 
 
 @pytest.mark.parametrize(
@@ -157,63 +64,6 @@ def test_a_held_shuffle_is_the_same_everywhere(severity):
     assert same(first, tokens) == (severity == 0)
     (variant,) = play(build("shuffle", severity=severity, held=4), tokens, steps=1)
     assert same(variant, first) == (severity == 0)
-
-
-@variants
-@pytest.mark.parametrize("severity", [-0.1, 1.1, float("nan")])
-def test_a_severity_out_of_range_is_refused(name, options, severity):
-    with pytest.raises(InputError, match=r"severity: expected a number in \[0, 1\]"):
-        build(name, severity=severity, **options)
-
-
-def test_bad_options_are_refused():
-    with pytest.raises(InputError, match=r"unknown perturbation 'shufle'.*'shuffle'"):
-        make_perturbation("shufle")
-    with pytest.raises(InputError, match="every: expected .* >= 1 or null, got 0"):
-        build("shuffle", every=0)
-    with pytest.raises(InputError, match=r"held: expected null where .*got 3 and 2"):
-        build("shuffle", every=2, held=3)
-    with pytest.raises(
-        InputError, match=r"held: expected an integer in .* or null, got -1"
-    ):
-        build("shuffle", held=-1)
-    with pytest.raises(InputError, match="mode: expected drop or zero, got 'cut'"):
-        build("occlude", mode="cut")
-    with pytest.raises(InputError, match="scale: expected a number >= 0, got -1.0"):
-        build("jitter", scale=-1.0)
-    with pytest.raises(InputError, match="count: expected an integer >= 1, got 0"):
-        build("inject", count=0)
-    with pytest.raises(InputError, match="spread: expected a number >= 0, got -1.0"):
-        build("inject", spread=-1.0)
-
-
-@variants
-def test_it_reaches_the_policy(name, options):
-    """Each changes a network's output, but the shuffle of an invariant one's."""
-    network = SetNetwork(
-        SPEC,
-        encoder={"name": "transformer"},
-        pooling={"name": "ada"},
-        init_std=0.5,
-        seed=0,
-    ).double()
-    tokens = make_tokens(1)
-    tokens.padding[..., :4] = False
-    tokens.types[..., :4] = torch.arange(4)
-    tokens.features.nan_to_num_()
-    output = play(build(name, severity=0.8, **options), tokens, moves=True)[-1]
-    tokens = at_time(tokens, 4)
-    with torch.no_grad():
-        clean, perturbed = (network(t.flatten_batch()) for t in (tokens, output))
-    change = (clean - perturbed).abs().amax(-1)
-    if name == "shuffle":
-        assert not same(output, tokens)
-        assert change.max() < 1e-12
-    else:
-        assert change.min() > 1e-6
-
-
-# Shuffle and rewire
 
 
 @given(seed=seeds, severity=severities)
@@ -271,9 +121,6 @@ def test_all_permutations_are_equally_likely():
     assert (counts - 1000).abs().max() < 130
 
 
-# Occlude
-
-
 @given(seed=seeds, severity=severities, mode=st.sampled_from(["drop", "zero"]))
 def test_occlusion_takes_the_exact_count_and_spares_self(seed, severity, mode):
     tokens = make_tokens(seed)
@@ -308,9 +155,6 @@ def test_more_occlusion_takes_the_same_tokens_and_more():
     )
     assert (mild <= severe).all()
     assert mild.sum() < severe.sum()
-
-
-# Jitter
 
 
 def test_successive_draws_share_no_number():
@@ -368,3 +212,184 @@ def test_jitter_on_an_image_is_in_units_of_its_range():
     errors = output.features.float() - 128
     assert float(errors.std()) == pytest.approx(25.5, rel=0.03)
     assert abs(float(errors.mean())) < 1
+
+
+@given(low=st.floats(0, 1), high=st.floats(0, 1))
+def test_severities_are_uniform_between_their_bounds(low, high):
+    low, high = sorted((low, high))
+    tokens = make_tokens(0, envs=2000, agents=1, places=2)
+    _, state = next(states(build("occlude", severity=[low, high]), tokens))
+    sampled = state["severity"]
+    assert sampled.min() >= low
+    assert sampled.max() <= high
+    # Each share has mean 1/2 and, of 2000, a standard error of 0.0065.
+    if high - low > 1e-3:
+        shares = (sampled - low) / (high - low)
+        assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
+        assert float((shares < 0.25).double().mean()) == pytest.approx(0.25, abs=0.05)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    half = build("occlude", severity=np.float32(0.5))
+    assert (half.low, half.high) == (0.5, 0.5)
+    any_share = build("occlude", severity=(0, np.float64(1.0)))
+    assert (any_share.low, any_share.high) == (0, 1.0)
+
+
+@given(severity=severities, ramp=st.integers(1, 60), played=st.integers(0, 100))
+def test_a_ramp_grows_linearly_and_stays(severity, ramp, played):
+    tokens = make_tokens(0)
+    ramped: Any = build("occlude", severity=[0.0, severity], ramp=ramp)
+    steady: Any = build("occlude", severity=[0.0, severity])
+    partial = ramped.start(tokens, keys(), episodes=torch.full((3,), played))[
+        "severity"
+    ]
+    full = steady.start(tokens, keys())["severity"]
+    torch.testing.assert_close(partial, full * min(played / ramp, 1))
+
+
+def touched_slots(name: str, tokens: Tokens, severity: float) -> Tensor:
+    """The slots that a perturbation has changed, ``(num_envs, agents, N)`` bool."""
+    output, state = list(states(build(name, severity=severity), tokens, moves=True))[-1]
+    if name == "duplicate":
+        copied = state["origin"][..., tokens.num_tokens :]
+        one_hot = torch.nn.functional.one_hot(copied + 1, tokens.num_tokens + 1)
+        return one_hot.sum(-2)[..., 1:] > 0
+    clean = at_time(tokens, 4)
+    moved = (output.features != clean.features).any(-1) & ~output.padding
+    return moved | (output.types != clean.types) | (output.padding != clean.padding)
+
+
+@pytest.mark.parametrize("name", ["confuse", "duplicate", "freeze", "occlude"])
+@given(seed=seeds, pair=st.tuples(severities, severities))
+def test_more_of_it_touches_the_same_tokens_and_more(name, seed, pair):
+    tokens = make_tokens(seed)
+    present = ~tokens.padding & (tokens.types != SELF_TYPE)
+    mild, severe = (touched_slots(name, tokens, severity) for severity in sorted(pair))
+    assert (mild <= severe).all()
+    for severity, mask in zip(sorted(pair), (mild, severe), strict=True):
+        expected = (present.sum(-1) * severity).round()
+        assert torch.equal(mask.sum(-1), expected.long())
+        assert not (mask & ~present).any()
+
+
+@pytest.mark.parametrize("name", ["confuse", "occlude"])
+@given(seed=seeds, severity=severities)
+def test_the_count_follows_tokens_that_come_and_go(name, seed, severity):
+    tokens, padding = make_tokens(seed), make_tokens(seed + 1).padding
+    perturbation = build(name, severity=severity)
+    state = perturbation.start(tokens, keys())
+    clean = tokens._replace(padding=padding)
+    output, _ = perturbation(clean, state)
+    affected = (output.types != clean.types) | (output.padding != clean.padding)
+    present = ~padding & (tokens.types != SELF_TYPE)
+    expected = (present.sum(-1) * torch.tensor(severity).double()).round()
+    assert torch.equal(affected.sum(-1), expected.long())
+    assert not (affected & ~present).any()
+
+
+def test_more_distractors_are_the_same_ones_and_more():
+    tokens = make_tokens(0)
+    few, many = (
+        play(build("inject", severity=severity), tokens)[0] for severity in (0.5, 1.0)
+    )
+    assert few.num_tokens == 12
+    assert same(few, first_slots(many, 12))
+
+
+class Plain(Perturbation):
+    """An identity without a ramp that records the episodes at each start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played: list[list[int]] = []
+
+    def start(
+        self,
+        tokens: Tokens,
+        keys: Tensor,
+        state: Any = None,
+        where: Any = None,
+        episodes: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        assert episodes is not None
+        self.played.append(episodes.tolist())
+        return {"keys": keys}
+
+    def __call__(self, tokens: Tokens, state: Any) -> tuple[Tokens, Any]:
+        return tokens, state
+
+
+@pytest.mark.parametrize("ramp", [1, 3])
+def test_severities_grow_from_episode_to_episode(ramp):
+    rollout = in_the_loop("occlude", {"ramp": ramp}, 1.0)
+    tokens = rollout.steps(25)["agent"].tokens
+    # Self, four of noise, another agent and three of signal: eight can be missing.
+    missing = tokens.padding.sum(-1).view(5, 5, 4, 2)
+    for episode in range(5):
+        expected = round(8 * min(episode / ramp, 1))
+        assert (missing[episode] == expected).all()
+
+
+def test_a_rollout_may_have_episodes_behind_it():
+    env = centroid()
+    perturbation = make_perturbation("occlude", severity=1.0, ramp=4)
+    policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    rollout = Rollout(env, policy, perturbation=perturbation, played=2)
+    assert (rollout.tokens["agent"].padding.sum(-1) == 4).all()
+
+
+def test_a_perturbation_without_a_ramp_receives_the_episodes_too():
+    env, perturbation = centroid(), Plain()
+    policy = {"agent": RandomPolicy(env.groups["agent"].action_space)}
+    Rollout(env, policy, perturbation=perturbation).steps(12)
+    assert perturbation.played == [[number] * 4 for number in range(3)]
+
+
+TAG: dict[str, Any] = {"counts": "2-2-1", "prey": "learned"}
+
+
+def tag(**options: Any) -> Rollout:
+    env = make_batched_env("simple_tag", 2, max_steps=6, **TAG)
+    policies = {n: RandomPolicy(g.action_space) for n, g in env.groups.items()}
+    perturbation = make_perturbation("occlude", severity=1.0, **options)
+    return Rollout(env, policies, perturbation=perturbation)
+
+
+def test_only_the_groups_named_are_perturbed():
+    env = tag().env
+    first, second = env.groups
+    rollout = tag(groups=[second])
+    plain = rollout.env.observe()
+    assert same(rollout.tokens[first], plain[first])
+    assert not same(rollout.tokens[second], plain[second])
+    assert rollout.perturbation_states.keys() == {second}
+    rollout.steps(8)
+    assert same(rollout.tokens[first], rollout.env.observe()[first])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"onset": 6}, "perturbation.onset: expected a step below .* 6, got 6"),
+        ({"groups": ["x"]}, "perturbation.groups: expected some of .*, got x"),
+        ({"agents": [0, 99]}, r"perturbation.agents: expected .* got \[0, 99\]"),
+    ],
+)
+def test_what_an_env_lacks_is_refused(options, message):
+    with pytest.raises(UnfitTokensError, match=message):
+        tag(**options)
+
+
+def test_a_wrapped_env_perturbs_the_agents_named():
+    plain = make_env("simple_tag", **TAG)
+    names = list(plain.possible_agents)
+    # The last agent is of the second group, and alone in it.
+    group = names[-1].rpartition("_")[0]
+    perturbation = {"name": "duplicate", "severity": 1.0, "groups": [group]}
+    wrapped = PerturbedParallelEnv(make_env("simple_tag", **TAG), perturbation)
+    (first, _), (perturbed, _) = plain.reset(seed=3), wrapped.reset(seed=3)
+    for agent in names:
+        is_larger = len(perturbed[agent]["types"]) > len(first[agent]["types"])
+        assert is_larger == (agent.rpartition("_")[0] == group)
+        assert wrapped.observation_space(agent).contains(perturbed[agent])
