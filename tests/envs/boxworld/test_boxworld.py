@@ -460,13 +460,6 @@ def test_more_attention_has_a_wider_rim():
     assert 0 < 2 * rim(even) < rim(strong) < 73**2
 
 
-def test_attention_must_have_a_weight_for_each_token():
-    env = BoxWorld(1)
-    env.reset()
-    with pytest.raises(InputError, match=r"each of 8 tokens, got the shape \(5,\)"):
-        env.frame(attention=torch.ones(5))
-
-
 def test_experiment_boxworld_is_tables_14_and_15():
     config = compose("train", ["experiment=boxworld"])
     encoder = {"dim": 6, "num_layers": 6, "num_heads": 6, "dim_ff": 24}
