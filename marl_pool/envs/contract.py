@@ -1,4 +1,4 @@
-"""What a `BatchedEnv` promises, and the checks of it at each step.
+"""The promises of a `BatchedEnv`, and the checks of them at each step.
 
 The first half has rules of values, such as that agents which are not alive earn
 nothing; `CheckedEnv` applies all of them at each step, and a rollout once for many
