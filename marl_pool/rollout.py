@@ -13,13 +13,12 @@ from torch.utils._pytree import tree_map
 from marl_pool.compiled import compile
 from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.envs.base import BatchedEnv, Step
-from marl_pool.envs.rules import (
+from marl_pool.envs.contract import (
     Presence,
     checked_observation,
     checked_step,
-    may_be_absent,
     presence_of,
-    validate_lives,
+    validate_presence,
     validate_types,
 )
 from marl_pool.envs.timeout import env_call
@@ -293,7 +292,7 @@ class Rollout:
         rewards = {name: part.rewards for name, part in played}
         numbers = _step_numbers(first_steps, next(iter(trajectories.values())))
         presence = Presence(alive, active)
-        validate_lives(self.env, presence, rewards, first_steps=numbers)
+        validate_presence(self.env, presence, rewards, first_steps=numbers)
         for name, trajectory in trajectories.items():
             validate_types(self.env, name, trajectory.tokens, numbers)
             if self.sync_free and trajectory.tokens.action_mask is not None:
@@ -382,11 +381,13 @@ class Rollout:
     def _play_eagerly(self, count: int) -> _Fragment:
         fragment: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
+        presence = presence_of(self.env)
         for t in range(count):
             # Act on the current observations, and step all environments.
-            lives = presence_of(self.env)
+            if self.env.may_be_absent:
+                presence = presence_of(self.env)
             transition = self._step(reads=not self.sync_free)
-            fragment.append(self._record(transition, lives))
+            fragment.append(self._record(transition, presence))
             # Observe before any reset: values of final observations are needed too.
             self._observe()
             ended = transition.step.terminated | transition.step.truncated
@@ -409,16 +410,16 @@ class Rollout:
         Raises:
             InputError: as in `steps`; with ``sync_free`` after the last step.
         """
-        unchecked: list[tuple[Transition, Presence, Tensor]] = []
+        unchecked: list[tuple[Transition, Presence | None, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with without_reads() if self.sync_free else nullcontext():
             for _ in range(count):
-                lives, lengths = presence_of(self.env), self._lengths
+                presence, lengths = self._presence(), self._lengths
                 transition = self._step(reads=not self.sync_free)
                 if self.sync_free:
-                    unchecked.append((transition, lives, lengths))
+                    unchecked.append((transition, presence, lengths))
                 else:
-                    self._validate_step(transition, lives, lengths)
+                    self._validate_step(transition, presence, lengths)
                 step = transition.step
                 for name, rewards in step.rewards.items():
                     totals[name] = totals[name] + rewards
@@ -476,9 +477,9 @@ class Rollout:
         order, parts = [], []
         while len(positions):
             # Act and step.
-            lives, lengths = presence_of(self.env), self._lengths
+            presence, lengths = self._presence(), self._lengths
             transition = self._step(reads=True, playing=~over)
-            self._validate_step(transition, lives, lengths, ~over)
+            self._validate_step(transition, presence, lengths, ~over)
             yield transition
             # Record the first end of each environment; drop those that are over.
             ended = (transition.step.terminated | transition.step.truncated) & ~over
@@ -578,10 +579,13 @@ class Rollout:
         self._lengths = self._lengths + 1
         return transition
 
+    def _presence(self) -> Presence | None:
+        return presence_of(self.env) if self.env.may_be_absent else None
+
     def _validate_step(
         self,
         transition: Transition,
-        lives: Presence,
+        presence: Presence | None,
         lengths: Tensor,
         playing: Tensor | None = None,
     ) -> None:
@@ -589,12 +593,12 @@ class Rollout:
 
         Args:
             transition: the step.
-            lives: agents that lived and acted.
+            presence: agents that lived and acted; None where all do in every step.
             lengths: ``(num_envs,)`` steps of the episodes before this one.
             playing: ``(num_envs,)`` bool, environments to look at; None for all.
         """
         env, rewards = self.env, transition.step.rewards
-        validate_lives(env, lives, rewards, first_steps=lengths, playing=playing)
+        validate_presence(env, presence, rewards, first_steps=lengths, playing=playing)
         for name, decision in transition.decisions.items():
             tokens = transition.tokens[name]
             validate_types(env, name, tokens, lengths, playing=playing)
@@ -785,11 +789,13 @@ class Rollout:
         self._returns = _index(self._returns, rows)
         self._lengths, self._played = self._lengths[rows], self._played[rows]
 
-    def _record(self, transition: Transition, lives: Presence) -> dict[str, Trajectory]:
+    def _record(
+        self, transition: Transition, presence: Presence
+    ) -> dict[str, Trajectory]:
         """Return the step just taken, without next values, for each group."""
         step = transition.step
         # Masks of agents that are always there need not be made again.
-        next_lives = presence_of(self.env) if may_be_absent(self.env) else lives
+        following = presence_of(self.env) if self.env.may_be_absent else presence
         by_turns = self.env.turn_based
         return {
             name: Trajectory(
@@ -802,14 +808,14 @@ class Rollout:
                 rewards=step.rewards[name],
                 terminated=step.terminated,
                 truncated=step.truncated,
-                active=lives.active[name],
-                next_active=next_lives.active[name],
+                active=presence.active[name],
+                next_active=following.active[name],
                 states=transition.states[name],
-                next_alive=next_lives.alive[name] if by_turns else None,
+                next_alive=following.alive[name] if by_turns else None,
                 # Do not stack one mask twice.
                 alive=None
-                if lives.alive[name] is lives.active[name]
-                else lives.alive[name],
+                if presence.alive[name] is presence.active[name]
+                else presence.alive[name],
             )
             for name, decision in transition.decisions.items()
         }

@@ -14,11 +14,7 @@ from torch import Tensor
 
 from marl_pool.envs.contract import validate_results
 from marl_pool.envs.drawing.frames import fit_square, to_rgb
-from marl_pool.envs.drawing.marks import (
-    Glyphs,
-    draw_perceived,
-    draw_perceived_patches,
-)
+from marl_pool.envs.drawing.marks import Glyphs, draw_perceived, draw_perceived_patches
 from marl_pool.envs.patches import PatchGrid
 from marl_pool.observations.masks import MASK
 from marl_pool.options.types import Episodes, NonNegativeInt
@@ -217,6 +213,16 @@ class BatchedEnv(ABC):
         alive, and an agent that is not earns 0.
         """
         return self.active
+
+    @property
+    def may_be_absent(self) -> bool:
+        """False if all agents act in every step, which is the default."""
+        return self.overrides("active") or self.overrides("alive")
+
+    @classmethod
+    def overrides(cls, name: str) -> bool:
+        """Return True if a subclass defines an attribute of this class anew."""
+        return getattr(cls, name) is not getattr(BatchedEnv, name)
 
     @property
     def has_action_masks(self) -> bool:

@@ -1,4 +1,8 @@
-"""Comparison of an environment with the contract of `BatchedEnv`."""
+"""The checks of ``marl-pool check-env``: does an environment keep its contract?
+
+They play an environment several times, and compare what `marl_pool.envs.contract`,
+which sees one step at a time, cannot: seeds, batches and saved states.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,23 +12,18 @@ from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.pettingzoo.workers import kept_workers
-from marl_pool.envs.rules import (
+from marl_pool.envs.contract import (
     checked_observation,
     checked_step,
     presence_of,
-    validate_lives,
+    validate_presence,
     validate_types,
 )
+from marl_pool.envs.pettingzoo.workers import kept_workers
 from marl_pool.envs.timeout import EnvTimeoutError, env_call
-from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError, described
 
 NUM_ENVS, STEPS, SEED = 3, 25, 11
-
-
-class BrokenContractError(Exception):
-    """A broken rule: the expected and the actual value, in one line."""
 
 
 @kept_workers()  # each rule builds environments
@@ -62,8 +61,6 @@ def check_env(name: str, **options: Any) -> dict[str, str]:
             return findings | {
                 unchecked: str(late) for unchecked in RULES if unchecked not in findings
             }
-        except BrokenContractError as broken:
-            findings[rule] = str(broken)
         except InputError as error:
             findings[rule] = str(error)
         except Exception as error:  # whatever a user's environment raises
@@ -76,7 +73,12 @@ Build = Callable[..., BatchedEnv]
 
 def _expect(holds: bool, subject: str, expected: object, actual: object) -> None:
     if not holds:
-        raise BrokenContractError(f"{subject}: expected {expected}, got {actual}")
+        raise InputError(f"{subject}: expected {expected}, got {actual}")
+
+
+def _expect_finite(numbers: Tensor, subject: str) -> None:
+    finite = bool(numbers.isfinite().all())
+    _expect(finite, subject, "finite numbers", "NaN or infinity")
 
 
 def _check_groups(build: Build) -> None:
@@ -91,21 +93,14 @@ def _check_observations(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        observed = checked_observation(env)
-        for name, tokens in observed.items():
+        for name, tokens in checked_observation(env).items():
             validate_types(env, name, tokens, env.steps)
-            _check_features(name, tokens, env.dtype)
+            dtype = tokens.features.dtype
+            if dtype.is_floating_point:
+                _expect(dtype == env.dtype, f"{name}: features", env.dtype, dtype)
+            _expect_finite(tokens.features[~tokens.padding], f"{name}: features")
         step = checked_step(env, _actions(env, number))
         env.reset(step.terminated | step.truncated)
-
-
-def _check_features(name: str, tokens: Tokens, dtype: torch.dtype) -> None:
-    """Check the values, and the precision, of features of the right form."""
-    kind = tokens.features.dtype
-    if kind.is_floating_point:
-        _expect(kind == dtype, f"{name}: features", dtype, kind)
-    finite = bool(tokens.features[~tokens.padding].isfinite().all())
-    _expect(finite, f"{name}: features", "finite numbers", "NaN or infinity")
 
 
 def _check_steps(build: Build) -> None:
@@ -114,25 +109,24 @@ def _check_steps(build: Build) -> None:
     for number in range(STEPS):
         step = checked_step(env, _actions(env, number))
         for name, rewards in step.rewards.items():
-            kind = rewards.dtype
-            _expect(kind == env.dtype, f"{name}: dtype of rewards", env.dtype, kind)
-            good = bool(rewards.isfinite().all())
-            _expect(good, f"{name}: rewards", "finite numbers", "NaN or infinity")
-        missed = (env.steps >= env.max_steps) & ~(step.terminated | step.truncated)
-        _expect(not missed.any(), "truncated after max_steps", True, False)
+            dtype, subject = rewards.dtype, f"{name}: dtype of rewards"
+            _expect(dtype == env.dtype, subject, env.dtype, dtype)
+            _expect_finite(rewards, f"{name}: rewards")
         over = step.terminated | step.truncated
+        missed = (env.steps >= env.max_steps) & ~over
+        _expect(not missed.any(), "truncated after max_steps", True, False)
         if over.all():
             return
         env.reset(over)
 
 
-def _check_lives(build: Build) -> None:
+def _check_presence(build: Build) -> None:
     env = build()
     env.reset()
     for number in range(STEPS):
-        lives, steps = presence_of(env), env.steps.clone()
+        presence, steps = presence_of(env), env.steps.clone()
         step = checked_step(env, _actions(env, number))
-        validate_lives(env, lives, step.rewards, first_steps=steps)
+        validate_presence(env, presence, step.rewards, first_steps=steps)
         env.reset(step.terminated | step.truncated)
 
 
@@ -142,12 +136,14 @@ def _check_seeds(build: Build) -> None:
     env.reset()
     first = _seen(env)
     env.reset()
-    differs = any(
-        not torch.equal(*pair) for pair in zip(first, _seen(env), strict=True)
-    )
+    equal = all(torch.equal(*pair) for pair in zip(first, _seen(env), strict=True))
     # Many games have one start.
-    differs |= env.turn_based
-    _expect(differs, "two episodes of a seed", "different starts", "equal ones")
+    _expect(
+        not equal or env.turn_based,
+        "two episodes of a seed",
+        "different starts",
+        "equal ones",
+    )
 
 
 def _check_batch(build: Build) -> None:
@@ -171,9 +167,8 @@ def _check_saved_state(build: Build) -> None:
 def _check_kept(build: Build) -> None:
     env = build()
     env.reset()
-    parts = [
-        part for tokens in checked_observation(env).values() for part in tokens.parts
-    ]
+    observations = checked_observation(env).values()
+    parts = [part for tokens in observations for part in tokens.parts]
     copies = [part.clone() for part in parts]
     _play(env, 3, reset=False)
     _same([parts], [copies], "an observation before and after later steps")
@@ -181,17 +176,15 @@ def _check_kept(build: Build) -> None:
 
 def _check_order(build: Build) -> None:
     """Check that the order of the groups in the actions does not matter."""
-    turned = _play(build(), order=-1)
-    _same(
-        _play(build()), turned, "steps whose actions name the groups in another order"
-    )
+    subject = "steps whose actions name the groups in another order"
+    _same(_play(build()), _play(build(), order=-1), subject)
 
 
 RULES: dict[str, Callable[[Build], None]] = {
     "groups are declared": _check_groups,
     "observations have the declared shapes, dtypes and types": _check_observations,
     "rewards and ends have their shapes and dtypes, and are finite": _check_steps,
-    "some agents are alive, and the others neither act nor earn": _check_lives,
+    "some agents are alive, and the others neither act nor earn": _check_presence,
     "a seed determines the episodes": _check_seeds,
     "an environment plays the same episode alone and in a batch": _check_batch,
     "a saved state continues exactly": _check_saved_state,
@@ -256,11 +249,12 @@ def _play(
 
 
 def _same(first: Any, second: Any, subject: str) -> None:
-    for number, (first_parts, second_parts) in enumerate(
-        zip(first, second, strict=True)
-    ):
-        for a, b in zip(first_parts, second_parts, strict=True):
-            equal = a.shape == b.shape and bool(
-                ((a == b) | (a.isnan() & b.isnan())).all()
+    for number, rows in enumerate(zip(first, second, strict=True), start=1):
+        for a, b in zip(*rows, strict=True):
+            same = (a == b) | (a.isnan() & b.isnan())
+            _expect(
+                bool(same.all()),
+                subject,
+                "equal tensors",
+                f"others after step {number}",
             )
-            _expect(equal, subject, "equal tensors", f"others after step {number + 1}")

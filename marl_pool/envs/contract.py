@@ -1,36 +1,270 @@
-"""Groups, shapes and dtypes of what an environment returns; see `BatchedEnv`.
+"""The promises of a `BatchedEnv`, and the checks of them at each step.
 
-No value is read, so a check costs a few microseconds and never waits for a GPU.
+The first half has rules of values, such as that agents which are not alive earn
+nothing; `CheckedEnv` applies all of them at each step, and a rollout once for many
+steps. The second half compares groups, shapes and dtypes. It reads no value, so it
+costs a few microseconds and never waits for a GPU.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from marl_pool.envs.timeout import env_call
+from marl_pool.finite import validate_finite
 from marl_pool.observations.view import MASK
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.randomness import place_in_batch
 
 if TYPE_CHECKING:
     from marl_pool.envs.base import BatchedEnv, Step
+
+
+class CheckedEnv:
+    """Play an environment, and raise InputError where it breaks its contract.
+
+    Attributes:
+        presence: agents that live and act; set by `reset` and `step`.
+    """
+
+    def __init__(self, env: "BatchedEnv") -> None:
+        self.env = env
+
+    def reset(self, where: Tensor | None = None) -> None:
+        """Begin the next episode, where ``where`` ``(num_envs,)`` is True or None."""
+        with env_call(self.env, "a reset"):
+            self.env.reset(where)
+        self.presence = presence_of(self.env)
+        validate_presence(self.env, self.presence, first_steps=self.env.steps)
+
+    def step(self, actions: Mapping[str, Tensor]) -> "Step":
+        """Advance every environment by one step; see `BatchedEnv.step`."""
+        env, steps = self.env, self.env.steps.clone()
+        with env_call(env, "a step"):
+            step = checked_step(env, actions)
+        validate_presence(env, self.presence, step.rewards, first_steps=steps)
+        for name, rewards in step.rewards.items():
+            validate_finite(
+                name, rewards=rewards[None], env_ids=env.env_ids, first_steps=steps
+            )
+        self.presence = presence_of(env)
+        goes_on = ~(step.terminated | step.truncated)
+        validate_presence(env, self.presence, first_steps=env.steps, playing=goes_on)
+        return step
+
+    def observe(self) -> dict[str, Tokens]:
+        """Return tokens for each group; see `BatchedEnv.observe`."""
+        env = self.env
+        with env_call(env, "an observation"):
+            observations = checked_observation(env)
+        for name, tokens in observations.items():
+            validate_types(env, name, tokens, env.steps)
+            validate_finite(
+                name,
+                tokens.map(lambda part: part[None]),
+                env_ids=env.env_ids,
+                first_steps=env.steps,
+            )
+        return observations
+
+
+def checked_observation(env: "BatchedEnv") -> dict[str, Tokens]:
+    """Observe, into a dict that the environment does not keep.
+
+    Raises:
+        InputError: other groups, shapes or dtypes than the environment declares.
+    """
+    observations = env.observe()
+    _validate_observations(env, observations)
+    return dict(observations)
+
+
+def checked_step(env: "BatchedEnv", actions: Mapping[str, Tensor]) -> "Step":
+    """Step, and check the result of an overridden `BatchedEnv.step` as well.
+
+    Raises:
+        InputError: other groups, shapes or dtypes than the environment declares.
+    """
+    step = env.step(actions)
+    if env.overrides("step"):
+        validate_step(env, step)
+    return step
+
+
+class Presence(NamedTuple):
+    """Agents that live and those that act, by group, ``(num_envs, agents)`` bool."""
+
+    alive: Mapping[str, Tensor]
+    """Agents of the running episode; see `BatchedEnv.alive`."""
+    active: Mapping[str, Tensor]
+    """Those that act in the next step; see `BatchedEnv.active`."""
+
+
+def presence_of(env: "BatchedEnv") -> Presence:
+    """Return which agents live and act now.
+
+    Raises:
+        InputError: ``alive`` or ``active`` have other groups, shapes or dtypes.
+    """
+    active = env.active
+    if not env.may_be_absent:
+        return Presence(active, active)
+    _validate_by_group(env, "active", active, torch.bool)
+    if not env.overrides("alive"):
+        return Presence(active, active)
+    alive = env.alive
+    _validate_by_group(env, "alive", alive, torch.bool)
+    return Presence(alive, active)
+
+
+def validate_presence(
+    env: "BatchedEnv",
+    presence: Presence | None,
+    rewards: Mapping[str, Tensor] | None = None,
+    *,
+    first_steps: Tensor | None = None,
+    playing: Tensor | None = None,
+) -> None:
+    """Raise InputError if an agent acts, waits or earns against the rules.
+
+    While an episode runs some agent is alive; agents that act are alive; those that are
+    alive act, unless the environment is `BatchedEnv.turn_based`; and those that are not
+    alive earn nothing. Where all agents act in every step nothing is computed. It reads
+    values.
+
+    Args:
+        env: the environment.
+        presence: before each of T steps, ``(T, num_envs, agents)`` or without T; or
+            None unless the environment ``may_be_absent``.
+        rewards: of the steps, likewise, or None before the step.
+        first_steps: ``(T, num_envs)`` numbers of the steps in their episodes, or
+            without T, for the message; None for 0, 1, … A reward counts to the step
+            after.
+        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+    """
+    if presence is None or not env.may_be_absent:
+        return
+    breaches = _breaches(env, presence, rewards)
+    if playing is not None:
+        breaches = {rule: mask & playing[:, None] for rule, mask in breaches.items()}
+    if not torch.stack([mask.any() for mask in breaches.values()]).any():
+        return
+    # Report the earliest step, in which the first of the rules is broken.
+    firsts = {
+        rule: mask.view(-1, *mask.shape[-2:]).nonzero()[0].tolist()
+        for rule, mask in breaches.items()
+        if mask.any()
+    }
+    rule = min(firsts, key=lambda rule: firsts[rule][0])
+    step, row, agent = firsts[rule]
+    actual = f"agent {agent} of group {rule.group!r}" if rule.group else "none"
+    if rule.part == "rewards" and rewards is not None:
+        part = rewards[rule.group]
+        earned = part.view(-1, *part.shape[-2:])[step, row, agent]
+        actual = f"{float(earned):g} of {actual}"
+    number = _step_number(env, first_steps, step, row) + (rule.part == "rewards")
+    raise _misfit(env, rule.part, rule.expected, actual + _place(env, row, number))
+
+
+class _Rule(NamedTuple):
+    """A rule of agents' lives; ``group`` is empty for one of all agents together."""
+
+    part: str
+    group: str
+    expected: str
+
+
+def _breaches(
+    env: "BatchedEnv", presence: Presence, rewards: Mapping[str, Tensor] | None
+) -> dict[_Rule, Tensor]:
+    """Return where each rule is broken, ``(…, num_envs, agents)`` bool.
+
+    Of a rule of all agents there is one column.
+    """
+    nobody = ~torch.cat([*presence.alive.values()], -1).any(-1, keepdim=True)
+    somebody = "at least one agent while the episode runs"
+    breaches = {_Rule("alive", "", somebody): nobody}
+    for name, alive in presence.alive.items():
+        active = presence.active[name]
+        if not env.turn_based:
+            acting = "the active agents only, since turn_based is False"
+            breaches[_Rule("alive", name, acting)] = alive & ~active
+        breaches[_Rule("active", name, "agents that are alive")] = active & ~alive
+        if rewards is not None:
+            nothing = "0 for an agent that is not alive"
+            earns = ~alive & (rewards[name] != 0)
+            breaches[_Rule("rewards", name, nothing)] = earns
+    return breaches
+
+
+def validate_types(
+    env: "BatchedEnv",
+    group: str,
+    tokens: Tokens,
+    steps: Tensor,
+    playing: Tensor | None = None,
+) -> None:
+    """Raise InputError if a token that is no padding has a type of no name.
+
+    It reads values.
+
+    Args:
+        env: the environment.
+        group: the agents' group.
+        tokens: observations ``(T, num_envs, agents)``, or without T.
+        steps: ``(T, num_envs)``, or without T, numbers of the steps, for the message.
+        playing: ``(num_envs,)`` bool, environments to look at; None for all.
+    """
+    count = env.groups[group].tokens.num_types
+    low, high = tokens.types.aminmax()
+    if low >= 0 and high < count:
+        return
+    wrong = (tokens.types < 0) | (tokens.types >= count)
+    # The types of padding are arbitrary.
+    wrong = (wrong & ~tokens.padding).view(-1, *wrong.shape[-3:])
+    if playing is not None:
+        wrong &= playing[:, None, None]
+    if not wrong.any():
+        return
+    step, row, agent, slot = wrong.nonzero()[0].tolist()
+    number = int(tokens.types.reshape(wrong.shape)[step, row, agent, slot])
+    place = _place(env, row, _step_number(env, steps, step, row))
+    actual = f"{number} of agent {agent}{place}"
+    raise _misfit(env, f"types of {group!r}", f"numbers below {count}", actual)
+
+
+def _step_number(
+    env: "BatchedEnv", first_steps: Tensor | None, step: int, row: int
+) -> int:
+    if first_steps is None:
+        return step
+    return int(first_steps.view(-1, len(env.env_ids))[step, row])
+
+
+def _place(env: "BatchedEnv", row: int, step: int) -> str:
+    number = place_in_batch(int(env.env_ids[row]))
+    return f" in environment {number} at step {step}"
 
 
 def validate_groups(env: "BatchedEnv", kind: type) -> None:
     """Raise InputError unless ``env.groups`` are instances of ``kind`` by name."""
     groups = getattr(env, "groups", None)
     if not isinstance(groups, Mapping) or not groups:
-        actual = "an empty one" if isinstance(groups, Mapping) else kind_of(groups)
-        raise misfit(env, "groups", f"a dict of {kind.__name__} by name", actual)
+        actual = "an empty one" if isinstance(groups, Mapping) else _kind_of(groups)
+        raise _misfit(env, "groups", f"a dict of {kind.__name__} by name", actual)
     for name, group in groups.items():
         if not isinstance(name, str):
-            raise misfit(env, "groups", "names", repr(name))
+            raise _misfit(env, "groups", "names", repr(name))
         if not isinstance(group, kind):
-            raise misfit(env, f"groups[{name!r}]", kind.__name__, kind_of(group))
+            raise _misfit(env, f"groups[{name!r}]", kind.__name__, _kind_of(group))
 
 
-def validate_results(env: "BatchedEnv", results: Any) -> tuple[dict[str, Tensor], Any]:
+def validate_results(
+    env: "BatchedEnv", results: Any
+) -> tuple[dict[str, Tensor], Tensor]:
     """Return what `BatchedEnv.advance` returned, if it has the right form.
 
     Raises:
@@ -38,25 +272,24 @@ def validate_results(env: "BatchedEnv", results: Any) -> tuple[dict[str, Tensor]
             tensor of the right shape and dtype.
     """
     if not (isinstance(results, tuple) and len(results) == 2):
-        actual = kind_of(results)
-        if isinstance(results, tuple):
-            actual = f"{len(results)} of them"
-        raise misfit(env, "advance", "a tuple of rewards and terminated", actual)
+        is_tuple = isinstance(results, tuple)
+        actual = f"{len(results)} of them" if is_tuple else _kind_of(results)
+        raise _misfit(env, "advance", "a tuple of rewards and terminated", actual)
     rewards, terminated = results
-    validate_by_group(env, "rewards", rewards)
-    _validate_ends(env, "terminated", terminated)
+    _validate_by_group(env, "rewards", rewards)
+    _validate_form(env, "terminated", terminated, (env.num_envs,), torch.bool)
     return rewards, terminated
 
 
 def validate_step(env: "BatchedEnv", step: "Step") -> None:
     """Raise InputError if a step, of an overridden `BatchedEnv.step`, is malformed."""
     if not (isinstance(step, tuple) and hasattr(step, "truncated")):
-        raise misfit(env, "step", "a Step", kind_of(step))
+        raise _misfit(env, "step", "a Step", _kind_of(step))
     validate_results(env, (step.rewards, step.terminated))
-    _validate_ends(env, "truncated", step.truncated)
+    _validate_form(env, "truncated", step.truncated, (env.num_envs,), torch.bool)
 
 
-def validate_by_group(
+def _validate_by_group(
     env: "BatchedEnv", part: str, tensors: Any, dtype: torch.dtype | None = None
 ) -> None:
     """Raise InputError unless there is a tensor ``(num_envs, agents)`` for each group.
@@ -65,16 +298,16 @@ def validate_by_group(
     """
     _validate_names(env, part, tensors)
     for name, group in env.groups.items():
-        form = (env.num_envs, group.num_agents), dtype or env.dtype
-        if not _has_form(tensors[name], *form):
-            raise _wrong_form(env, f"{part} of {name!r}", tensors[name], *form)
+        shape = (env.num_envs, group.num_agents)
+        subject = f"{part} of {name!r}"
+        _validate_form(env, subject, tensors[name], shape, dtype or env.dtype)
 
 
-def validate_observation(env: "BatchedEnv", observed: Any) -> None:
+def _validate_observations(env: "BatchedEnv", observations: Any) -> None:
     """Raise InputError unless there are tokens of the specified form for each group."""
-    _validate_names(env, "observations", observed)
+    _validate_names(env, "observations", observations)
     for name, group in env.groups.items():
-        tokens, spec = observed[name], group.tokens
+        tokens, spec = observations[name], group.tokens
         shape = (env.num_envs, group.num_agents, spec.num_tokens)
         real = torch.uint8 if spec.dtype == "uint8" else env.dtype
         # Most often all is right, and then no more than this may be computed.
@@ -90,37 +323,37 @@ def validate_observation(env: "BatchedEnv", observed: Any) -> None:
             continue
         if not isinstance(tokens, Tokens):
             part = f"observations of {name!r}"
-            raise misfit(env, part, "Tokens", kind_of(tokens))
-        options = (*shape[:2], group.actions.num_options)
+            raise _misfit(env, part, "Tokens", _kind_of(tokens))
         forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "features": ((*shape, spec.num_features), real),
             "types": (shape, torch.int64),
             "padding": (shape, torch.bool),
-            MASK: (options, torch.bool),
         }
+        if tokens.action_mask is not None or group.has_action_masks:
+            forms[MASK] = (*shape[:2], group.actions.num_options), torch.bool
         for part, form in forms.items():
-            value = getattr(tokens, part)
-            if part == MASK and value is None and not group.has_action_masks:
-                continue
-            if not _has_form(value, *form):
-                raise _wrong_form(env, f"{part} of {name!r}", value, *form)
+            _validate_form(env, f"{part} of {name!r}", getattr(tokens, part), *form)
         if tokens.features.requires_grad:
             part = f"features of {name!r}"
-            raise misfit(env, part, "a tensor without gradient", "one that requires it")
+            raise _misfit(
+                env, part, "a tensor without gradient", "one that requires it"
+            )
 
 
 def _validate_names(env: "BatchedEnv", part: str, by_group: Any) -> None:
     if not isinstance(by_group, dict):
-        raise misfit(env, part, "a dict by group", kind_of(by_group))
+        raise _misfit(env, part, "a dict by group", _kind_of(by_group))
     if by_group.keys() != env.groups.keys():
         names = ", ".join(map(str, by_group)) or "none"
-        raise misfit(env, part, f"the groups {', '.join(env.groups)}", names)
+        raise _misfit(env, part, f"the groups {', '.join(env.groups)}", names)
 
 
-def _validate_ends(env: "BatchedEnv", part: str, ends: Any) -> None:
-    form = (env.num_envs,), torch.bool
-    if not _has_form(ends, *form):
-        raise _wrong_form(env, part, ends, *form)
+def _validate_form(
+    env: object, part: str, value: object, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    if not _has_form(value, shape, dtype):
+        expected = f"a tensor of {_name_of(dtype)} of shape {shape}"
+        raise _misfit(env, part, expected, _kind_of(value))
 
 
 def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -134,25 +367,14 @@ def _has_form(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
     return value.dtype is dtype or is_double
 
 
-def _wrong_form(
-    env: object,
-    part: str,
-    value: object,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> InputError:
-    expected = f"a tensor of {_name_of(dtype)} of shape {shape}"
-    return misfit(env, part, expected, kind_of(value))
-
-
-def misfit(env: object, part: str, expected: object, actual: object) -> InputError:
-    """Build the error for a part of what an environment of some class returned."""
+def _misfit(env: object, part: str, expected: object, actual: object) -> InputError:
+    """Return the error for a part of what an environment of some class returned."""
     return InputError(
         f"{type(env).__name__}: {part}: expected {expected}, got {actual}"
     )
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """Describe a value by its type, and a tensor by its dtype and shape, too."""
     if isinstance(value, Tensor):
         return f"{_name_of(value.dtype)} of shape {tuple(value.shape)}"

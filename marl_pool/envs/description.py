@@ -51,11 +51,7 @@ def describe_env(env_config: Mapping[str, Any]) -> EnvDescription:
     if key is None or key not in _descriptions:
         env = make_batched_env(**env_config, num_envs=1)
         _descriptions[key] = EnvDescription(
-            env.groups,
-            env.max_steps,
-            env.simulated,
-            env.patch_grid,
-            env.turn_based,
+            env.groups, env.max_steps, env.simulated, env.patch_grid, env.turn_based
         )
     return _descriptions[key]
 

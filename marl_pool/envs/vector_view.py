@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.checked import CheckedEnv
+from marl_pool.envs.contract import CheckedEnv
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
 from marl_pool.policies.action_spaces import ActionRows

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs import make_batched_env
-from marl_pool.envs.checked import CheckedEnv
+from marl_pool.envs.contract import CheckedEnv
 from marl_pool.options.signatures import check_argument
 from marl_pool.options.types import Seed
 from marl_pool.policies.action_spaces import ActionRows
@@ -169,7 +169,7 @@ class ParallelView(ParallelEnv[str, Observation, Any]):
         return [(agent, *self._places[agent]) for agent in agents]
 
     def _living(self) -> list[str]:
-        alive = self._checked.lives.alive
+        alive = self._checked.presence.alive
         agents = self._where(self.possible_agents)
         return [agent for agent, group, i in agents if alive[group][0, i]]
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from marl_pool.envs.base import BatchedEnv
-from marl_pool.envs.rules import checked_observation
+from marl_pool.envs.contract import checked_observation
 from marl_pool.envs.timeout import env_call
 from marl_pool.evaluation.target import EvaluationTarget
 from marl_pool.perturbations.base import ActionSpace, Perturbation, PerturbationState

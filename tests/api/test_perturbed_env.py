@@ -263,7 +263,7 @@ def test_what_cannot_be_perturbed(
 
 
 class Malformed(TokenAgents):
-    """Agents of which one observation, that of the second step, has a wrong part."""
+    """Agents of which one observation, in the second step, has a wrong part."""
 
     part, value = "features", None
 

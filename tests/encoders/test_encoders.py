@@ -34,13 +34,13 @@ def build(name: str = "transformer", **options: Any) -> Any:
 # All of them
 
 
-def test_every_registered_encoder_is_tried_here() -> None:
+def test_every_registered_encoder_is_tried_here():
     assert {name for name, _ in ENCODER_VARIANTS} == set(ENCODERS)
     assert marl_pool.encoder_names() == sorted(ENCODERS)
 
 
 @encoders
-def test_shapes(name: str, options: dict[str, Any]) -> None:
+def test_shapes(name, options):
     encoder = build(name, **options)
     assert isinstance(encoder, Encoder)
     assert encoder.dim == DIM
@@ -59,9 +59,7 @@ def keeps_order(encoder: Encoder, seed: int, order: list[int]) -> bool:
 
 
 @encoders
-def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_permutation_equivariant_is_true_exactly_when_the_property_holds(name, options):
     encoder = build(name, **options)
     try:
         counterexample: object = find(
@@ -76,9 +74,7 @@ def test_permutation_equivariant_is_true_exactly_when_the_property_holds(
 
 @encoders
 @given(seed=seeds, content=st.sampled_from([0.0, 1e5, -3.0]))
-def test_padding_never_matters(
-    name: str, options: dict[str, Any], seed: int, content: float
-) -> None:
+def test_padding_never_matters(name, options, seed, content):
     encoder = build(name, **options)
     x, padding, _ = random_set(seed)
     expected = encoder(x, padding)
@@ -91,9 +87,7 @@ def test_padding_never_matters(
 
 
 @encoders
-def test_an_empty_set_gives_finite_output_and_gradient(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_an_empty_set_gives_finite_output_and_gradient(name, options):
     encoder = build(name, **options)
     x, padding, _ = random_set()
     padding[1] = True
@@ -106,7 +100,7 @@ def test_an_empty_set_gives_finite_output_and_gradient(
 
 
 @encoders
-def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
+def test_every_parameter_gets_a_gradient(name, options):
     encoder = build(name, **options)
     encoder(random_set()[0].requires_grad_()).square().sum().backward()
     for label, parameter in encoder.named_parameters():
@@ -123,19 +117,13 @@ def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> 
         ("transformer", {"attention_scale": "x"}, "expected model or head, got"),
         ("transformer", {"activation": "gleu"}, r"'gleu'.*mean 'gelu'\?"),
         ("transformer", {"dim": 0}, r"encoder.dim: expected an integer >= 1, got 0"),
-        (
-            "transformer",
-            {"num_layers": 0},
-            r"num_layers: expected an integer >= 1",
-        ),
+        ("transformer", {"num_layers": 0}, r"num_layers: expected an integer >= 1"),
         ("transformer", {"dim_ff": -1}, r"encoder.dim_ff: expected .* 1, got -1"),
         ("transformer", {"dropout": 1.0}, r"dropout: .* in \[0, 1\), got 1.0"),
         ("torch.nn:Linear", {}, "must be a subclass of .*Encoder"),
     ],
 )
-def test_what_names_no_encoder_is_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_names_no_encoder_is_refused(name, options, message):
     with pytest.raises(InputError, match=message):
         make_encoder(name, **options)
 
@@ -144,7 +132,7 @@ def test_what_names_no_encoder_is_refused(
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_it_is_torchs_pre_norm_layer(activation: str) -> None:
+def test_it_is_torchs_pre_norm_layer(activation):
     encoder = build(
         num_layers=2, num_heads=4, attention_scale="head", activation=activation
     )
@@ -185,16 +173,14 @@ def test_it_is_torchs_pre_norm_layer(activation: str) -> None:
         (6, 6, 6, 24, 2916),  # BoxWorld: 6 · (4·36 + 4·6 + 2·6·24 + 24 + 6)
     ],
 )
-def test_number_of_parameters(
-    dim: int, layers: int, heads: int, dim_ff: int, count: int
-) -> None:
+def test_number_of_parameters(dim, layers, heads, dim_ff, count):
     encoder = make_encoder(
         "transformer", dim=dim, num_layers=layers, num_heads=heads, dim_ff=dim_ff
     )
     assert sum(parameter.numel() for parameter in encoder.parameters()) == count
 
 
-def test_there_is_no_final_norm() -> None:
+def test_there_is_no_final_norm():
     # Both branches silenced, what is left is the residual path: the identity.
     encoder = build()
     with torch.no_grad():
@@ -206,13 +192,13 @@ def test_there_is_no_final_norm() -> None:
     assert torch.equal(encoder(1e3 * x, padding), 1e3 * x)
 
 
-def test_only_the_feed_forward_parts_have_biases() -> None:
+def test_only_the_feed_forward_parts_have_biases():
     names = [name for name, _ in build().named_parameters() if name.endswith("bias")]
     assert names
     assert not any("attention.to_" in name for name in names)
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_acts_in_training_only():
     x, padding, _ = random_set()
     encoder, without_row = build(dropout=0.5), build(dropout=0.0)
     torch.manual_seed(0)
@@ -230,7 +216,7 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(encoder(x, padding), encoder(x, padding))
 
 
-def test_dropout_keeps_the_mean() -> None:
+def test_dropout_keeps_the_mean():
     encoder = build(dropout=0.25, num_layers=1).train()
     x = random_set()[0]
     torch.manual_seed(0)
@@ -268,7 +254,7 @@ def by_hand(pool: Any) -> Any:
         ("max", lambda tokens, i: torch.stack(tokens.unbind(1)).max(0).values),
     ],
 )
-def test_a_set_linear_layer_by_hand(aggregation: str, pool: Any) -> None:
+def test_a_set_linear_layer_by_hand(aggregation, pool):
     encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0]
     x[:, 3] = x[:, 1]  # two that tie
@@ -277,20 +263,20 @@ def test_a_set_linear_layer_by_hand(aggregation: str, pool: Any) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "mean"])
-def test_the_pooling_of_no_others_is_zero(aggregation: str) -> None:
+def test_the_pooling_of_no_others_is_zero(aggregation):
     encoder = build("set_linear", num_layers=1, others=aggregation)
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), encoder.layers[0].on_own(x))
 
 
-def test_the_maximum_of_one_vector_is_its_own() -> None:
+def test_the_maximum_of_one_vector_is_its_own():
     encoder = build("set_linear", num_layers=1, others="max")
     (layer,) = encoder.layers
     x = random_set()[0][:, :1]
     torch.testing.assert_close(encoder(x), layer.on_own(x) + layer.on_others(x))
 
 
-def test_a_swarm_of_torchs_cells() -> None:
+def test_a_swarm_of_torchs_cells():
     """An `nn.LSTMCell` whose input is the entity and what the population remembers."""
     units, iterations = 4, 3
     encoder = build("swarm", units=units, iterations=iterations)
@@ -318,7 +304,7 @@ def test_a_swarm_of_torchs_cells() -> None:
     torch.testing.assert_close(encoder(x), expected)
 
 
-def test_a_causal_swarm_does_not_depend_on_later_entities() -> None:
+def test_a_causal_swarm_does_not_depend_on_later_entities():
     encoder = build("swarm", population="causal", num_layers=2)
     x = random_set()[0][:1].requires_grad_()
     for place in range(NUM_TOKENS):
@@ -327,7 +313,7 @@ def test_a_causal_swarm_does_not_depend_on_later_entities() -> None:
         assert felt.tolist() == [i <= place for i in range(NUM_TOKENS)]
 
 
-def test_inducing_points_of_one_block_by_hand() -> None:
+def test_inducing_points_of_one_block_by_hand():
     encoder = build("set_transformer", num_layers=1, num_inducing=2)
     x, padding, _ = random_set()
     points = encoder.inducing.weight.expand(len(x), -1, -1)
@@ -336,7 +322,7 @@ def test_inducing_points_of_one_block_by_hand() -> None:
     torch.testing.assert_close(encoder(x, padding), encoder.layers[0](x, summary))
 
 
-def test_the_set_transformer_with_published_weights_is_the_published_one() -> None:
+def test_the_set_transformer_with_published_weights_is_the_published_one():
     golden = json.loads((GOLDEN / "isab.json").read_text())
     encoder = make_encoder(
         "set_transformer",
@@ -360,7 +346,7 @@ def test_the_set_transformer_with_published_weights_is_the_published_one() -> No
     )
 
 
-def test_swarms_set_transformer_begins_as_published() -> None:
+def test_swarms_set_transformer_begins_as_published():
     encoder: Any = make_encoder(
         "set_transformer", dim=64, num_inducing=50, bias=True, initial="swarm"
     )
@@ -376,7 +362,7 @@ def test_swarms_set_transformer_begins_as_published() -> None:
             assert not parameter.any()
 
 
-def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
+def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second():
     encoder = build("lstm", sort=True)
     plain = build("lstm")
     plain.load_state_dict(encoder.state_dict())
@@ -392,32 +378,22 @@ def test_a_sorted_lstm_reads_by_the_first_feature_and_then_the_second() -> None:
     ("name", "options", "message"),
     [
         ("set_linear", {"others": "men"}, r"'men'.*mean 'mean'\?"),
-        (
-            "set_linear",
-            {"hidden": 0},
-            "encoder.hidden: .* >= 1 or null, got 0",
-        ),
+        ("set_linear", {"hidden": 0}, "encoder.hidden: .* >= 1 or null, got 0"),
         ("swarm", {"population": "sum"}, "expected mean, max or causal, got 'sum'"),
         ("swarm", {"iterations": 0}, "encoder.iterations: expected an integer >= 1"),
         ("lstm", {"num_layers": 0}, "encoder.num_layers: expected an integer >= 1"),
-        (
-            "set_transformer",
-            {"num_inducing": -1},
-            "num_inducing: .* integer >= 0",
-        ),
+        ("set_transformer", {"num_inducing": -1}, "num_inducing: .* integer >= 0"),
         ("set_transformer", {"num_heads": 3}, "a divisor of dim = 8, got 3"),
         ("set_transformer", {"initial": "swrm"}, "'swrm'.*mean 'swarm'"),
     ],
 )
-def test_wrong_numbers_of_other_encoders(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_numbers_of_other_encoders(name, options, message):
     with pytest.raises(InputError, match=message):
         make_encoder(name, **{"dim": DIM, **options})
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_copies_may_change_places_but_not_what_is_pooled(seed: int) -> None:
+def test_copies_may_change_places_but_not_what_is_pooled(seed):
     encoder = build("learned_merging", num_layers=3)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, 8, DIM, generator=generator).double()

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from marl_pool.encoders import make_encoder
-from marl_pool.encoders.merging import (
-    MergingLayer,
-    PairScores,
-    timestep_encoding,
-)
+from marl_pool.encoders.merging import MergingLayer, PairScores, timestep_encoding
 from marl_pool.encoders.pairs import (
     Pairs,
     choose_pairs,
@@ -83,9 +79,7 @@ def as_pairs(samples: list[Sequence]) -> Pairs:
 
 
 @given(seed=seeds, size=st.integers(2, 9), levels=st.sampled_from([None, 1, 3]))
-def test_pairs_are_those_of_a_plain_greedy_loop(
-    seed: int, size: int, levels: int | None
-) -> None:
+def test_pairs_are_those_of_a_plain_greedy_loop(seed, size, levels):
     scores = normal(1, size, size, seed=seed)
     if levels:  # ties; at one level all are equal
         scores = (scores * levels).round() if levels > 1 else scores * 0
@@ -102,7 +96,7 @@ def test_pairs_are_those_of_a_plain_greedy_loop(
         free -= {gone, kept}
 
 
-def test_the_direction_is_the_better_one_of_the_two() -> None:
+def test_the_direction_is_the_better_one_of_the_two():
     scores = torch.zeros(1, 3, 3)
     scores[0, 2, 1] = 5.0
     assert [part.tolist() for part in choose_pairs(scores, 1)[:2]] == [[[2]], [[1]]]
@@ -110,7 +104,7 @@ def test_the_direction_is_the_better_one_of_the_two() -> None:
     assert [part.tolist() for part in choose_pairs(scores, 1)[:2]] == [[[1]], [[2]]]
 
 
-def test_padding_and_counts_limit_the_pairs() -> None:
+def test_padding_and_counts_limit_the_pairs():
     scores = normal(3, 6, 6)
     padding = torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 2:] = True
@@ -124,9 +118,7 @@ def test_padding_and_counts_limit_the_pairs() -> None:
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (4, 1), (4, 2), (5, 2)])
-def test_log_probabilities_are_those_of_sequential_sampling(
-    size: int, count: int
-) -> None:
+def test_log_probabilities_are_those_of_sequential_sampling(size, count):
     logits = 2 * normal(size, size)
     cases = list(sequences(size, count))
     log_probs = pair_log_prob(logits.expand(len(cases), -1, -1), as_pairs(cases)).sum(1)
@@ -135,7 +127,7 @@ def test_log_probabilities_are_those_of_sequential_sampling(
     assert float(log_probs.exp().sum()) == pytest.approx(1)
 
 
-def test_noise_samples_without_replacement() -> None:
+def test_noise_samples_without_replacement():
     logits, samples = normal(4, 4), 60_000
     generator = torch.Generator().manual_seed(0)
     batch = logits.expand(samples, -1, -1)
@@ -152,7 +144,7 @@ def test_noise_samples_without_replacement() -> None:
 
 
 @given(seed=seeds)
-def test_padded_pairs_score_as_a_shorter_set(seed: int) -> None:
+def test_padded_pairs_score_as_a_shorter_set(seed):
     logits = normal(1, 7, 7, seed=seed)
     padding = torch.tensor([[False, True, False, False, True, False, True]])
     pairs = choose_pairs(logits, 3, torch.tensor([2]), padding)
@@ -167,7 +159,7 @@ def test_padded_pairs_score_as_a_shorter_set(seed: int) -> None:
         assert log_probs[0, 2] == 0
 
 
-def test_gradients_of_log_probabilities() -> None:
+def test_gradients_of_log_probabilities():
     logits = normal(3, 6, 6).requires_grad_()
     padding = torch.zeros(3, 6, dtype=torch.bool)
     padding[1, 4:] = True
@@ -179,7 +171,7 @@ def test_gradients_of_log_probabilities() -> None:
         )
 
 
-def test_extreme_logits_stay_finite() -> None:
+def test_extreme_logits_stay_finite():
     logits = torch.tensor([[0.0, 300.0, 0.0, 0.0]]).repeat(4, 1)[None]
     logits = logits.clone().requires_grad_()
     log_probs = pair_log_prob(logits, choose_pairs(logits, 2))
@@ -189,7 +181,7 @@ def test_extreme_logits_stay_finite() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_unmasked_is_the_softmax_of_the_whole_matrix() -> None:
+def test_unmasked_is_the_softmax_of_the_whole_matrix():
     logits = normal(2, 5, 5)
     pairs = choose_pairs(logits, 2)
     log_probs = pair_log_prob(logits, pairs, masked=False)
@@ -197,7 +189,7 @@ def test_unmasked_is_the_softmax_of_the_whole_matrix() -> None:
     torch.testing.assert_close(log_probs, whole.gather(1, pairs.gone * 5 + pairs.kept))
 
 
-def test_tokens_without_replacement() -> None:
+def test_tokens_without_replacement():
     logits = normal(4)
     orders = list(itertools.permutations(range(4), 2))
     batch = logits.expand(len(orders), -1)
@@ -287,20 +279,18 @@ def gradient(value: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     return torch.cat([part.flatten() for part in grads if part is not None])
 
 
-def test_the_masked_estimators_expectation_is_the_exact_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_masked_estimators_expectation_is_the_exact_gradient(monkeypatch):
     error, size = error_of_the_estimator("masked", monkeypatch)
     assert size > 1e-3
     assert error < 1e-9 * size
 
 
-def test_the_unmasked_estimator_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unmasked_estimator_is_biased(monkeypatch):
     error, size = error_of_the_estimator("unmasked", monkeypatch)
     assert error > 0.05 * size
 
 
-def test_as_published_the_score_trains_the_policy_alone() -> None:
+def test_as_published_the_score_trains_the_policy_alone():
     encoder = randomized(HierarchicalEncoder(settings_of(through_tokens=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     answer = encoder(normal(2, 4, 4), [2], chance())
@@ -310,7 +300,7 @@ def test_as_published_the_score_trains_the_policy_alone() -> None:
         assert (parameter.grad is not None) == (id(parameter) in policy), name
 
 
-def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unmerging_estimator_is_exact(monkeypatch):
     decoder = randomized(HierarchicalDecoder(settings_of()))
     assert isinstance(decoder, HierarchicalDecoder)
     orders = list(itertools.permutations(range(3), 2))
@@ -331,7 +321,7 @@ def test_the_unmerging_estimator_is_exact(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(expected, exact)
 
 
-def test_the_surrogates_weights() -> None:
+def test_the_surrogates_weights():
     losses = torch.tensor([1.0, 2.0, 6.0], requires_grad=True)
 
     def weights(**options: object) -> list[float]:
@@ -353,7 +343,7 @@ def test_the_surrogates_weights() -> None:
 # The layers
 
 
-def test_logits_by_hand() -> None:
+def test_logits_by_hand():
     scores = randomized(PairScores(6, 2, True))
     assert isinstance(scores, PairScores)
     x = normal(2, 3, 6)
@@ -384,7 +374,7 @@ def layer(**options: object) -> MergingLayer:
     return merging
 
 
-def test_shared_keys_train_the_queries_only() -> None:
+def test_shared_keys_train_the_queries_only():
     shared = layer(policy="shared_keys")
     x = normal(2, 5, 4)
     shared.transform(x)[1].sum().backward()
@@ -395,7 +385,7 @@ def test_shared_keys_train_the_queries_only() -> None:
     assert shared.refine.attention.to_key.weight.grad is None
 
 
-def test_the_heuristic_is_the_blocks_attention() -> None:
+def test_the_heuristic_is_the_blocks_attention():
     heuristic = layer(policy="heuristic")
     x = normal(2, 5, 4)
     _, logits = heuristic.transform(x)
@@ -406,7 +396,7 @@ def test_the_heuristic_is_the_blocks_attention() -> None:
     assert not logits.requires_grad
 
 
-def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
+def test_a_random_policy_finds_all_pairs_alike_and_always_samples():
     encoder = randomized(HierarchicalEncoder(settings_of(policy="random"))).eval()
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(1, 6, 4).expand(50, -1, -1)
@@ -419,7 +409,7 @@ def test_a_random_policy_finds_all_pairs_alike_and_always_samples() -> None:
 
 
 @pytest.mark.parametrize("policy", ["learned", "shared_keys", "heuristic"])
-def test_evaluation_is_greedy(policy: str) -> None:
+def test_evaluation_is_greedy(policy):
     encoder = randomized(HierarchicalEncoder(settings_of(policy=policy))).eval()
     x, merges = normal(3, 6, 4), [2, 1]
     first = encoder(x, merges, Chance(torch.Generator().manual_seed(1), False))
@@ -429,7 +419,7 @@ def test_evaluation_is_greedy(policy: str) -> None:
 
 @pytest.mark.parametrize("attention", [True, False])
 @pytest.mark.parametrize("gradient", ["reinforce", "scaling"])
-def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> None:
+def test_what_merges_is_taken_apart_again(attention, gradient):
     settings = settings_of(attention=attention, gradient=gradient, token_noise=0.5)
     encoder = randomized(HierarchicalEncoder(settings))
     decoder = randomized(HierarchicalDecoder(settings))
@@ -447,7 +437,7 @@ def test_what_merges_is_taken_apart_again(attention: bool, gradient: str) -> Non
 @pytest.mark.parametrize(
     ("gradient", "felt"), [("reinforce", True), ("scaling", False)]
 )
-def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None:
+def test_scaling_takes_the_place_of_reinforce(gradient, felt):
     settings = settings_of(gradient=gradient)
     encoder, decoder = HierarchicalEncoder(settings), HierarchicalDecoder(settings)
     encoded = encoder(normal(3, 6, 4).float(), [2, 1], chance())
@@ -457,7 +447,7 @@ def test_scaling_takes_the_place_of_reinforce(gradient: str, felt: bool) -> None
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
+def test_forced_tokens_are_scaled_as_chosen_ones(count):
     decoder = randomized(HierarchicalDecoder(settings_of(gradient="scaling")))
     assert isinstance(decoder, HierarchicalDecoder)
     x = normal(2, 3, 4)
@@ -468,7 +458,7 @@ def test_forced_tokens_are_scaled_as_chosen_ones(count: int) -> None:
     assert forced.log_prob.requires_grad  # it learns which they are
 
 
-def test_who_is_in_no_pair_stays_without_attention() -> None:
+def test_who_is_in_no_pair_stays_without_attention():
     encoder = randomized(HierarchicalEncoder(settings_of(attention=False)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = normal(2, 5, 4)
@@ -487,7 +477,7 @@ def test_who_is_in_no_pair_stays_without_attention() -> None:
             torch.testing.assert_close(step.tokens[row, 1 + number], expected)
 
 
-def test_noise_and_norms() -> None:
+def test_noise_and_norms():
     encoder = randomized(HierarchicalEncoder(settings_of(token_noise=1.0)))
     assert isinstance(encoder, HierarchicalEncoder)
     x = torch.zeros(4, 500, 4).double()
@@ -498,7 +488,7 @@ def test_noise_and_norms() -> None:
     assert torch.equal(encoder.eval().entrance(x, 2, chance().generator)[0], quiet)
 
 
-def test_timestep_encoding_by_hand() -> None:
+def test_timestep_encoding_by_hand():
     expected = [
         math.sin(3),
         math.cos(3),
@@ -519,7 +509,7 @@ def test_timestep_encoding_by_hand() -> None:
         ({"policy": "random", "gradient": "scaling"}, "got scaling with random"),
     ],
 )
-def test_wrong_settings(options: dict[str, object], message: str) -> None:
+def test_wrong_settings(options, message):
     with pytest.raises(InputError, match=message):
         check_settings(Hierarchy, {"dim": 4, "num_heads": 1, **options}, "task")
 
@@ -527,7 +517,7 @@ def test_wrong_settings(options: dict[str, object], message: str) -> None:
 # The encoder for policies
 
 
-def test_a_merge_stands_in_both_places() -> None:
+def test_a_merge_stands_in_both_places():
     encoder = make_encoder(
         "learned_merging", dim=4, num_layers=1, proportion=0.4, attention=False
     )
@@ -548,7 +538,7 @@ def test_a_merge_stands_in_both_places() -> None:
 
 
 @given(seed=seeds, proportion=st.sampled_from([0.0, 0.5, 1.0]))
-def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
+def test_how_many_vectors_are_left(seed, proportion):
     encoder = randomized(
         make_encoder("learned_merging", dim=4, num_layers=3, proportion=proportion)
     )
@@ -557,7 +547,7 @@ def test_how_many_vectors_are_left(seed: int, proportion: float) -> None:
     assert len({tuple(row) for row in output.tolist()}) == count
 
 
-def test_sampler_and_learner_agree() -> None:
+def test_sampler_and_learner_agree():
     """PPO's learner sees the rows in other batches, in training mode."""
     encoder = randomized(make_encoder("learned_merging", dim=4, num_layers=3)).float()
     x = normal(64, 9, 4).float()
@@ -569,7 +559,7 @@ def test_sampler_and_learner_agree() -> None:
     torch.testing.assert_close(learned, sampled)
 
 
-def test_the_policy_of_the_encoder_learns_by_plain_gradients() -> None:
+def test_the_policy_of_the_encoder_learns_by_plain_gradients():
     encoder = randomized(make_encoder("learned_merging", dim=4))
     encoder(normal(2, 6, 4)).square().sum().backward()
     grads = {name: part.grad for name, part in encoder.named_parameters()}
@@ -589,7 +579,7 @@ def test_the_policy_of_the_encoder_learns_by_plain_gradients() -> None:
         ({"policy_heads": 3}, "encoder.policy_heads: expected a divisor of dim = 8"),
     ],
 )
-def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) -> None:
+def test_wrong_numbers_of_the_encoder(options, message):
     with pytest.raises(InputError, match=message):
         make_encoder("learned_merging", **options)
 
@@ -598,7 +588,7 @@ def test_wrong_numbers_of_the_encoder(options: dict[str, object], message: str) 
 
 
 @pytest.mark.parametrize(("proportion", "count"), [(0.25, 91), (0.5, 27), (1.0, 1)])
-def test_256_tokens_over_eight_layers(proportion: float, count: int) -> None:
+def test_256_tokens_over_eight_layers(proportion, count):
     schedule = merging_schedule(256, proportion, 8)
     assert 256 - sum(schedule) == count
     validate_schedule(256, schedule)
@@ -609,24 +599,19 @@ def test_256_tokens_over_eight_layers(proportion: float, count: int) -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (
-            [8, 5],
-            "task.schedule: expected at most 4 merges .* layer 2, got 5",
-        ),
+        ([8, 5], "task.schedule: expected at most 4 merges .* layer 2, got 5"),
         ([9], "expected at most 8 merges of the 16 tokens that reach layer 1, got 9"),
         ([-1], "got -1"),
         ([], r"expected a number for each layer, got \[\]"),
     ],
 )
-def test_a_schedule_that_merges_more_than_there_is(
-    schedule: list[int], message: str
-) -> None:
+def test_a_schedule_that_merges_more_than_there_is(schedule, message):
     with pytest.raises(InputError, match=message) as caught:
         validate_schedule(16, schedule)
     assert "\n" not in str(caught.value)
 
 
-def test_depths_of_the_stochastic_schedule() -> None:
+def test_depths_of_the_stochastic_schedule():
     probabilities = depth_probabilities(0.3, 4)
     assert probabilities.tolist() == pytest.approx([0.7, 0.21, 0.063, 0.027])
     assert depth_probabilities(1.0, 3).tolist() == [0, 0, 1]
@@ -638,13 +623,13 @@ def test_depths_of_the_stochastic_schedule() -> None:
 
 
 @given(rho=st.floats(0, 1), layers=st.integers(1, 8), proportional=st.booleans())
-def test_depths_are_a_distribution(rho: float, layers: int, proportional: bool) -> None:
+def test_depths_are_a_distribution(rho, layers, proportional):
     probabilities = depth_probabilities(rho, layers, proportional=proportional)
     assert (probabilities >= 0).all()
     assert float(probabilities.sum()) == pytest.approx(1)
 
 
-def test_depths_are_drawn() -> None:
+def test_depths_are_drawn():
     generator = torch.Generator().manual_seed(0)
     depths = [sample_depth(depth_probabilities(0.5, 3), generator) for _ in range(4000)]
     for depth, expected in ((1, 0.5), (2, 0.25), (3, 0.25)):
@@ -654,7 +639,7 @@ def test_depths_are_drawn() -> None:
 # How much policies depend on their input
 
 
-def test_a_generic_policy_tells_nothing_of_its_input() -> None:
+def test_a_generic_policy_tells_nothing_of_its_input():
     policy = normal(1, 4, 4).flatten(1).softmax(1).view(1, 4, 4)
     estimate = dependence(policy.expand(10, -1, -1))
     assert estimate.information == pytest.approx(0, abs=1e-12)
@@ -663,7 +648,7 @@ def test_a_generic_policy_tells_nothing_of_its_input() -> None:
     )
 
 
-def test_policies_that_share_no_pair_tell_which_input_it_was() -> None:
+def test_policies_that_share_no_pair_tell_which_input_it_was():
     policies = torch.zeros(6, 3, 3)
     for number, pair in enumerate(itertools.permutations(range(3), 2)):
         policies[number][pair] = 1
@@ -674,7 +659,7 @@ def test_policies_that_share_no_pair_tell_which_input_it_was() -> None:
     assert dependence(policies[:2]).uniform == pytest.approx(math.log(6))
 
 
-def test_divergences_are_torchs() -> None:
+def test_divergences_are_torchs():
     policies = normal(5, 3, 3).flatten(1).softmax(1)
     mean = policies.mean(0)
     expected = nn.functional.kl_div(

@@ -44,7 +44,7 @@ def play(env: BatchedEnv, steps: int) -> torch.Tensor:
     return torch.stack(features)
 
 
-def test_the_example_of_the_docstring_is_an_environment() -> None:
+def test_the_example_of_the_docstring_is_an_environment():
     line = docstring_example()
     env = line(5, seed=3, max_steps=2)
     env.reset()
@@ -67,7 +67,7 @@ def test_the_example_of_the_docstring_is_an_environment() -> None:
     assert env.step({"agent": torch.ones(5, 1, 1)}).truncated.all()
 
 
-def test_the_example_keeps_the_rules_of_random_streams_and_states() -> None:
+def test_the_example_keeps_the_rules_of_random_streams_and_states():
     line = docstring_example()
     batch, alone = line(5, seed=3), line(1, seed=3, first_env=4)
     for env in (batch, alone):
@@ -85,7 +85,7 @@ def test_the_example_keeps_the_rules_of_random_streams_and_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["simple_tag", "boxworld", PLUGIN])
-def test_a_description_is_that_of_the_environment(name: str) -> None:
+def test_a_description_is_that_of_the_environment(name):
     env = make_batched_env(name, 2, max_steps=7)
     summary = describe_env({"name": name, "max_steps": 7})
     assert summary.groups == env.groups
@@ -93,7 +93,7 @@ def test_a_description_is_that_of_the_environment(name: str) -> None:
     assert (summary.simulated, summary.patch_grid) == (env.simulated, env.patch_grid)
 
 
-def test_each_set_of_options_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_set_of_options_is_built_once(monkeypatch):
     monkeypatch.setattr(description, "_descriptions", {})
     built = []
     constructor = FoxAndHens.__init__
@@ -115,7 +115,7 @@ def test_each_set_of_options_is_built_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(built) == 4
 
 
-def test_a_description_that_is_kept_passes_no_trust_check() -> None:
+def test_a_description_that_is_kept_passes_no_trust_check():
     pytest.importorskip("mpe2")
     env = {"name": PLUGIN}
     module = {"name": "pettingzoo", "module": "mpe2.simple_spread_v3"}
@@ -130,7 +130,7 @@ def test_a_description_that_is_kept_passes_no_trust_check() -> None:
             describe_env(module)
 
 
-def test_wrong_options_are_refused_each_time() -> None:
+def test_wrong_options_are_refused_each_time():
     for _ in range(2):
         with pytest.raises(InputError, match=r"env\.max_steps: .*got 0"):
             describe_env({"name": "cartpole", "max_steps": 0})
@@ -147,9 +147,7 @@ def test_wrong_options_are_refused_each_time() -> None:
         (spaces.MultiDiscrete([2, 3]), [0, -1], "from 0 to 2, got -1"),
     ],
 )
-def test_choices_that_are_no_options_never_reach_an_environment(
-    space, action, message
-) -> None:
+def test_choices_that_are_no_options_never_reach_an_environment(space, action, message):
     env = docstring_example()(2)
     env.groups = {"agent": AgentGroup(1, TokenSpec(1, 1, ("self",)), space)}
     env.advance = lambda actions: ({"agent": torch.ones(2, 1)}, torch.zeros(2).bool())

@@ -146,10 +146,7 @@ FORMS: dict[str, tuple[dict[str, Change], str]] = {
     ),
     "reward list": ({"advance": rewards(hens(torch.Tensor.tolist))}, "got list"),
     "reward number": ({"advance": rewards(hens(constant(1.0)))}, ", got float"),
-    "reward array": (
-        {"advance": rewards(hens(torch.Tensor.numpy))},
-        ", got ndarray",
-    ),
+    "reward array": ({"advance": rewards(hens(torch.Tensor.numpy))}, ", got ndarray"),
     "reward half": ({"advance": rewards(hens(torch.Tensor.half))}, "got float16 of sh"),
     "reward int": ({"advance": rewards(hens(torch.Tensor.long))}, "got int64 of shape"),
     "reward shape": (
@@ -301,7 +298,7 @@ cases = pytest.mark.parametrize("case", FORMS)
 
 
 @pytest.mark.parametrize("play", [*PATHS, check_env])
-def test_the_case_is_right_without_a_fault(play: Callable[..., Any]) -> None:
+def test_the_case_is_right_without_a_fault(play):
     if play is check_env:
         assert not any(check_env(NAME).values())
     else:
@@ -312,7 +309,7 @@ def test_the_case_is_right_without_a_fault(play: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("play", PATHS)
 @cases
-def test_results_of_another_form_are_refused(monkeypatch, play, case, after) -> None:
+def test_results_of_another_form_are_refused(monkeypatch, play, case, after):
     faults, message = FORMS[case]
     monkeypatch.setattr(Yard, "faults", faults)
     for alone in (False, True):
@@ -324,7 +321,7 @@ def test_results_of_another_form_are_refused(monkeypatch, play, case, after) -> 
 
 @pytest.mark.parametrize("play", PATHS)
 @pytest.mark.parametrize("case", LIVES)
-def test_lives_against_the_rules_are_refused(monkeypatch, play, case) -> None:
+def test_lives_against_the_rules_are_refused(monkeypatch, play, case):
     faults, message = LIVES[case]
     monkeypatch.setattr(Yard, "faults", faults)
     with pytest.raises(InputError) as error:
@@ -336,7 +333,7 @@ def test_lives_against_the_rules_are_refused(monkeypatch, play, case) -> None:
 
 @pytest.mark.parametrize("play", [train, train_on_a_gpu, evaluate, view])
 @pytest.mark.parametrize("case", TYPES)
-def test_types_without_a_name_are_refused(monkeypatch, play, case) -> None:
+def test_types_without_a_name_are_refused(monkeypatch, play, case):
     faults, message = TYPES[case]
     monkeypatch.setattr(Yard, "faults", faults)
     with pytest.raises(InputError) as error:
@@ -345,7 +342,7 @@ def test_types_without_a_name_are_refused(monkeypatch, play, case) -> None:
     assert str(error.value) == f"{expected} in environment 0 at step 2"
 
 
-def test_a_step_is_counted_in_its_episode(monkeypatch) -> None:
+def test_a_step_is_counted_in_its_episode(monkeypatch):
     env = Yard(2, max_steps=5)
     rollout = Rollout(env, policies(env))
     rollout.steps(7)
@@ -356,9 +353,7 @@ def test_a_step_is_counted_in_its_episode(monkeypatch) -> None:
 
 @pytest.mark.parametrize("play", [*PATHS, view_many])
 @pytest.mark.parametrize("part", ["advance", "observe"])
-def test_an_iterator_that_is_used_up_ends_no_loop_of_others(
-    monkeypatch, play, part
-) -> None:
+def test_an_iterator_that_is_used_up_ends_no_loop_of_others(monkeypatch, play, part):
     monkeypatch.setattr(Yard, "faults", {part: run_out})
     with pytest.raises(EnvExitError) as error:
         play(after=2)
@@ -367,18 +362,58 @@ def test_an_iterator_that_is_used_up_ends_no_loop_of_others(
     assert f"{Path(__file__).name}:{run_out.__code__.co_firstlineno + 1})" in line
 
 
-@pytest.mark.parametrize("case", [*FORMS, *LIVES])
-def test_check_env_names_them(monkeypatch, case) -> None:
-    faults, message = (FORMS | LIVES)[case]
+PRECISIONS = {
+    "features": (
+        shown(features=torch.Tensor.double),
+        "hen: features: expected torch.float32, got torch.float64",
+    ),
+    "rewards": (
+        {"advance": rewards(hens(torch.Tensor.double))},
+        "hen: dtype of rewards: expected torch.float32, got torch.float64",
+    ),
+}
+"""What evaluation, which acts in float64, may return, and training may not."""
+ALL = FORMS | LIVES | TYPES | PRECISIONS
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_check_env_names_them(monkeypatch, case):
+    faults, message = ALL[case]
     monkeypatch.setattr(Yard, "faults", faults)
     problems = check_env(NAME, after=2).values()
-    assert any(f"Yard: {message}" in p or message in p for p in problems)
+    assert any(message in problem for problem in problems)
     # Never Python's own words.
     assert not any("expected no error" in problem for problem in problems)
 
 
+class Stepping(Yard):
+    """It overrides `BatchedEnv.step`."""
+
+    def step(self, actions: Any) -> Any:
+        step = super().step(actions)
+        return step._replace(truncated=self.faulty("truncated", step.truncated))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            torch.Tensor.long,
+            "truncated: expected a tensor of bool of shape (3,), got i",
+        ),
+        (lambda ends: ends[:, None], "of shape (3,), got bool of shape (3, 1)"),
+        (torch.zeros_like, "truncated after max_steps: expected True, got False"),
+    ],
+)
+def test_check_env_names_wrong_time_limits(monkeypatch, change, message):
+    monkeypatch.setattr(Stepping, "faults", {"truncated": change})
+    problems = check_env(f"{__name__}:Stepping", after=2)
+    rule = next(name for name in problems if name.startswith("rewards and ends"))
+    assert message in problems[rule]
+
+
 @cases
-def test_the_vector_view_refuses_them(monkeypatch, case) -> None:
+def test_the_vector_view_refuses_them(monkeypatch, case):
     faults, message = FORMS[case]
     monkeypatch.setattr(Yard, "faults", faults)
 
@@ -388,7 +423,7 @@ def test_the_vector_view_refuses_them(monkeypatch, case) -> None:
 
 
 @pytest.mark.parametrize("case", ["rewards None", "observe a ghost", "the dead earn"])
-def test_the_commands_and_functions_say_so(monkeypatch, capsys, case) -> None:
+def test_the_commands_and_functions_say_so(monkeypatch, capsys, case):
     faults, message = (FORMS | LIVES)[case]
     monkeypatch.setattr(Yard, "faults", faults)
     env = {"name": NAME, "after": 2}
@@ -426,7 +461,7 @@ class Turns(Yard):
 @pytest.mark.parametrize("sync_free", [False, True])
 def test_agents_that_take_turns_may_wait_but_the_dead_earn_nothing(
     monkeypatch, sync_free
-) -> None:
+):
     env = Turns(3)
     Rollout(env, policies(env), sync_free=sync_free).steps(9)
     monkeypatch.setattr(Turns, "faults", LIVES["the dead earn"][0])
@@ -444,7 +479,7 @@ def test_agents_that_take_turns_may_wait_but_the_dead_earn_nothing(
         ({4: None}, "groups: expected names, got 4"),
     ],
 )
-def test_an_environment_declares_its_groups(monkeypatch, groups, message) -> None:
+def test_an_environment_declares_its_groups(monkeypatch, groups, message):
     construct = Yard.__init__
 
     def init(self, num_envs: int, *, max_steps: int = 6, **common: Any) -> None:
@@ -471,7 +506,7 @@ def test_an_environment_declares_its_groups(monkeypatch, groups, message) -> Non
 )
 def test_views_refuse_numbers_that_are_not_finite(
     monkeypatch, faults, part, after, value
-) -> None:
+):
     monkeypatch.setattr(Yard, "faults", faults(value))
     message = (
         f"NaN or infinite: {part} of .* of group 'hen' in environment 0 at step "
@@ -506,20 +541,20 @@ def test_views_refuse_numbers_that_are_not_finite(
         ),
     ],
 )
-def test_a_seed_is_an_integer(build, seed) -> None:
+def test_a_seed_is_an_integer(build, seed):
     env = build(NAME, alone=True)
     with pytest.raises(InputError, match="seed"):
         env.reset(seed=seed)
 
 
 @pytest.mark.parametrize("seed", [0, 7, np.int64(7), np.uint8(7), (1 << 63) - 1])
-def test_integers_of_numpy_are_seeds(seed) -> None:
+def test_integers_of_numpy_are_seeds(seed):
     first, again = (make_env(NAME).reset(seed=s)[0] for s in (seed, int(seed)))
     assert np.array_equal(first["hen_0"]["features"], again["hen_0"]["features"])
 
 
 @pytest.mark.parametrize("agent", ["hen", "hen_2", "", None, 0])
-def test_unknown_agents_are_named_with_those_that_exist(agent) -> None:
+def test_unknown_agents_are_named_with_those_that_exist(agent):
     env = make_env(NAME)
     env.reset(seed=0)
     for ask in (

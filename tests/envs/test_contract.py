@@ -14,6 +14,8 @@ from marl_pool.options.names import resolve
 from marl_pool.policies.base import Policy
 
 KINDS = ("random", "flee", "learned")
+TAG = "self obstacle predator prey"
+CELLS = "self floor key lock gem held"
 DTYPES = (torch.float32, torch.float64)
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "simple_centroid": [
@@ -33,13 +35,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "cartpole": [
         {},
         {"duplicates": 2, "noise_channels": 3, "num_frames": 2},
-        {"channel_ids": True, "duplicates": 2, "noise_channels": 1},
+        {"channel_ids": True, "duplicates": 2, "noise_channels": 1, "dtype": DTYPES[1]},
     ],
     "boxworld": [
         {"observation": observation, **options}
         for observation in ("entities", "pixels")
         for options in ({}, {"n": 5}, {"random_distractors": True})
     ],
+    "pettingzoo": [{"module": "helpers.changing_agents:ChangingAgents"}],
 }
 COLLIDING: list[tuple[str, dict[str, Any]]] = [
     (
@@ -95,17 +98,16 @@ def assert_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_registered_names_build_their_classes(name: str) -> None:
+@pytest.mark.parametrize("name", HEURISTICS)
+def test_registered_names_build_their_classes(name):
     env = make_batched_env(name, 2)
     assert type(env) is resolve(ENVS[name], {}, "env", BatchedEnv)
-    assert name in HEURISTICS
     for role, group in env.groups.items():
         assert isinstance(make_heuristic(name, group, role=role), Policy)
 
 
 @each_env
-def test_observations_fit_their_description(name: str, options: Any) -> None:
+def test_observations_fit_their_description(name, options):
     env = started(name, 3, options)
     for group, tokens in env.observe().items():
         spec = env.groups[group]
@@ -119,7 +121,7 @@ def test_observations_fit_their_description(name: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [*each_env.args[1], *COLLIDING])
-def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None:
+def test_one_env_equals_the_same_env_among_many(name, options):
     batch = started(name, 37, options)
     start, expected = obs(batch), run(batch, 70)
     for number in (0, 3, 36):
@@ -129,7 +131,7 @@ def test_one_env_equals_the_same_env_among_many(name: str, options: Any) -> None
 
 
 @each_env
-def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
+def test_selected_envs_continue_exactly(name, options):
     env = started(name, 4, options)
     run(env, 9)
     rows = torch.tensor([3, 1])
@@ -144,9 +146,7 @@ def test_selected_envs_continue_exactly(name: str, options: Any) -> None:
 
 
 @each_env
-def test_a_saved_state_continues_exactly_and_survives_its_use(
-    name: str, options: Any
-) -> None:
+def test_a_saved_state_continues_exactly_and_survives_its_use(name, options):
     env, twin = (started(name, 3, options) for _ in range(2))
     run(env, 7)
     saved = env.state_dict()
@@ -162,7 +162,7 @@ def test_a_saved_state_continues_exactly_and_survives_its_use(
 
 
 @each_env
-def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) -> None:
+def test_a_partial_reset_leaves_the_other_envs_alone(name, options):
     env, calm = (started(name, 4, options) for _ in range(2))
     fresh = started(name, 4, options, first_episode=1)
     run(env, 10)
@@ -178,9 +178,7 @@ def test_a_partial_reset_leaves_the_other_envs_alone(name: str, options: Any) ->
 
 
 @each_env
-def test_first_episode_is_where_a_restarted_runner_continues(
-    name: str, options: Any
-) -> None:
+def test_first_episode_is_where_a_restarted_runner_continues(name, options):
     env = started(name, 2, options)
     for episode in range(1, 12):
         run(env, 4)
@@ -191,17 +189,110 @@ def test_first_episode_is_where_a_restarted_runner_continues(
 
 
 @each_env
-def test_an_observation_is_not_changed_by_later_steps(name: str, options: Any) -> None:
-    env = started(name, 5, options)
+def test_an_observation_belongs_to_the_caller(name, options):
+    env, twin = (started(name, 5, options) for _ in range(2))
     observation = obs(env)
     before = [part.clone() for part in observation]
     run(env, 10)
     assert_equal(observation, before)
+    # Nor does what a caller writes into an observation change the environment.
+    run(twin, 10)
+    for tokens in env.observe().values():
+        tokens.features.zero_()
+    assert_equal(run(env, 3, first=10), run(twin, 3, first=10))
 
 
-@pytest.mark.parametrize("name", ["simple_centroid", "simple_tag"])
-def test_particles_end_by_truncation_only(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*HEURISTICS} & {*VARIANTS, "pong"}))
+def test_episodes_are_truncated_after_max_steps(name):
     env = started(name, 2, {"max_steps": 3})
     ends = [env.step(actions_for(env, step)) for step in range(3)]
     assert [end.truncated.tolist() for end in ends] == [[i == 2] * 2 for i in range(3)]
-    assert not any(end.terminated.any() for end in ends)
+    if name in ("simple_centroid", "simple_tag"):
+        assert not any(end.terminated.any() for end in ends)
+
+
+DESCRIPTIONS: list[tuple[str, dict[str, Any], str, tuple[int, ...], str, Any]] = [
+    *(
+        ("simple_tag", {"counts": counts, "prey": prey}, "predator", sizes, TAG, 5)
+        for prey in KINDS
+        for counts, sizes in (
+            ("1-3-28", (1, 32, 4)),
+            ("1-1-0", (1, 2, 4)),
+            ("3-2-1", (3, 6, 4)),
+        )
+    ),
+    ("simple_tag", {"counts": "1-3-28", "prey": "learned"}, "prey", (3, 32, 4), TAG, 5),
+    (
+        "simple_centroid",
+        {"num_agents": 3},
+        "agent",
+        (3, 34, 4),
+        "self agent signal noise",
+        spaces.Box(0, 1, (5,)),
+    ),
+    ("cartpole", {}, "agent", (1, 5, 1), "channel", spaces.Box(-1, 1, (1,))),
+    (
+        "cartpole",
+        {"duplicates": 2, "noise_channels": 2, "num_frames": 3},
+        "agent",
+        (1, 12, 3),
+        "channel",
+        spaces.Box(-1, 1, (1,)),
+    ),
+    *(
+        ("boxworld", options, "agent", (1, num_tokens, 5), CELLS, 4)
+        for options, num_tokens in (
+            ({}, 8),  # as in the paper
+            ({"observation": "pixels"}, 50),
+            ({"num_distractors": 0}, 4),
+            ({"n": 5, "observation": "pixels"}, 26),
+            ({"n": 9, "goal_length": 4, "distractor_length": 2}, 2 + 2 * (3 + 4)),
+        )
+    ),
+    ("pong", {}, "agent", (1, 196, 144), "patch", 6),
+    ("car_racing", {}, "agent", (1, 256, 144), "patch", spaces.Box(-1, 1, (3,))),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "group", "sizes", "types", "space"), DESCRIPTIONS
+)
+def test_groups_are_described(name, options, group, sizes, types, space):
+    env = started(name, 2, options)
+    description, tokens = env.groups[group], env.observe()[group]
+    spec = description.tokens
+    assert (description.num_agents, spec.num_tokens, spec.num_features) == sizes
+    assert spec.type_names == tuple(types.split())
+    assert spec.has_self == ("self" in types)
+    expected = spaces.Discrete(space) if isinstance(space, int) else space
+    assert description.action_space == expected
+    spec.check(tokens)
+    assert tokens.features.shape == (2, *sizes)
+    columns = tokens.at((1, 0)).columns.items()
+    assert spec.space().contains({key: part.numpy() for key, part in columns})
+
+
+PLAYERS = [
+    *(
+        ("simple_tag", role, {"counts": "2-3-4", "prey": "learned", **actions})
+        for role in ("predator", "prey")
+        for actions in ({"continuous_actions": True}, {"continuous_actions": False})
+    ),
+    ("simple_centroid", "agent", {"num_agents": 2}),
+    ("simple_centroid", "agent", {"num_agents": 2, "continuous_actions": False}),
+    ("boxworld", "agent", {"observation": "entities"}),
+    ("boxworld", "agent", {"observation": "pixels"}),
+]
+
+
+@pytest.mark.parametrize(("name", "role", "options"), PLAYERS)
+def test_heuristics_are_permutation_invariant(name, role, options):
+    env = started(name, 6, options)
+    run(env, 6)
+    policy, tokens = make_heuristic(name, env.groups[role], role=role), env.observe()
+    order = torch.randperm(
+        tokens[role].num_tokens, generator=torch.Generator().manual_seed(0)
+    )
+    shuffled = tokens[role].map(lambda part: part[:, :, order])
+    expected = policy.act(tokens[role]).logits
+    torch.testing.assert_close(policy.act(shuffled).logits, expected)

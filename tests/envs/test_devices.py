@@ -5,8 +5,6 @@ that a step makes without a word about its device lands there, and the first ope
 that meets it fails.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from gymnasium import spaces
@@ -39,7 +37,7 @@ def on_cpu(*tensors: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_envs_say_where_their_tensors_live(name: str, options: Any) -> None:
+def test_envs_say_where_their_tensors_live(name, options):
     generator = torch.Generator(**CPU).manual_seed(0)
     env = make_batched_env(name, NUM_ENVS, **CPU, **{**options, "max_steps": 5})
     with torch.device("meta"):
@@ -61,7 +59,7 @@ def test_envs_say_where_their_tensors_live(name: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("env_name", list(HEURISTICS))
-def test_heuristics_say_where_their_tensors_live(env_name: str) -> None:
+def test_heuristics_say_where_their_tensors_live(env_name):
     env = make_batched_env(env_name, NUM_ENVS, max_steps=5)
     policies = {
         name: make_heuristic(env_name, group, role=name)
@@ -76,7 +74,7 @@ def centroid() -> BatchedEnv:
 
 
 @heads
-def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
+def test_policies_say_where_their_tensors_live(name, options):
     env = make_batched_env("simple_centroid", NUM_ENVS, num_noise=1, max_steps=5, **CPU)
     group = env.groups["agent"]
     policy = make_policy(
@@ -107,7 +105,7 @@ def test_policies_say_where_their_tensors_live(name: str, options: Any) -> None:
     ],
     ids=lambda options: options["name"],
 )
-def test_perturbations_say_where_their_tensors_live(options: Any) -> None:
+def test_perturbations_say_where_their_tensors_live(options):
     env = centroid()
     group = env.groups["agent"]
     perturbation = make_perturbation(specs=[group.tokens], **options)

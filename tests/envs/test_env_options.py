@@ -7,7 +7,6 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.options import entity_counts
@@ -26,7 +25,7 @@ def numbers_of(name: str, **options: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_counts_and_numbers_say_how_many_there_are(name: str) -> None:
+def test_counts_and_numbers_say_how_many_there_are(name):
     assert numbers_of(name) == (1, 3, 28)
     assert numbers_of(name, counts="2-31-0") == (2, 31, 0)
     for place, key in enumerate(NUMBERS[name]):
@@ -37,7 +36,7 @@ def test_counts_and_numbers_say_how_many_there_are(name: str) -> None:
 
 
 @given(numbers=st.tuples(*[st.integers(0, 10**6)] * 3))
-def test_counts_are_read_as_they_are_written(numbers: tuple[int, ...]) -> None:
+def test_counts_are_read_as_they_are_written(numbers):
     keys = dict.fromkeys("abc")
     written = "-".join(map(str, numbers))
     assert entity_counts(written, (0, 0, 0), **keys) == numbers
@@ -48,7 +47,7 @@ def test_counts_are_read_as_they_are_written(numbers: tuple[int, ...]) -> None:
     "counts",
     ["", "1", "1-3", "1-3-28-4", "1-3-", "-1-3-2", "1-3-x", "1--3", " 1-3-2", 3],
 )
-def test_other_forms_of_counts_are_refused(name: str, counts: Any) -> None:
+def test_other_forms_of_counts_are_refused(name, counts):
     with pytest.raises(InputError) as caught:
         make_batched_env(name, 1, counts=counts)
     assert str(caught.value) == (
@@ -69,7 +68,7 @@ def test_numbers_whose_product_no_memory_holds_are_refused(name, counts, message
         make_batched_env(name, 1, counts=counts)
 
 
-def test_numbers_that_are_too_small_are_refused() -> None:
+def test_numbers_that_are_too_small_are_refused():
     keys = {"num_cats": None, "num_dogs": None}
     with pytest.raises(InputError) as caught:
         entity_counts("0-1", (0, 2), **keys)
@@ -80,7 +79,7 @@ def test_numbers_that_are_too_small_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(-1, "-1"), (1.5, "1.5"), ("1", "'1'")])
-def test_overrides_are_whole_numbers_in_range(number: Any, text: str) -> None:
+def test_overrides_are_whole_numbers_in_range(number, text):
     expected = f"env.num_noise: expected an integer >= 0 or null, got {text}"
     with pytest.raises(InputError, match=f"^{expected}$"):
         make_batched_env("simple_centroid", 1, num_noise=number)
@@ -92,9 +91,7 @@ forces = st.lists(
 
 
 @given(force=forces, acceleration=st.floats(0.5, 8))
-def test_steering_comes_as_near_to_a_force_as_it_can(
-    force: Tensor, acceleration: float
-) -> None:
+def test_steering_comes_as_near_to_a_force_as_it_can(force, acceleration):
     options: dict[str, Any] = {"dtype": torch.float64}
     discrete = Steering(acceleration, continuous=False, **options)
     choices = discrete.toward(force)
@@ -112,6 +109,6 @@ def test_steering_comes_as_near_to_a_force_as_it_can(
     torch.testing.assert_close(continuous.forces(shares), expected)
 
 
-def test_steering_has_the_spaces_of_mpe() -> None:
+def test_steering_has_the_spaces_of_mpe():
     assert Steering(1.0, continuous=False).space == spaces.Discrete(5)
     assert Steering(1.0, continuous=True).space == spaces.Box(0, 1, (5,))

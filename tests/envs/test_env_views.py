@@ -66,9 +66,7 @@ class ThreeStepTask(SimpleCentroid):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_pettingzoo_checkers_accept_the_parallel_view(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_pettingzoo_checkers_accept_the_parallel_view(name, options):
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
     parallel_api_test(make_env(name, **options), num_cycles=50)
@@ -76,9 +74,7 @@ def test_pettingzoo_checkers_accept_the_parallel_view(
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_pettingzoo_checkers_accept_its_aec_form(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_pettingzoo_checkers_accept_its_aec_form(name, options):
     from pettingzoo.test import api_test, seed_test
 
     api_test(parallel_to_aec(make_env(name, **options)), num_cycles=50)
@@ -89,14 +85,12 @@ def test_pettingzoo_checkers_accept_its_aec_form(
     ("name", "options"),
     [(name, options) for name in VERSIONS for options in ACTIONS.get(name, [{}])],
 )
-def test_gymnasium_checker_accepts_the_one_agent_view(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_gymnasium_checker_accepts_the_one_agent_view(name, options):
     env = gymnasium.make(registered_id(name), render_mode="rgb_array", **options)
     check_env(env.unwrapped)
 
 
-def test_ids_are_registered_with_both_libraries() -> None:
+def test_ids_are_registered_with_both_libraries():
     view = pettingzoo.make("parallel", ID, num_noise=4, num_agents=2)
     assert view.possible_agents == ["agent_0", "agent_1"]
     assert view.observation_space("agent_1")["features"].shape == (9, 4)
@@ -106,18 +100,18 @@ def test_ids_are_registered_with_both_libraries() -> None:
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_ids_carry_the_version_of_their_env(name: str) -> None:
+def test_ids_carry_the_version_of_their_env(name):
     from marl_pool.envs import ENVS
 
     assert VERSIONS[name] == resolve(name, ENVS, "env", BatchedEnv).version
 
 
-def test_registered_names_and_ids_are_the_same_envs() -> None:
+def test_registered_names_and_ids_are_the_same_envs():
     # What `pettingzoo` adapts has other ids, or none.
     assert sorted([*VERSIONS, "pettingzoo"]) == env_names()
 
 
-def test_the_view_shows_what_a_batched_env_shows() -> None:
+def test_the_view_shows_what_a_batched_env_shows():
     options: dict[str, Any] = {"num_agents": 2, "num_noise": 3}
     view = make_env("simple_centroid", **options)
     env = SimpleCentroid(1, seed=9, **options)
@@ -139,7 +133,7 @@ def test_the_view_shows_what_a_batched_env_shows() -> None:
         assert list(rewards.values()) == step.rewards["agent"][0].tolist()
 
 
-def test_episodes_follow_from_the_seed() -> None:
+def test_episodes_follow_from_the_seed():
     def starts(view: ParallelView, seed: int | None) -> list[np.ndarray]:
         resets = [view.reset(seed=seed), view.reset(), view.reset()]
         return [observations["agent_0"]["features"] for observations, _ in resets]
@@ -153,7 +147,7 @@ def test_episodes_follow_from_the_seed() -> None:
     assert not np.array_equal(first[0], first[1])
 
 
-def test_fresh_views_without_a_seed_differ() -> None:
+def test_fresh_views_without_a_seed_differ():
     def start(**seeds: int) -> np.ndarray:
         observations, _ = make_env("simple_centroid", **seeds).reset()
         return observations["agent_0"]["features"]
@@ -166,7 +160,7 @@ def test_fresh_views_without_a_seed_differ() -> None:
     assert not np.array_equal(first, second)
 
 
-def test_observations_belong_to_the_caller() -> None:
+def test_observations_belong_to_the_caller():
     view = make_env("simple_centroid")
     observation = view.reset(seed=0)[0]["agent_0"]
     for part in observation.values():
@@ -175,7 +169,7 @@ def test_observations_belong_to_the_caller() -> None:
     assert again["types"].any()
 
 
-def test_truncation_ends_the_episode_for_all() -> None:
+def test_truncation_ends_the_episode_for_all():
     view = make_env("simple_centroid", num_agents=2, max_steps=2)
     view.reset(seed=0)
     for last in (False, True):
@@ -189,7 +183,7 @@ def test_truncation_ends_the_episode_for_all() -> None:
     assert view.agents == ["agent_0", "agent_1"]
 
 
-def test_termination_ends_the_episode_for_all() -> None:
+def test_termination_ends_the_episode_for_all():
     view = make_env(f"{__name__}:ThreeStepTask", num_agents=2)
     view.reset(seed=0)
     for last in (False, False, True):
@@ -200,7 +194,7 @@ def test_termination_ends_the_episode_for_all() -> None:
     assert view.agents == []
 
 
-def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
+def test_an_agent_that_dies_is_terminated_and_leaves():
     view = make_env(f"{__name__}:Mortal", num_agents=2)
     view.reset(seed=0)
     ends = []
@@ -214,7 +208,7 @@ def test_an_agent_that_dies_is_terminated_and_leaves() -> None:
 
 
 @pytest.mark.parametrize("size", [128, 512])
-def test_render_draws_the_env_and_its_colors(size: int) -> None:
+def test_render_draws_the_env_and_its_colors(size):
     env = SimpleCentroid(2, num_noise=5)
     env.reset()
     image = env.frame(1, size=size)
@@ -231,7 +225,7 @@ def test_render_draws_the_env_and_its_colors(size: int) -> None:
     assert not np.array_equal(image, env.frame(0, size=size))
 
 
-def test_a_frame_shows_no_step_which_the_caption_of_a_video_does() -> None:
+def test_a_frame_shows_no_step_which_the_caption_of_a_video_does():
     env = SimpleCentroid(1)
     env.reset()
     before = env.frame()
@@ -239,7 +233,7 @@ def test_a_frame_shows_no_step_which_the_caption_of_a_video_does() -> None:
     assert np.array_equal(env.frame(), before)
 
 
-def test_the_legend_names_the_crosses() -> None:
+def test_the_legend_names_the_crosses():
     looks = [Disc("agent", (44, 160, 44), 0.1)]
     frames = [Frame(Projection(1.0, 512)) for _ in range(2)]
     blank = frames[0].image.copy()
@@ -253,7 +247,7 @@ def test_the_legend_names_the_crosses() -> None:
     assert not (frames[0].image[rows[0].min() :, :24].max(-1) < 100).any()
 
 
-def test_render_draws_attention_where_it_goes() -> None:
+def test_render_draws_attention_where_it_goes():
     env = SimpleCentroid(1, num_signal=1, num_noise=1)
     env.reset()
     start = [[0.0, 0, 0, 0], [2, 0, 0, 0], [0, 2, 0, 0]]  # agent, signal, noise
@@ -278,14 +272,14 @@ def test_render_draws_attention_where_it_goes() -> None:
     assert 0 < strength[up].sum() < strength[right].sum()
 
 
-def test_attention_must_have_a_weight_for_each_token() -> None:
+def test_attention_must_have_a_weight_for_each_token():
     env = SimpleCentroid(1)
     env.reset()
     with pytest.raises(InputError, match=r"each of 32 tokens, got the shape \(5,\)"):
         env.frame(attention=torch.ones(5))
 
 
-def test_a_view_without_a_render_mode_draws_nothing() -> None:
+def test_a_view_without_a_render_mode_draws_nothing():
     view = make_env("simple_centroid")
     view.reset()
     assert view.render() is None
@@ -296,7 +290,7 @@ def test_a_view_without_a_render_mode_draws_nothing() -> None:
     assert image.shape == (512, 512, 3)
 
 
-def test_wrong_input_is_refused() -> None:
+def test_wrong_input_is_refused():
     with pytest.raises(InputError, match="render_mode: expected None or one of rgb"):
         make_env("simple_centroid", render_mode="human")
     with pytest.raises(InputError, match="expects one agent, got 2"):

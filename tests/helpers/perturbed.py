@@ -8,8 +8,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from marl_pool.envs import make_batched_env
+from marl_pool.envs.base import BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, PerturbationState
+from marl_pool.policies.random_policy import RandomPolicy
+from marl_pool.rollout import Rollout
 from marl_pool.tokens import SELF_TYPE, Tokens, TokenSpec
 from marl_pool.utils.randomness import Purpose, stream_keys
 
@@ -20,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "confuse": {"type_names": TYPE_NAMES},
     "inject": {"token_type": NOISE, "count": 6, "positions": SPEC.positions},
     "occlude": {"type_names": TYPE_NAMES, "signal_types": SPEC.signal_types},
+    "shuffle": {"num_frames": 2},
 }
 """What the tests' tokens are, and options that a perturbation cannot do without."""
 
@@ -51,6 +56,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("scale", {"features": [2], "protect_self": False}),
     ("shuffle", {}),
     ("shuffle", {"every": 2, "protect_self": True}),
+    ("shuffle", {"every": 2, "scope": "frame"}),
 ]
 ACTION_VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("action_noise", {}),
@@ -64,6 +70,10 @@ OBSERVED = sorted({name for name, _ in VARIANTS})
 variants = pytest.mark.parametrize(
     ("name", "options"), VARIANTS, ids=[f"{n}-{o}" for n, o in VARIANTS]
 )
+in_loops = pytest.mark.parametrize(
+    ("name", "options"), [case for case in VARIANTS if "scope" not in case[1]]
+)
+"""Without those of stacked frames, which the environment of `in_the_loop` lacks."""
 severities = st.floats(0, 1)
 seeds = st.integers(0, 2**31)
 
@@ -146,3 +156,32 @@ def present_bag(tokens: Tokens) -> list[list[tuple[float, ...]]]:
         )
         for row in zip(*flat.parts, strict=True)
     ]
+
+
+def first_slots(tokens: Tokens, places: int) -> Tokens:
+    """The first slots."""
+    return tokens.map(lambda part: part[:, :, :places])
+
+
+def centroid(num_envs: int = 4, first_env: int = 0, **options: Any) -> BatchedEnv:
+    return make_batched_env(
+        "simple_centroid",
+        num_envs,
+        counts="2-3-4",
+        max_steps=5,
+        first_env=first_env,
+        **options,
+    )
+
+
+def in_the_loop(
+    name: str, options: dict[str, Any], severity: Any, env: BatchedEnv | None = None
+) -> Rollout:
+    env = env or centroid()
+    group = env.groups["agent"]
+    extra = {"inject": {"token_type": "signal"}}.get(name, {})
+    perturbation = make_perturbation(
+        name, specs=[group.tokens], severity=severity, **{**extra, **options}
+    )
+    policy = {"agent": RandomPolicy(group.action_space)}
+    return Rollout(env, policy, perturbation=perturbation)

@@ -74,9 +74,7 @@ def states(
 
 @in_each_space
 @every
-def test_severity_0_executes_what_was_chosen(
-    name: str, options: dict[str, Any], space: Space
-) -> None:
+def test_severity_0_executes_what_was_chosen(name, options, space):
     actions = random_actions(space)
     if isinstance(space, spaces.Box):
         actions[0, 0, 0, 0] = -0.0
@@ -98,8 +96,8 @@ def test_severity_0_executes_what_was_chosen(
 @every
 @given(seed=seeds, severity=severities)
 def test_an_env_is_the_same_alone_and_among_others(
-    name: str, options: dict[str, Any], space: Space, seed: int, severity: float
-) -> None:
+    name, options, space, seed, severity
+):
     perturbation, actions = (
         build(name, severity=severity, **options),
         random_actions(space, 4, seed),
@@ -115,9 +113,7 @@ def test_an_env_is_the_same_alone_and_among_others(
 @in_each_space
 @every
 @pytest.mark.parametrize("key_options", [{"seed": 1}, {"first": 9}, {"episode": 1}])
-def test_other_seeds_envs_and_episodes_differ(
-    name: str, options: dict[str, Any], space: Space, key_options: dict[str, int]
-) -> None:
+def test_other_seeds_envs_and_episodes_differ(name, options, space, key_options):
     perturbation, actions = build(name, severity=0.5, **options), random_actions(space)
     reference, variant = (
         executed_actions(perturbation, actions, space),
@@ -129,8 +125,8 @@ def test_other_seeds_envs_and_episodes_differ(
 @in_each_space
 @every
 def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
-    name: str, options: dict[str, Any], space: Space
-) -> None:
+    name, options, space
+):
     actions = random_actions(space)[:, :, :1].expand_as(random_actions(space)).clone()
     batch = executed_actions(
         build(name, severity=[0.4, 0.9], **options), actions, space
@@ -148,9 +144,7 @@ def test_each_env_has_a_severity_and_each_agent_numbers_of_its_own(
 
 @in_each_space
 @every
-def test_a_restart_touches_the_envs_that_begin_anew(
-    name: str, options: dict[str, Any], space: Space
-) -> None:
+def test_a_restart_touches_the_envs_that_begin_anew(name, options, space):
     perturbation, actions = build(name, severity=0.7, **options), random_actions(space)
     where, tokens = torch.tensor([False, True, False]), make_tokens(0)
     *_, (_, old) = states(perturbation, actions[:3], space)
@@ -171,7 +165,7 @@ def test_a_restart_touches_the_envs_that_begin_anew(
 # Noise
 
 
-def test_discrete_noise_chooses_each_action_as_often() -> None:
+def test_discrete_noise_chooses_each_action_as_often():
     actions = torch.full((50, 400, AGENTS), 3)
     done = executed_actions(build("action_noise", severity=0.7), actions, DISCRETE)
     shares = done.flatten().bincount(minlength=CHOICES) / done.numel()
@@ -181,7 +175,7 @@ def test_discrete_noise_chooses_each_action_as_often() -> None:
     assert (shares - expected).abs().max() < 0.01
 
 
-def test_continuous_noise_is_gaussian_in_units_of_half_the_range() -> None:
+def test_continuous_noise_is_gaussian_in_units_of_half_the_range():
     middle = torch.tensor([0.0, 2.0, 2.5])
     actions = middle.expand(50, 400, AGENTS, 3)
     done = executed_actions(
@@ -198,7 +192,7 @@ def test_continuous_noise_is_gaussian_in_units_of_half_the_range() -> None:
     assert torch.equal(held, held[:1].expand_as(held))
 
 
-def test_noise_stays_in_the_range() -> None:
+def test_noise_stays_in_the_range():
     done = executed_actions(
         build("action_noise", severity=1.0), random_actions(BOX, 50), BOX
     )
@@ -210,7 +204,7 @@ def test_noise_stays_in_the_range() -> None:
 # Losses
 
 
-def test_an_action_is_lost_as_often_as_the_severity_says() -> None:
+def test_an_action_is_lost_as_often_as_the_severity_says():
     actions = random_actions(BOX, 400, steps=50).clamp(0, 1) + 2
     for severity in (0.2, 0.6):
         zero = build("drop_actions", severity=severity, instead="zero")
@@ -219,7 +213,7 @@ def test_an_action_is_lost_as_often_as_the_severity_says() -> None:
         assert float(lost.mean()) == pytest.approx(severity, abs=0.015)
 
 
-def test_a_higher_severity_loses_the_same_actions_and_more() -> None:
+def test_a_higher_severity_loses_the_same_actions_and_more():
     actions = random_actions(DISCRETE, 20).clamp(min=1)
     mild, severe = (
         executed_actions(
@@ -233,7 +227,7 @@ def test_a_higher_severity_loses_the_same_actions_and_more() -> None:
 
 
 @in_each_space
-def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
+def test_a_lost_action_is_replaced_by_the_one_before(space):
     actions = random_actions(space, 40)
     if isinstance(space, spaces.Box):
         # In the range, and never what replaces a lost action.
@@ -255,7 +249,7 @@ def test_a_lost_action_is_replaced_by_the_one_before(space: Space) -> None:
 
 
 @in_each_space
-def test_an_episode_repeats_no_action_of_the_one_before(space: Space) -> None:
+def test_an_episode_repeats_no_action_of_the_one_before(space):
     perturbation, tokens = build("drop_actions", severity=1.0), make_tokens(0)
     last = (
         random_actions(space)[0].clamp(0.5, 0.9)
@@ -275,13 +269,13 @@ def test_an_episode_repeats_no_action_of_the_one_before(space: Space) -> None:
     assert torch.equal(done[began], zero.expand_as(done[began]))
 
 
-def test_zero_is_the_number_in_range_that_is_nearest_to_it() -> None:
+def test_zero_is_the_number_in_range_that_is_nearest_to_it():
     perturbation = build("drop_actions", severity=1.0, instead="zero")
     done = executed_actions(perturbation, random_actions(BOX), BOX)
     assert torch.equal(done, torch.tensor([0.0, 0.0, 2.0]).expand_as(done))
 
 
-def test_several_steps_are_lost_in_a_row() -> None:
+def test_several_steps_are_lost_in_a_row():
     actions = random_actions(DISCRETE, 50).clamp(min=1)
     perturbation = build("drop_actions", severity=0.5, instead="zero", every=3)
     lost = (executed_actions(perturbation, actions, DISCRETE) == 0).unflatten(0, (2, 3))
@@ -294,11 +288,7 @@ def test_several_steps_are_lost_in_a_row() -> None:
 
 def centroid(first_env: int = 0, num_envs: int = 3) -> BatchedEnv:
     return make_batched_env(
-        "simple_centroid",
-        num_envs,
-        counts="2-3-4",
-        max_steps=5,
-        first_env=first_env,
+        "simple_centroid", num_envs, counts="2-3-4", max_steps=5, first_env=first_env
     )
 
 
@@ -309,9 +299,7 @@ def in_the_loop(name: str, severity: Any = 0.8, **options: Any) -> Rollout:
 
 
 @pytest.mark.parametrize("name", ["action_noise", "drop_actions"])
-def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(
-    name: str,
-) -> None:
+def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(name):
     clean, noisy = in_the_loop(name, 0.0), in_the_loop(name)
     received: list[Tensor] = []
     step = noisy.env.step
@@ -327,9 +315,7 @@ def test_the_env_executes_it_and_the_trajectory_holds_what_was_chosen(
 
 
 @every
-def test_a_rollout_continues_exactly_from_its_state(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_rollout_continues_exactly_from_its_state(name, options):
     first = in_the_loop(name, [0.2, 1.0], ramp=3, **options)
     first.steps(7)
     state = first.state_dict()
@@ -340,9 +326,7 @@ def test_a_rollout_continues_exactly_from_its_state(
 
 
 @every
-def test_an_env_of_a_batch_is_what_it_is_alone(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_an_env_of_a_batch_is_what_it_is_alone(name, options):
     together = in_the_loop(name, **options).steps(12)["agent"].rewards
     for number in range(3):
         rollout = in_the_loop(name, env=centroid(number, 1), **options)
@@ -350,7 +334,7 @@ def test_an_env_of_a_batch_is_what_it_is_alone(
         assert torch.equal(alone[:, 0], together[:, number])
 
 
-def test_a_wrapped_env_executes_what_a_rollout_does() -> None:
+def test_a_wrapped_env_executes_what_a_rollout_does():
     config = {"name": "drop_actions", "severity": 0.6}
     plain = gymnasium.make("marl_pool/simple_centroid-v0", counts="1-3-4", max_steps=6)
     wrapped = perturb_env(plain, config)

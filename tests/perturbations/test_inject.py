@@ -35,7 +35,7 @@ from marl_pool.utils.errors import InputError, UnfitTokensError
 
 
 @given(seed=seeds, severity=severities)
-def test_injection_appends_tokens_of_the_type(seed: int, severity: float) -> None:
+def test_injection_appends_tokens_of_the_type(seed, severity):
     tokens = make_tokens(seed)
     added = round(severity * 6)
     for output, state in states(build("inject", severity=severity), tokens):
@@ -61,7 +61,7 @@ def moving_env(time: int) -> tuple[Tokens, Tensor]:
     return Tokens(features, types, padding), observer
 
 
-def test_distractors_stand_still_in_the_env() -> None:
+def test_distractors_stand_still_in_the_env():
     perturbation = build("inject", spread=0.5)
     state = perturbation.start(moving_env(0)[0], keys(1))
     places = []
@@ -81,7 +81,7 @@ def test_distractors_stand_still_in_the_env() -> None:
     assert offsets.max() <= 0.5
 
 
-def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> None:
+def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self():
     tokens, _ = moving_env(0)
     output = play(build("inject", token_type=1, spread=0.0), tokens)[0]
     candidates = tokens.features[0, 0, 1:]
@@ -90,7 +90,7 @@ def test_without_a_token_of_the_type_the_anchor_is_another_but_not_self() -> Non
     assert not output.padding.any()
 
 
-def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> None:
+def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it():
     tokens, _ = moving_env(0)
     alone = tokens._replace(types=torch.tensor([[[SELF_TYPE, 1, 1, 2]]]))
     beside = Tokens(*map(torch.cat, zip(tokens.parts, alone.parts, strict=True)))
@@ -102,7 +102,7 @@ def test_a_set_without_the_type_has_other_anchors_whatever_is_beside_it() -> Non
 
 
 @pytest.mark.parametrize("place", ["alike", "near"])
-def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
+def test_offsets_are_uniform_in_the_whole_square(place):
     tokens, _ = moving_env(0)
     hidden = torch.tensor([[[False, False, True, True]]])  # one anchor for all
     copies = tokens._replace(padding=hidden).map(
@@ -115,7 +115,7 @@ def test_offsets_are_uniform_in_the_whole_square(place: str) -> None:
         assert stats.kstest(axis.numpy(), "uniform", (-0.4, 0.8)).pvalue > 0.01
 
 
-def test_without_any_anchor_the_distractors_are_padded() -> None:
+def test_without_any_anchor_the_distractors_are_padded():
     tokens, _ = moving_env(0)
     alone = tokens._replace(padding=torch.tensor([[[False, True, True, True]]]))
     output = play(build("inject"), alone)[0]
@@ -123,7 +123,7 @@ def test_without_any_anchor_the_distractors_are_padded() -> None:
     assert torch.equal(output.padding[0, 0, :1], torch.tensor([False]))
 
 
-def test_a_distractor_vanishes_with_its_anchor() -> None:
+def test_a_distractor_vanishes_with_its_anchor():
     tokens, _ = moving_env(0)
     perturbation = build("inject")
     state = perturbation.start(tokens, keys(1))
@@ -132,7 +132,7 @@ def test_a_distractor_vanishes_with_its_anchor() -> None:
     assert torch.equal(output.padding[0, 0, 4:], state["anchor"][0, 0] == 1)
 
 
-def test_a_type_by_name() -> None:
+def test_a_type_by_name():
     names = TYPE_NAMES
     perturbation = build("inject", token_type="noise", type_names=names)
     assert (play(perturbation, make_tokens(0))[0].types[..., 9:] == NOISE).all()
@@ -156,9 +156,7 @@ def test_a_type_by_name() -> None:
         (TYPE_NAMES, "no type of noise.*choose from self, agent"),
     ],
 )
-def test_noise_is_injected_where_no_type_is_named(
-    signal: tuple[str, ...], expected: str
-) -> None:
+def test_noise_is_injected_where_no_type_is_named(signal, expected):
     spec = TokenSpec(9, 4, TYPE_NAMES, signal_types=signal, positions=(0, 1))
     if expected in TYPE_NAMES:
         output = play(make_perturbation("inject", specs=[spec]), make_tokens(0))[0]
@@ -168,7 +166,7 @@ def test_noise_is_injected_where_no_type_is_named(
             make_perturbation("inject", specs=[spec])
 
 
-def test_specs_say_what_their_groups_agree_on() -> None:
+def test_specs_say_what_their_groups_agree_on():
     first = TokenSpec(9, 4, ("self", "noise"), positions=(0, 1))
     second = TokenSpec(5, 4, ("self", "noise"), has_self=False, positions=(0, 1))
     third = TokenSpec(5, 4, ("self", "wall", "noise"), has_self=False)
@@ -187,7 +185,7 @@ def test_specs_say_what_their_groups_agree_on() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[4], [0, 9]])
-def test_positions_that_the_features_cannot_hold(numbers: list[int]) -> None:
+def test_positions_that_the_features_cannot_hold(numbers):
     message = r"position_features: expected numbers below 4, got "
     with pytest.raises(InputError, match=message):
         play(build("inject", position_features=numbers), make_tokens(0))
@@ -200,9 +198,7 @@ def test_positions_that_the_features_cannot_hold(numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("positions", [(0, 1), (3, 1), (2,)])
-def test_an_offset_moves_the_position_and_nothing_else(
-    positions: tuple[int, ...],
-) -> None:
+def test_an_offset_moves_the_position_and_nothing_else(positions):
     spec = replace(SPEC, positions=positions)
     tokens, _ = moving_env(0)
     output = play(make_perturbation("inject", specs=[spec], spread=0.3), tokens)[0]
@@ -218,7 +214,7 @@ def test_an_offset_moves_the_position_and_nothing_else(
     assert len(added[:, positions].unique(dim=0)) == len(added)
 
 
-def test_tokens_without_a_known_position_take_no_distractors() -> None:
+def test_tokens_without_a_known_position_take_no_distractors():
     for positions, message in (
         (None, "these tokens do not say which of their features are a position"),
         ((), "these tokens have no position"),
@@ -256,9 +252,7 @@ BUILDERS: dict[str, Callable[..., BatchedEnv]] = {
         ("cartpole", "these tokens have no position"),
     ],
 )
-def test_suites_inject_what_is_noise_in_an_env(
-    suite: str, env: str, expected: str
-) -> None:
+def test_suites_inject_what_is_noise_in_an_env(suite, env, expected):
     listed = compose("evaluate", [f"suite={suite}"])["perturbations"]
     entries = [entry for entry in listed if entry["name"] == "inject"]
     batched_env = BUILDERS[env]()
@@ -274,7 +268,7 @@ def test_suites_inject_what_is_noise_in_an_env(
             assert expected in case.missing or case.options.get("place") == "near"
 
 
-def test_in_boxworld_cells_move_and_colors_stay() -> None:
+def test_in_boxworld_cells_move_and_colors_stay():
     env = BUILDERS["boxworld"]()
     env.reset()
     tokens = env.observe()["agent"]
@@ -290,7 +284,7 @@ def test_in_boxworld_cells_move_and_colors_stay() -> None:
     assert (offsets[..., 3:].abs() <= 0.3 + 1e-6).all()
 
 
-def test_tokenizers_say_what_is_a_position() -> None:
+def test_tokenizers_say_what_is_a_position():
     for module, tokenizer, positions in (
         ("mpe2.simple_spread_v3", "simple_spread", (0, 1)),
         ("mpe2.simple_spread_v3", "features", ()),

@@ -54,7 +54,7 @@ def errors_of(name: str, tokens: Tokens, **options: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("name", "option"), [("bias", "scale"), ("scale", "spread")])
-def test_calibration_errors_are_gaussian_and_constant(name: str, option: str) -> None:
+def test_calibration_errors_are_gaussian_and_constant(name, option):
     tokens = make_tokens(0, envs=400, places=16)
     first, *repeats = errors_of(name, tokens, severity=0.5, **{option: 0.8})
     for error in repeats:
@@ -70,7 +70,7 @@ def test_calibration_errors_are_gaussian_and_constant(name: str, option: str) ->
 
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
 @pytest.mark.parametrize("features", [[0], [1, 3], [2, 0]])
-def test_only_the_chosen_features_are_disturbed(name: str, features: list[int]) -> None:
+def test_only_the_chosen_features_are_disturbed(name, features):
     tokens = make_tokens(0)
     tokens.features[0, 0, 0] = -0.0
     perturbation = build(name, severity=1.0, features=features)
@@ -85,7 +85,7 @@ def test_only_the_chosen_features_are_disturbed(name: str, features: list[int]) 
 
 
 @pytest.mark.parametrize("name", ["bias", "scale", "jitter"])
-def test_features_that_there_are_not(name: str) -> None:
+def test_features_that_there_are_not(name):
     with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):
         play(build(name, features=[4]), make_tokens(0))
     with pytest.raises(InputError, match=r"features: expected numbers below 4.*\[4\]"):
@@ -96,14 +96,14 @@ def test_features_that_there_are_not(name: str) -> None:
         build(name, features=[-1])
 
 
-def test_scale_leaves_what_reads_0() -> None:
+def test_scale_leaves_what_reads_0():
     tokens = make_tokens(0)
     tokens.features[:, :, 1:5] = 0.0
     output = play(build("scale", severity=1.0), tokens)[0]
     assert (output.features[:, :, 1:5] == 0).all()
 
 
-def test_errors_of_images_are_in_units_of_their_range() -> None:
+def test_errors_of_images_are_in_units_of_their_range():
     for name, expected in (("bias", 25.5), ("scale", 12.9)):
         (output,) = play(build(name, severity=0.1), images(), steps=1)
         assert output.features.dtype == torch.uint8
@@ -116,7 +116,7 @@ def test_errors_of_images_are_in_units_of_their_range() -> None:
 
 
 @pytest.mark.parametrize("name", ["bias", "jitter", "scale"])
-def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
+def test_bytes_are_rounded_to_the_nearest(name):
     tokens = images()
     precise = tokens._replace(features=tokens.features / 255)
     perturbation = build(name, severity=0.1)
@@ -132,7 +132,7 @@ def test_bytes_are_rounded_to_the_nearest(name: str) -> None:
 
 
 @given(seed=seeds, severity=severities)
-def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None:
+def test_frozen_sensors_repeat_their_reading(seed, severity):
     tokens = make_tokens(seed)
     perturbation = build("freeze", severity=severity)
     for time, (output, state) in enumerate(states(perturbation, tokens, moves=True)):
@@ -141,7 +141,7 @@ def test_frozen_sensors_repeat_their_reading(seed: int, severity: float) -> None
         assert same(output, clean._replace(features=expected))
 
 
-def test_a_frozen_reading_is_a_copy() -> None:
+def test_a_frozen_reading_is_a_copy():
     tokens = make_tokens(0)
     buffer = tokens._replace(features=tokens.features.clone())
     perturbation = build("freeze", severity=1.0)
@@ -152,7 +152,7 @@ def test_a_frozen_reading_is_a_copy() -> None:
     assert torch.equal(output.features[frozen], tokens.features[frozen])
 
 
-def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
+def test_others_freeze_every_k_steps_with_a_new_reading():
     tokens = make_tokens(0)
     perturbation = build("freeze", severity=0.5, every=3)
     for time, (output, state) in enumerate(states(perturbation, tokens, 7, moves=True)):
@@ -165,7 +165,7 @@ def test_others_freeze_every_k_steps_with_a_new_reading() -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3, 4])
-def test_readings_are_so_many_steps_late(lag: int) -> None:
+def test_readings_are_so_many_steps_late(lag):
     tokens = make_tokens(0)
     self_mask = tokens.types == SELF_TYPE
     perturbation = build("delay", severity=lag / 4, steps=4)
@@ -175,7 +175,7 @@ def test_readings_are_so_many_steps_late(lag: int) -> None:
         assert same(output, clean._replace(features=expected))
 
 
-def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
+def test_a_token_that_comes_back_begins_with_its_new_reading():
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     tokens = tokens._replace(features=torch.zeros(3, 2, 9, 4))
     perturbation = build("delay", severity=0.5, steps=4)
@@ -199,7 +199,7 @@ def test_a_token_that_comes_back_begins_with_its_new_reading() -> None:
 
 
 @given(seed=seeds, severity=severities)
-def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
+def test_copies_follow_their_tokens(seed, severity):
     tokens = make_tokens(seed)
     present = ~tokens.padding & (tokens.types != SELF_TYPE)
     perturbation = build("duplicate", severity=severity)
@@ -222,7 +222,7 @@ def test_copies_follow_their_tokens(seed: int, severity: float) -> None:
                     )
 
 
-def test_a_copy_vanishes_with_its_token() -> None:
+def test_a_copy_vanishes_with_its_token():
     tokens = make_tokens(0)._replace(padding=torch.zeros(3, 2, 9, dtype=torch.bool))
     perturbation = build("duplicate", severity=1.0)
     state = perturbation.start(tokens, keys())
@@ -238,7 +238,7 @@ def test_a_copy_vanishes_with_its_token() -> None:
 
 
 @given(seed=seeds, protect=st.booleans(), has_self=st.booleans())
-def test_another_type_but_never_self(seed: int, protect: bool, has_self: bool) -> None:
+def test_another_type_but_never_self(seed, protect, has_self):
     tokens = make_tokens(seed)
     options = {"protect_self": protect, "has_self": has_self}
     output = play(build("confuse", severity=1.0, **options), tokens)[0]
@@ -256,9 +256,7 @@ def test_another_type_but_never_self(seed: int, protect: bool, has_self: bool) -
 @pytest.mark.parametrize(
     ("token_type", "other_types"), [(0, [1, 2, 3]), (1, [2, 3]), (3, [1, 2])]
 )
-def test_the_other_types_are_equally_likely(
-    token_type: int, other_types: list[int]
-) -> None:
+def test_the_other_types_are_equally_likely(token_type, other_types):
     tokens = make_tokens(0, envs=2000, agents=1, places=3)
     types = torch.full_like(tokens.types, token_type)
     tokens = tokens._replace(types=types, padding=torch.zeros_like(tokens.padding))
@@ -270,7 +268,7 @@ def test_the_other_types_are_equally_likely(
     assert (shares - 1 / len(other_types)).abs().max() < 0.03
 
 
-def test_types_that_cannot_be_confused() -> None:
+def test_types_that_cannot_be_confused():
     for names in ((), ("self", "frog")):
         with pytest.raises(UnfitTokensError, match="at least two types beside self"):
             build("confuse", type_names=names)
@@ -289,7 +287,7 @@ def test_types_that_cannot_be_confused() -> None:
         (["noise", "signal"], [2, 3]),
     ],
 )
-def test_occlusion_among_some_types(among: Any, kinds: list[int]) -> None:
+def test_occlusion_among_some_types(among, kinds):
     tokens = make_tokens(0)
     candidates = ~tokens.padding & torch.isin(tokens.types, torch.tensor(kinds))
     for severity in (0.5, 1.0):
@@ -303,7 +301,7 @@ def test_occlusion_among_some_types(among: Any, kinds: list[int]) -> None:
     assert play(exposed, tokens)[0].padding[..., 0].all() == (among == "signal")
 
 
-def test_occlusion_among_types_that_are_not_known() -> None:
+def test_occlusion_among_types_that_are_not_known():
     blind = TokenSpec(9, 4, TYPE_NAMES)
     for among in ("signal", "noise"):
         with pytest.raises(
@@ -325,7 +323,7 @@ def test_occlusion_among_types_that_are_not_known() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[0], [0, 1], [3, 1, 2]])
-def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
+def test_far_distractors_are_at_the_stated_distance(numbers):
     tokens = make_tokens(0, envs=300, agents=1)
     tokens.types[..., 4] = NOISE
     tokens.padding[..., 4] = False
@@ -345,7 +343,7 @@ def test_far_distractors_are_at_the_stated_distance(numbers: list[int]) -> None:
 
 
 @given(seed=seeds)
-def test_near_distractors_stand_around_the_observer(seed: int) -> None:
+def test_near_distractors_stand_around_the_observer(seed):
     tokens = make_tokens(seed)
     perturbation = build("inject", place="near", spread=0.05)
     for time, output in enumerate(play(perturbation, tokens, moves=True)):
@@ -358,7 +356,7 @@ def test_near_distractors_stand_around_the_observer(seed: int) -> None:
         assert not output.padding[..., 9:].any()
 
 
-def test_places_that_cannot_be() -> None:
+def test_places_that_cannot_be():
     with pytest.raises(
         UnfitTokensError, match="place: expected alike or far, .*got near"
     ):
@@ -376,7 +374,7 @@ def test_places_that_cannot_be() -> None:
     "name",
     ["bias", "delay", "duplicate", "freeze", "jitter", "occlude", "scale", "shuffle"],
 )
-def test_patches_of_bytes_stay_bytes(name: str) -> None:
+def test_patches_of_bytes_stay_bytes(name):
     spec = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
     perturbation = make_perturbation(name, specs=[spec], severity=0.5)
     tokens = images(12)
@@ -391,7 +389,7 @@ def test_patches_of_bytes_stay_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["confuse", "inject"])
-def test_patches_have_neither_kinds_nor_positions(name: str) -> None:
+def test_patches_have_neither_kinds_nor_positions(name):
     spec = TokenSpec(12, 40, ("patch",), has_self=False, dtype="uint8")
     options = {"token_type": "patch"} if name == "inject" else {}
     with pytest.raises(UnfitTokensError):

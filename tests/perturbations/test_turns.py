@@ -126,9 +126,7 @@ def play(
 
 @pytest.mark.parametrize("sync_free", [False, True])
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_the_turns_of_others_leave_no_trace(
-    name: str, options: dict[str, Any], sync_free: bool
-) -> None:
+def test_the_turns_of_others_leave_no_trace(name, options, sync_free):
     perturbation = build(name, options)
     expected = play(Together(NUM_ENVS, seed=5), perturbation, False)
     found = play(InTurn(NUM_ENVS, seed=5), perturbation, sync_free)
@@ -141,7 +139,7 @@ def test_the_turns_of_others_leave_no_trace(
 
 
 @pytest.mark.parametrize("name", ["delay", "freeze", "shuffle", "drop_actions"])
-def test_the_case_can_fail(name: str) -> None:
+def test_the_case_can_fail(name):
     """Otherwise the perturbations above would not change anything."""
     perturbation = build(name, {"severity": 0.6})
     plain = play(Together(NUM_ENVS, seed=5), build("jitter", {"severity": 0.0}), False)
@@ -151,7 +149,7 @@ def test_the_case_can_fail(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_a_rollout_goes_on_from_its_state(name: str, options: dict[str, Any]) -> None:
+def test_a_rollout_goes_on_from_its_state(name, options):
     perturbation = build(name, options)
     first, other = (
         Rollout(InTurn(2, seed=s), {"pair": Echo()}, perturbation=perturbation)
@@ -164,7 +162,7 @@ def test_a_rollout_goes_on_from_its_state(name: str, options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_a_view_shows_what_a_rollout_shows(name: str, options: dict[str, Any]) -> None:
+def test_a_view_shows_what_a_rollout_shows(name, options):
     if "ramp" in options:
         options = {**options, "ramp": None}
     env = InTurn(1, seed=5)
@@ -183,7 +181,7 @@ def test_a_view_shows_what_a_rollout_shows(name: str, options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(("end", "expected"), [(1, 10), (4, 4), (TURNS, 0)])
-def test_rewards_after_the_end_are_of_own_turns(end: int, expected: int) -> None:
+def test_rewards_after_the_end_are_of_own_turns(end, expected):
     """Each step pays 1 to the agent in turn and to none else."""
 
     class Paid(InTurn):
@@ -195,7 +193,7 @@ def test_rewards_after_the_end_are_of_own_turns(end: int, expected: int) -> None
     assert played.after[end]["pair"].tolist() == [expected / AGENTS] * NUM_ENVS
 
 
-def test_an_onset_after_an_agents_last_turn_is_refused() -> None:
+def test_an_onset_after_an_agents_last_turn_is_refused():
     env, policies = InTurn(NUM_ENVS, seed=5), {"pair": Echo()}
     Rollout(env, policies, perturbation=build("bias", {"onset": TURNS - 1}))
     with pytest.raises(InputError, match="onset: expected a step below"):

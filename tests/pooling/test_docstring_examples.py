@@ -12,7 +12,7 @@ HEADS = ("ada", "attention", "attention_neuron", "base", "basic")
 @pytest.mark.parametrize(
     "name", ["networks", "tokens", *(f"pooling.{h}" for h in HEADS)]
 )
-def test_examples_give_what_they_print(name: str) -> None:
+def test_examples_give_what_they_print(name):
     module = importlib.import_module(f"marl_pool.{name}")
     result = doctest.testmod(module, extraglobs={"torch": torch})
     assert result.attempted

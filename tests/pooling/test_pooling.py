@@ -51,20 +51,20 @@ def padded_last(seed: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 # All of them
 
 
-def test_every_registered_head_is_tried_here() -> None:
+def test_every_registered_head_is_tried_here():
     assert {name for name, _ in VARIANTS} == set(POOLING)
     assert pooling_names() == sorted(POOLING)
     assert {"ada", "avg", "cls", "flatten", "max"} <= set(pooling_names())
 
 
-def test_the_api_is_in_the_package() -> None:
+def test_the_api_is_in_the_package():
     assert marl_pool.pooling_names is pooling_names
     assert isinstance(marl_pool.make_pooling("ada", dim=4), marl_pool.Pooling)
 
 
 @heads
 @pytest.mark.parametrize("batch", [1, 4])
-def test_shapes(name: str, options: dict[str, Any], batch: int) -> None:
+def test_shapes(name, options, batch):
     head = make_head(name, **options)
     x, padding, types = random_set(0, batch)
     for mask in (None, padding):
@@ -80,9 +80,7 @@ def test_shapes(name: str, options: dict[str, Any], batch: int) -> None:
 
 @heads
 @given(seed=seeds, content=st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
-def test_content_under_padding_never_matters(
-    name: str, options: dict[str, Any], seed: int, content: float
-) -> None:
+def test_content_under_padding_never_matters(name, options, seed, content):
     head = make_head(name, **options)
     x, padding, types = random_set(seed)
     expected = Prepended(head)(x, padding, types)
@@ -105,9 +103,7 @@ def test_content_under_padding_never_matters(
 
 @heads
 @given(seed=seeds, kept=st.integers(2, NUM_TOKENS))
-def test_masked_equals_physically_shorter(
-    name: str, options: dict[str, Any], seed: int, kept: int
-) -> None:
+def test_masked_equals_physically_shorter(name, options, seed, kept):
     head = make_head(name, **options)
     x, padding, types = padded_last(seed, kept)
     masked = Prepended(head)(x, padding, types)
@@ -117,9 +113,7 @@ def test_masked_equals_physically_shorter(
 
 @heads
 @given(seed=seeds)
-def test_rows_do_not_see_each_other(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_rows_do_not_see_each_other(name, options, seed):
     head = Prepended(make_head(name, **options))
     x, padding, types = random_set(seed)
     whole = head(x, padding, types)
@@ -129,9 +123,7 @@ def test_rows_do_not_see_each_other(
 
 
 @heads
-def test_an_empty_set_gives_finite_output_and_gradient(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_an_empty_set_gives_finite_output_and_gradient(name, options):
     head = make_head(name, **options)
     x, padding, types = random_set()
     padding[1] = True
@@ -156,7 +148,7 @@ def test_an_empty_set_gives_finite_output_and_gradient(
 
 
 @heads
-def test_one_token_is_a_set(name: str, options: dict[str, Any]) -> None:
+def test_one_token_is_a_set(name, options):
     x, padding, types = (part[:, :1] for part in random_set())
     if options.get("query") == [0, 1]:
         with pytest.raises(InputError, match=r"positions \[0, 1\].* the 1 tokens"):
@@ -168,7 +160,7 @@ def test_one_token_is_a_set(name: str, options: dict[str, Any]) -> None:
 
 
 @heads
-def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
+def test_every_parameter_gets_a_gradient(name, options):
     head = make_head(name, **options)
     x, _, types = random_set()
     Prepended(head)(x.requires_grad_(), None, types).square().sum().backward()
@@ -202,9 +194,7 @@ def counterexample(head: nn.Module) -> tuple[int, list[int]] | None:
 
 
 @heads
-def test_permutation_invariant_is_true_exactly_when_the_property_holds(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_permutation_invariant_is_true_exactly_when_the_property_holds(name, options):
     head = make_head(name, **options)
     assert (counterexample(head) is None) == head.permutation_invariant
 
@@ -224,7 +214,7 @@ class LastState(Pooling):
         return self.lstm(x)[0][:, -1]
 
 
-def test_a_head_that_depends_on_the_order_is_caught() -> None:
+def test_a_head_that_depends_on_the_order_is_caught():
     torch.manual_seed(0)
     assert counterexample(LastState(DIM).double()) is not None
 
@@ -245,9 +235,7 @@ def test_a_head_that_depends_on_the_order_is_caught() -> None:
         ("ada", {"query": (2,)}, False),
     ],
 )
-def test_permutation_invariant_belongs_to_the_instance(
-    name: str, options: dict[str, Any], invariant: bool
-) -> None:
+def test_permutation_invariant_belongs_to_the_instance(name, options, invariant):
     assert make_head(name, **options).permutation_invariant is invariant
 
 
@@ -257,7 +245,7 @@ def test_permutation_invariant_belongs_to_the_instance(
     ids=["projected", "whole"],
 )
 @heads
-def test_gradcheck(name: str, options: dict[str, Any], fast_mode: bool) -> None:
+def test_gradcheck(name, options, fast_mode):
     head = make_head(name, num_tokens=3, **options)
     x, padding, types = random_set(3, batch=3, num_tokens=3)
     padding[0], padding[1] = True, False
@@ -272,7 +260,7 @@ def test_gradcheck(name: str, options: dict[str, Any], fast_mode: bool) -> None:
 
 
 @heads
-def test_state_dict_round_trip(name: str, options: dict[str, Any]) -> None:
+def test_state_dict_round_trip(name, options):
     head = make_head(name, **options)
     clone = make_head(name, **options)
     with torch.no_grad():
@@ -288,7 +276,7 @@ def test_state_dict_round_trip(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @heads
-def test_compiled_is_the_same(name: str, options: dict[str, Any]) -> None:
+def test_compiled_is_the_same(name, options):
     torch.compiler.reset()
     head = make_head(name, **options)
     compiled = torch.compile(Prepended(head), backend="aot_eager", fullgraph=True)
@@ -299,9 +287,7 @@ def test_compiled_is_the_same(name: str, options: dict[str, Any]) -> None:
 
 
 @heads
-def test_half_precision_and_single_precision(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_half_precision_and_single_precision(name, options):
     x, padding, types = random_set()
     expected = Prepended(make_head(name, **options))(x, padding, types)
     single = Prepended(make_head(name, **options).float())(x.float(), padding, types)
@@ -319,15 +305,13 @@ class Forgets(Pooling):
         return x
 
 
-def test_a_head_that_does_not_pool_is_told() -> None:
+def test_a_head_that_does_not_pool_is_told():
     with pytest.raises(InputError, match=r"Forgets: .*\(B, 3\), got \(2, 5, 3\)"):
         Forgets(3)(torch.ones(2, 5, 3))
 
 
 @heads
-def test_wrong_shapes_and_types_say_expected_and_got(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_wrong_shapes_and_types_say_expected_and_got(name, options):
     head = make_head(name, **options)
     x, padding, types = head.prepend(*random_set())
     total = NUM_TOKENS + head.extra_tokens
@@ -349,14 +333,14 @@ def test_wrong_shapes_and_types_say_expected_and_got(
 
 
 @heads
-def test_a_width_below_1_is_refused(name: str, options: dict[str, Any]) -> None:
+def test_a_width_below_1_is_refused(name, options):
     with pytest.raises(
         InputError, match=r"pooling.dim: expected an integer >= 1, got 0"
     ):
         make_head(name, dim=0, **options)
 
 
-def test_extra_tokens_come_first_and_are_never_padded_or_typed() -> None:
+def test_extra_tokens_come_first_and_are_never_padded_or_typed():
     head = make_head("cls")
     x, padding, types = random_set()
     full, full_padding, full_types = head.prepend(x, padding, types)
@@ -388,7 +372,7 @@ class Sum(Pooling):
         return self.factor * x.sum(1)
 
 
-def test_a_head_of_your_own_is_as_good() -> None:
+def test_a_head_of_your_own_is_as_good():
     head = make_pooling(f"{__name__}:Sum", dim=DIM, factor=2.0)
     x, padding, types = random_set()
     expected = 2 * x.masked_fill(padding[..., None], 0).sum(1)
@@ -417,9 +401,7 @@ def test_a_head_of_your_own_is_as_good() -> None:
         ("os:system", {}, "must be a subclass of marl_pool.pooling.base.Pooling"),
     ],
 )
-def test_what_names_no_head_is_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_names_no_head_is_refused(name, options, message):
     with pytest.raises(InputError, match=message) as refusal:
         make_pooling(name, dim=DIM, **options)
     assert "\n" not in str(refusal.value)
@@ -429,7 +411,7 @@ def test_what_names_no_head_is_refused(
 
 
 @given(seed=seeds)
-def test_max_and_avg_are_those_of_the_tokens_present(seed: int) -> None:
+def test_max_and_avg_are_those_of_the_tokens_present(seed):
     x, padding, _ = random_set(seed)
     for row in range(len(x)):
         present = x[row][~padding[row]]
@@ -438,7 +420,7 @@ def test_max_and_avg_are_those_of_the_tokens_present(seed: int) -> None:
         assert is_close(make_head("avg")(*row_set)[0], present.mean(0))
 
 
-def test_max_of_negative_numbers_is_not_the_padding() -> None:
+def test_max_of_negative_numbers_is_not_the_padding():
     x = torch.tensor([[[-3.0], [-5.0], [7.0]]])
     padding = torch.tensor([[False, False, True]])
     assert make_pooling("max", dim=1)(x, padding).item() == -3
@@ -446,17 +428,16 @@ def test_max_of_negative_numbers_is_not_the_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [part for part in VARIANTS if part[0] in ("max", "avg", "ada")],
+    ("name", "options"), [part for part in VARIANTS if part[0] in ("max", "avg", "ada")]
 )
-def test_an_empty_set_pools_to_zero(name: str, options: dict[str, Any]) -> None:
+def test_an_empty_set_pools_to_zero(name, options):
     x, padding, types = random_set()
     pooled = make_head(name, **options)(x, torch.ones_like(padding), types)
     assert torch.equal(pooled, torch.zeros_like(pooled))
 
 
 @given(seed=seeds)
-def test_avg_weights_are_one_over_n(seed: int) -> None:
+def test_avg_weights_are_one_over_n(seed):
     x, padding, _ = random_set(seed)
     head = make_head("avg")
     weights = head.weights(x, padding)
@@ -469,7 +450,7 @@ def test_avg_weights_are_one_over_n(seed: int) -> None:
     assert is_close(whole, torch.full_like(whole, 1 / NUM_TOKENS))
 
 
-def test_max_and_cls_have_no_weights() -> None:
+def test_max_and_cls_have_no_weights():
     for name in ("max", "cls"):
         assert make_head(name).weights(*random_set()) is None
 
@@ -477,13 +458,13 @@ def test_max_and_cls_have_no_weights() -> None:
 # Cls and flatten
 
 
-def test_cls_reads_its_own_token() -> None:
+def test_cls_reads_its_own_token():
     head = make_head("cls")
     x, padding, types = head.prepend(*random_set())
     assert torch.equal(head(x, padding, types), x[:, 0])
 
 
-def test_flatten_is_a_projection_of_the_concatenation() -> None:
+def test_flatten_is_a_projection_of_the_concatenation():
     head: Any = make_head("flatten")
     x, _, _ = random_set()
     assert is_close(head(x), head.project(x.flatten(1)))
@@ -519,7 +500,7 @@ def by_hand(head: Any, query: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("num_heads", [1, 4, 8])
 @pytest.mark.parametrize("query", ["self", "mean", "learned", [0], [1, 3]])
 @pytest.mark.parametrize("residual", [None, True, False])
-def test_ada_is_the_definition(query: Any, num_heads: int, residual: Any) -> None:
+def test_ada_is_the_definition(query, num_heads, residual):
     head: Any = make_head("ada", query=query, num_heads=num_heads, residual=residual)
     x, padding, types = random_set(7)
     self_mask = types == SELF_TYPE
@@ -544,9 +525,7 @@ def test_ada_is_the_definition(query: Any, num_heads: int, residual: Any) -> Non
 @pytest.mark.parametrize(
     ("scale", "divisor"), [("model", 8**0.5), ("head", (8 / 4) ** 0.5)]
 )
-def test_ada_scales_by_the_width_of_the_model_or_the_head(
-    scale: str, divisor: float
-) -> None:
+def test_ada_scales_by_the_width_of_the_model_or_the_head(scale, divisor):
     options = {"query": "mean", "num_heads": 4, "attention_scale": scale}
     head: Any = make_head("ada", **options)
     x, _, types = random_set()
@@ -559,9 +538,7 @@ def test_ada_scales_by_the_width_of_the_model_or_the_head(
 
 @heads
 @given(seed=seeds)
-def test_weights_are_shares_of_the_tokens_present(
-    name: str, options: dict[str, Any], seed: int
-) -> None:
+def test_weights_are_shares_of_the_tokens_present(name, options, seed):
     head = make_head(name, **options)
     x, padding, types = head.prepend(*random_set(seed))
     weights = head.weights(x, padding, types)
@@ -571,7 +548,7 @@ def test_weights_are_shares_of_the_tokens_present(
 
 
 @given(seed=seeds, place=st.integers(0, NUM_TOKENS - 1))
-def test_self_is_found_by_its_type_wherever_it_stands(seed: int, place: int) -> None:
+def test_self_is_found_by_its_type_wherever_it_stands(seed, place):
     x, padding, types = random_set(seed)
     types[:], padding[:, place] = 1, False
     types[:, place] = SELF_TYPE
@@ -580,7 +557,7 @@ def test_self_is_found_by_its_type_wherever_it_stands(seed: int, place: int) -> 
 
 
 @given(seed=seeds)
-def test_of_several_self_tokens_the_mean_asks(seed: int) -> None:
+def test_of_several_self_tokens_the_mean_asks(seed):
     x, padding, types = random_set(seed)
     types[:], padding[:, [1, 3]] = 1, False
     types[:, [1, 3]] = SELF_TYPE
@@ -589,7 +566,7 @@ def test_of_several_self_tokens_the_mean_asks(seed: int) -> None:
 
 
 @given(seed=seeds)
-def test_without_its_self_token_the_mean_of_those_present_asks(seed: int) -> None:
+def test_without_its_self_token_the_mean_of_those_present_asks(seed):
     x, padding, types = random_set(seed)
     types[:], padding[:, 2], padding[:, 0] = 1, True, False
     types[:, 2] = SELF_TYPE  # lost under padding
@@ -600,7 +577,7 @@ def test_without_its_self_token_the_mean_of_those_present_asks(seed: int) -> Non
     assert is_close(head(x, padding, types), expected)
 
 
-def test_a_query_by_position_takes_the_mean_of_those_present() -> None:
+def test_a_query_by_position_takes_the_mean_of_those_present():
     x, padding, types = random_set()
     padding[:] = False
     padding[:, 1] = True
@@ -610,7 +587,7 @@ def test_a_query_by_position_takes_the_mean_of_those_present() -> None:
 
 
 @pytest.mark.parametrize("query", ["self", "corner", "mean", "focal"])
-def test_ada_with_published_weights_is_the_published_head(query: str) -> None:
+def test_ada_with_published_weights_is_the_published_head(query):
     golden = json.loads((GOLDEN / "ada_pool.json").read_text())
     place: Any = {"corner": [0], "focal": [1, 2]}.get(query, query)
     head: Any = make_pooling("ada", dim=4, num_heads=2, query=place).double()
@@ -628,7 +605,7 @@ def test_ada_with_published_weights_is_the_published_head(query: str) -> None:
     )
 
 
-def test_the_residual_is_the_query() -> None:
+def test_the_residual_is_the_query():
     x, padding, types = random_set()
     padding[:, 2] = False
     added = make_head("ada", query=[2])(x, padding, types)
@@ -636,13 +613,13 @@ def test_the_residual_is_the_query() -> None:
     assert is_close(added - bare, x[:, 2])
 
 
-def test_the_default_query_is_self_where_there_is_one() -> None:
+def test_the_default_query_is_self_where_there_is_one():
     assert make_pooling("ada", dim=DIM).query == "self"
     assert make_pooling("ada", dim=DIM, has_self=True).query == "self"
     assert make_pooling("ada", dim=DIM, has_self=False).query == "mean"
 
 
-def test_ada_has_the_parameters_of_four_projections() -> None:
+def test_ada_has_the_parameters_of_four_projections():
     for query, extra in (("self", 0), ("mean", 0), ([0], 0), ("learned", DIM)):
         head = make_head("ada", query=query)
         assert sum(p.numel() for p in head.parameters()) == 4 * DIM**2 + extra
@@ -665,14 +642,12 @@ def test_ada_has_the_parameters_of_four_projections() -> None:
         ({"attention_scale": "modle"}, "expected model or head, got 'modle'"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
+def test_options_that_do_not_fit_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         make_pooling("ada", dim=DIM, **options)
 
 
-def test_a_self_query_needs_types_and_a_position_needs_its_token() -> None:
+def test_a_self_query_needs_types_and_a_position_needs_its_token():
     x, padding, _ = random_set()
     with pytest.raises(InputError, match="AdaPooling: types: expected .* got None"):
         make_head("ada", query="self")(x, padding)
@@ -682,12 +657,12 @@ def test_a_self_query_needs_types_and_a_position_needs_its_token() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POOLING))
-def test_the_plainest_call_of_a_head_needs_vectors_alone(name: str) -> None:
+def test_the_plainest_call_of_a_head_needs_vectors_alone(name):
     x, _, _ = random_set()
     assert make_head(name)(x).isfinite().all()
 
 
-def test_without_types_ada_asks_with_the_mean() -> None:
+def test_without_types_ada_asks_with_the_mean():
     x, padding, _ = random_set()
     plain, mean = make_head("ada"), make_head("ada", query="mean")
     assert is_close(plain(x, padding), mean(x, padding))

@@ -36,9 +36,7 @@ def plain_ada(sharpness: float, **options: Any) -> Any:
 
 @given(seed=seeds, num_heads=st.sampled_from([1, 2, 4, 8]))
 @pytest.mark.parametrize("query", ["self", "mean", "learned", [0]])
-def test_a_query_that_is_ignored_averages(
-    query: Any, seed: int, num_heads: int
-) -> None:
+def test_a_query_that_is_ignored_averages(query, seed, num_heads):
     head = plain_ada(0.0, query=query, num_heads=num_heads)
     x, padding, types = random_set(seed)
     set_to(head.attention.to_key, x[0].T @ x[0])
@@ -47,7 +45,7 @@ def test_a_query_that_is_ignored_averages(
         torch.testing.assert_close(head(x, mask, types), average, rtol=0, atol=1e-15)
 
 
-def test_the_average_has_the_gradient_of_the_average() -> None:
+def test_the_average_has_the_gradient_of_the_average():
     gradients = []
     for head in (plain_ada(0.0, query="learned"), make_pooling("avg", dim=DIM)):
         x, padding, types = random_set()
@@ -69,9 +67,7 @@ def extremes(x: Tensor, padding: Tensor, sign: Tensor) -> Tensor:
 
 
 @given(seed=seeds, sign=signs)
-def test_a_growing_query_finds_the_maximum_minimum_or_mean(
-    seed: int, sign: list[float]
-) -> None:
+def test_a_growing_query_finds_the_maximum_minimum_or_mean(seed, sign):
     x, padding, _ = random_set(seed)
     query = torch.tensor(sign, dtype=torch.float64) * torch.linspace(0.5, 2, DIM)
     expected = extremes(x, padding, query)
@@ -86,7 +82,7 @@ def test_a_growing_query_finds_the_maximum_minimum_or_mean(
 
 
 @pytest.mark.parametrize("query", ["self", "mean", [0]])
-def test_so_does_any_other_query_by_its_own_sign(query: Any) -> None:
+def test_so_does_any_other_query_by_its_own_sign(query):
     x, padding, types = random_set()
     x[:, :, 0] = 0  # a feature of which any query is 0
     padding[:, 0], types[:, 0] = False, 0
@@ -99,7 +95,7 @@ def test_so_does_any_other_query_by_its_own_sign(query: Any) -> None:
     torch.testing.assert_close(head(x, padding, types), expected, rtol=0, atol=1e-6)
 
 
-def test_one_head_for_each_feature_is_needed() -> None:
+def test_one_head_for_each_feature_is_needed():
     x, padding, _ = random_set()
     head = plain_ada(1e9, query="learned", num_heads=1)
     with torch.no_grad():
@@ -112,9 +108,7 @@ def test_one_head_for_each_feature_is_needed() -> None:
 
 
 @given(seed=seeds, ties=st.integers(1, 4))
-def test_tokens_that_tie_share_the_maximum_and_its_gradient(
-    seed: int, ties: int
-) -> None:
+def test_tokens_that_tie_share_the_maximum_and_its_gradient(seed, ties):
     x, padding, _ = random_set(seed)
     padding[:, :4], padding[:, 4] = False, True
     x = x.clamp(-5, 5)

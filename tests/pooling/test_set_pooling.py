@@ -28,7 +28,7 @@ def pool(name: str, x: Tensor = X, padding: Tensor | None = None, **o: Any) -> T
     return make_pooling(name, dim=x.shape[-1], **o).double()(x, padding)
 
 
-def test_a_sum() -> None:
+def test_a_sum():
     assert pool("sum").tolist() == [[9.0, -3.0]]
     assert pool("sum", padding=HIDDEN).tolist() == [[4.0, -4.0]]
 
@@ -37,7 +37,7 @@ def test_a_sum() -> None:
 
 
 @pytest.mark.parametrize("name", ["power", "softmax"])
-def test_it_spans_average_to_maximum(name: str) -> None:
+def test_it_spans_average_to_maximum(name):
     key = {"power": "p", "softmax": "beta"}[name]
     ends = {"power": (1.0, 1e4), "softmax": (0.0, 1e4)}[name]
     low, high = (pool(name, learn=False, **{key: end}) for end in ends)
@@ -48,13 +48,13 @@ def test_it_spans_average_to_maximum(name: str) -> None:
     assert (between < MAXIMUM).all()
 
 
-def test_a_power_mean_by_hand() -> None:
+def test_a_power_mean_by_hand():
     # Above the smallest: 0, 2, 4 and 0, 4, 5; squares 20 / 3 and 41 / 3.
     expected = [1 + (20 / 3) ** 0.5, -4 + (41 / 3) ** 0.5]
     assert pool("power", p=2.0, learn=False)[0].tolist() == pytest.approx(expected)
 
 
-def test_a_power_mean_of_negative_features_ignores_padding() -> None:
+def test_a_power_mean_of_negative_features_ignores_padding():
     """A padded slot is zero and thus far above negative features: no power of it."""
     x = torch.tensor([[[-1.0], [0.0]]])
     padding = torch.tensor([[False, True]])
@@ -70,9 +70,7 @@ def test_a_power_mean_of_negative_features_ignores_padding() -> None:
     shift=st.booleans(),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32]),
 )
-def test_a_power_mean_is_its_formula_and_finite(
-    features: list[float], hidden: int, p: float, shift: bool, dtype: torch.dtype
-) -> None:
+def test_a_power_mean_is_its_formula_and_finite(features, hidden, p, shift, dtype):
     """In float64 and without padding the formula needs no care."""
     x = torch.tensor(features).to(dtype)
     exact = x.double() if shift else x.double().clamp(min=1e-6)
@@ -98,7 +96,7 @@ def test_a_power_mean_is_its_formula_and_finite(
 
 
 @given(size=st.floats(-30, 37), p=st.floats(1.001, 100.0))
-def test_no_size_of_features_is_too_large_or_too_small(size: float, p: float) -> None:
+def test_no_size_of_features_is_too_large_or_too_small(size, p):
     x = (10**size * X.float()).requires_grad_()
     output = make_pooling("power", dim=2, p=p)(x)
     assert output.isfinite().all()
@@ -110,7 +108,7 @@ def test_no_size_of_features_is_too_large_or_too_small(size: float, p: float) ->
     torch.testing.assert_close(output / 10**size, unit, rtol=1e-4, atol=1e-4)
 
 
-def test_a_power_mean_of_features_that_are_all_the_same() -> None:
+def test_a_power_mean_of_features_that_are_all_the_same():
     x = torch.full((1, 3, 1), -5.0, requires_grad=True)
     head = make_pooling("power", dim=1, p=8.0)
     output = head(x)
@@ -121,19 +119,19 @@ def test_a_power_mean_of_features_that_are_all_the_same() -> None:
     assert all(part.grad.isfinite().all() for part in head.parameters())
 
 
-def test_the_published_gem_of_features_that_are_not_negative() -> None:
+def test_the_published_gem_of_features_that_are_not_negative():
     x = X.abs()
     gem = (x**3).mean(1) ** (1 / 3)
     torch.testing.assert_close(pool("power", x, shift=False), gem, atol=1e-6, rtol=0)
 
 
-def test_a_softmax_mean_by_hand() -> None:
+def test_a_softmax_mean_by_hand():
     weights = (2 * X).softmax(1)
     expected = (weights * X).sum(1)
     torch.testing.assert_close(pool("softmax", beta=2.0), expected, rtol=1e-6, atol=0)
 
 
-def test_no_feature_is_too_large_for_a_power() -> None:
+def test_no_feature_is_too_large_for_a_power():
     huge = X.float() * 1e30
     head = make_pooling("power", dim=2, p=9.0, learn=False)
     assert head(huge).isfinite().all()
@@ -149,12 +147,12 @@ def test_no_feature_is_too_large_for_a_power() -> None:
         ("softmax", {"beta": -1.0, "learn": False}, "at least 0, got -1.0"),
     ],
 )
-def test_numbers_out_of_range(name: str, options: dict[str, Any], message: str) -> None:
+def test_numbers_out_of_range(name, options, message):
     with pytest.raises(InputError, match=message):
         make_pooling(name, dim=2, **options)
 
 
-def test_a_learned_number_begins_where_it_was_set() -> None:
+def test_a_learned_number_begins_where_it_was_set():
     assert PowerMeanPooling(4, p=2.5).p.item() == pytest.approx(2.5)
     assert SoftmaxPooling(4, beta=0.3).beta.tolist() == pytest.approx([0.3] * 4)
 
@@ -162,7 +160,7 @@ def test_a_learned_number_begins_where_it_was_set() -> None:
 # Attention
 
 
-def test_gated_attention_by_hand() -> None:
+def test_gated_attention_by_hand():
     head = make_head("gated")
     x = random_set()[0]
     content, gate = head.content(x).tanh(), head.gate(x).sigmoid()  # type: ignore[operator]
@@ -170,7 +168,7 @@ def test_gated_attention_by_hand() -> None:
     torch.testing.assert_close(head(x), (weights * x).sum(1))
 
 
-def test_pma_of_torch() -> None:
+def test_pma_of_torch():
     """torch's attention with the same weights, scaled by the head width as it does."""
     head = make_head("pma", num_seeds=2, num_heads=4, attention_scale="head")
     assert isinstance(head, PMAPooling)
@@ -192,7 +190,7 @@ def test_pma_of_torch() -> None:
     torch.testing.assert_close(head(x, padding), expected)
 
 
-def test_a_cold_hopfield_network_retrieves_one_vector() -> None:
+def test_a_cold_hopfield_network_retrieves_one_vector():
     head = HopfieldPooling(DIM, beta=1e4, num_updates=2).double()
     x, padding, _ = random_set()
     weights = head.weights(x, padding)
@@ -202,7 +200,7 @@ def test_a_cold_hopfield_network_retrieves_one_vector() -> None:
     torch.testing.assert_close(hot[:, 0], even, atol=1e-6, rtol=0)
 
 
-def test_updates_lower_the_energy_of_a_hopfield_network() -> None:
+def test_updates_lower_the_energy_of_a_hopfield_network():
     """Ramsauer et al., theorem 1: -lse(β, ξKᵀ) + |ξ|² / 2 never rises."""
     x = random_set()[0]
     head = HopfieldPooling(DIM, beta=1.0).double()
@@ -227,7 +225,7 @@ def test_updates_lower_the_energy_of_a_hopfield_network() -> None:
 # In the order of the places
 
 
-def test_learned_aggregation_as_the_post_writes_it() -> None:
+def test_learned_aggregation_as_the_post_writes_it():
     head = make_head("learned_aggregation", query_dim=3, dim_out=2)
     assert isinstance(head, LearnedAggregationPooling)
     x = random_set()[0]
@@ -240,14 +238,14 @@ def test_learned_aggregation_as_the_post_writes_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["learned_aggregation", "flatten"])
-def test_more_tokens_than_places(name: str) -> None:
+def test_more_tokens_than_places(name):
     head = make_head(name)
     x = random_set(num_tokens=NUM_TOKENS + 1)[0]
     with pytest.raises(UnfitTokensError, match=r"at most 5 tokens, got 6"):
         head(x)
 
 
-def test_an_lstm_of_torch() -> None:
+def test_an_lstm_of_torch():
     head = make_head("lstm", hidden=3)
     assert isinstance(head, LSTMPooling)
     oracle = nn.LSTM(DIM, 3, batch_first=True).double()
@@ -268,7 +266,7 @@ def test_an_lstm_of_torch() -> None:
 # Merging
 
 
-def test_what_is_alike_merges_first_and_counts_once() -> None:
+def test_what_is_alike_merges_first_and_counts_once():
     common = torch.tensor([1.0, 0.0]).double()
     rare = torch.tensor([0.0, 3.0]).double()
     x = torch.stack([common, rare, common, common, common])[None]
@@ -276,7 +274,7 @@ def test_what_is_alike_merges_first_and_counts_once() -> None:
     assert pool("avg", x).tolist() == [pytest.approx([0.8, 0.6])]
 
 
-def test_merging_by_hand() -> None:
+def test_merging_by_hand():
     # Angles 0, 10, 50 and 180 degrees: (0, 10), their mean with 50, then the last.
     angles = torch.tensor([50.0, 0.0, 180.0, 10.0]).double().deg2rad()
     x = torch.stack([angles.cos(), angles.sin()], -1)[None]
@@ -285,7 +283,7 @@ def test_merging_by_hand() -> None:
     torch.testing.assert_close(pool("merge", x)[0], expected)
 
 
-def test_padded_places_do_not_merge() -> None:
+def test_padded_places_do_not_merge():
     x = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]]).double()
     assert pool("merge", x, HIDDEN).tolist() == [[0.5, 1.0]]
 
@@ -293,7 +291,7 @@ def test_padded_places_do_not_merge() -> None:
 # Several heads
 
 
-def test_of_pairs_as_much_alike_the_content_decides() -> None:
+def test_of_pairs_as_much_alike_the_content_decides():
     """Three directions at right angles: the two that sort first merge first."""
     head = make_pooling("merge", dim=3)
     for order in itertools.permutations(range(3)):
@@ -308,9 +306,7 @@ def test_of_pairs_as_much_alike_the_content_decides() -> None:
     order=st.randoms(use_true_random=False),
     hidden=st.integers(0, 2),
 )
-def test_ties_do_not_make_merging_depend_on_the_order(
-    rows: list[list[int]], order: Any, hidden: int
-) -> None:
+def test_ties_do_not_make_merging_depend_on_the_order(rows, order, hidden):
     """Few different numbers, so that nearly all pairs tie with others; to the bit."""
     head = make_pooling("merge", dim=3)
     padding = torch.arange(len(rows) + hidden)[None] >= len(rows)
@@ -321,7 +317,7 @@ def test_ties_do_not_make_merging_depend_on_the_order(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_copies_that_merge_first_do_not_care_for_their_order(seed: int) -> None:
+def test_copies_that_merge_first_do_not_care_for_their_order(seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(1, 7, DIM, generator=generator).double()
     rows[:, 4], rows[:, 5] = rows[:, 1], rows[:, 1]
@@ -332,7 +328,7 @@ def test_copies_that_merge_first_do_not_care_for_their_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", pooling_names())
-def test_padding_may_stand_beside_half_precision(name: str) -> None:
+def test_padding_may_stand_beside_half_precision(name):
     head = make_head(name).float()
     x, padding, types = random_set()
     with torch.autocast("cpu", torch.bfloat16):
@@ -342,7 +338,7 @@ def test_padding_may_stand_beside_half_precision(name: str) -> None:
     torch.testing.assert_close(pooled.float(), exact, rtol=0.1, atol=0.1)
 
 
-def test_several_heads_side_by_side() -> None:
+def test_several_heads_side_by_side():
     parts: list[dict[str, Any]] = [
         {"name": "avg"},
         {"name": "ada", "num_heads": 2, "query": "mean"},
@@ -357,7 +353,7 @@ def test_several_heads_side_by_side() -> None:
     assert head.weights(x, padding, types) is None
 
 
-def test_each_head_gets_its_own_extra_token() -> None:
+def test_each_head_gets_its_own_extra_token():
     parts = [{"name": "cls"}, {"name": "avg"}, {"name": "cls"}]
     head = make_head("multi", heads=parts)
     x, padding, types = random_set()
@@ -372,7 +368,7 @@ def test_each_head_gets_its_own_extra_token() -> None:
     torch.testing.assert_close(average, avg)
 
 
-def test_weights_of_several_heads_stand_below_each_other() -> None:
+def test_weights_of_several_heads_stand_below_each_other():
     parts: list[dict[str, Any]] = [
         {"name": "ada", "num_heads": 2, "query": "mean"},
         {"name": "avg"},
@@ -397,18 +393,18 @@ def test_weights_of_several_heads_stand_below_each_other() -> None:
         ([{"name": "attention_neuron"}], "expected heads without a memory, got 'att"),
     ],
 )
-def test_wrong_heads(heads: Any, message: str) -> None:
+def test_wrong_heads(heads, message):
     with pytest.raises(InputError, match=message):
         make_pooling("multi", dim=DIM, heads=heads)
 
 
 @pytest.mark.parametrize("name", ["pma", "hopfield"])
-def test_heads_that_do_not_divide_the_width(name: str) -> None:
+def test_heads_that_do_not_divide_the_width(name):
     with pytest.raises(InputError, match="expected a divisor of dim = 8, got 3"):
         make_pooling(name, dim=DIM, num_heads=3)
 
 
-def test_every_new_head_is_a_head() -> None:
+def test_every_new_head_is_a_head():
     for name in ("sum", "power", "softmax", "gated", "pma", "hopfield", "merge"):
         head = make_pooling(name, dim=DIM)
         assert isinstance(head, Pooling)

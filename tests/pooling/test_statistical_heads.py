@@ -29,7 +29,7 @@ def pool(name: str, tokens: Tensor, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_quantiles_are_those_of_torch(size: int) -> None:
+def test_quantiles_are_those_of_torch(size):
     x = random_tokens(size)
     expected = torch.quantile(x, torch.tensor(LEVELS, dtype=x.dtype), dim=0)
     torch.testing.assert_close(pool("quantile", x, levels=LEVELS), expected.flatten())
@@ -38,21 +38,21 @@ def test_quantiles_are_those_of_torch(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.49])
-def test_a_trimmed_mean_is_that_of_scipy(size: int, fraction: float) -> None:
+def test_a_trimmed_mean_is_that_of_scipy(size, fraction):
     x = random_tokens(size)
     expected = torch.as_tensor(scipy.stats.trim_mean(x.numpy(), fraction, axis=0))
     torch.testing.assert_close(pool("trimmed", x, fraction=fraction), expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_sum_over_root_and_deviation(size: int) -> None:
+def test_sum_over_root_and_deviation(size):
     x = random_tokens(size)
     torch.testing.assert_close(pool("sqrtn", x), x.sum(0) / math.sqrt(size))
     variance = x.var(0, unbiased=False)
     torch.testing.assert_close(pool("std", x), (variance + 1e-5).sqrt())
 
 
-def test_equal_tokens_have_a_finite_gradient() -> None:
+def test_equal_tokens_have_a_finite_gradient():
     for name in ("std", "pna", "quantile", "trimmed"):
         options = {"num_tokens": 4} if name == "pna" else {}
         x = torch.ones(2, 4, 3, requires_grad=True)
@@ -62,7 +62,7 @@ def test_equal_tokens_have_a_finite_gradient() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pna_is_its_tensor_product(size: int) -> None:
+def test_pna_is_its_tensor_product(size):
     x = random_tokens(size)
     delta = 1.7
     std = (x.square().mean(0) - x.mean(0).square() + 1e-5).sqrt()
@@ -73,7 +73,7 @@ def test_pna_is_its_tensor_product(size: int) -> None:
     torch.testing.assert_close(pool("pna", x, avg_log_size=delta), expected)
 
 
-def test_pna_takes_its_default_from_the_slots() -> None:
+def test_pna_takes_its_default_from_the_slots():
     x = random_tokens(4)
     whole = make_pooling("pna", dim=DIM, num_tokens=4).double()(x[None])[0]
     torch.testing.assert_close(*whole.chunk(3)[:2])
@@ -81,9 +81,7 @@ def test_pna_takes_its_default_from_the_slots() -> None:
 
 
 @pytest.mark.parametrize(("name", "outliers"), [("quantile", 4), ("trimmed", 2)])
-def test_outliers_leave_the_result_in_the_range_of_the_others(
-    name: str, outliers: int
-) -> None:
+def test_outliers_leave_the_result_in_the_range_of_the_others(name, outliers):
     x = random_tokens(9)
     inliers = x[outliers:]
     for extreme in (-1e9, 1e9):
@@ -93,7 +91,7 @@ def test_outliers_leave_the_result_in_the_range_of_the_others(
         assert (output <= inliers.amax(0)).all()
 
 
-def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
+def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch():
     head: Any = make_head("set2set", steps=3)
     lstm: Any = nn.LSTM(2 * DIM, DIM).double()
     with torch.no_grad():
@@ -131,8 +129,6 @@ def test_set2set_is_that_of_the_paper_with_an_lstm_of_torch() -> None:
         ("set2set", {"steps": 0}, "pooling.steps", "0"),
     ],
 )
-def test_options_out_of_range(
-    name: str, options: dict[str, Any], key: str, value: str
-) -> None:
+def test_options_out_of_range(name, options, key, value):
     with pytest.raises(InputError, match=f"{key}.*expected.*got.*{value}"):
         make_pooling(name, dim=DIM, **options)

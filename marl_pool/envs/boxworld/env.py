@@ -33,12 +33,7 @@ from marl_pool.envs.boxworld.codes import (
     reward_of,
 )
 from marl_pool.envs.boxworld.levels import LevelGenerator, LevelStock
-from marl_pool.envs.drawing.canvas import (
-    ATTENTION,
-    Color,
-    attention_strengths,
-    blend,
-)
+from marl_pool.envs.drawing.canvas import ATTENTION, Color, attention_strengths, blend
 from marl_pool.envs.drawing.marks import Glyphs
 from marl_pool.options.types import (
     AtMost,

@@ -18,13 +18,7 @@ from marl_pool.envs.pettingzoo.env_copy import (
     build_env,
 )
 from marl_pool.envs.pettingzoo.teams import StepArrays, make_teams
-from marl_pool.envs.pettingzoo.views import (
-    Channels,
-    Indices,
-    Names,
-    Padding,
-    ViewMaker,
-)
+from marl_pool.envs.pettingzoo.views import Channels, Indices, Names, Padding, ViewMaker
 from marl_pool.envs.pettingzoo.workers import EnvWorkers
 from marl_pool.envs.simulation import ActionLog, ReplayedEnv, Simulator, reset_seeds
 from marl_pool.observations.masks import MASK

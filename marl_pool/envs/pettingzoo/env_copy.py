@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from marl_pool.envs.pettingzoo.life import (
     STEP_PARTS,
     Lives,
     agent_names,
+    place,
     split,
 )
-from marl_pool.envs.pettingzoo.methods import validate_methods
 from marl_pool.envs.pettingzoo.turn_based import TurnBasedAgents, parallel_of
 from marl_pool.envs.simulation import (
     ActionLog,
@@ -33,9 +34,11 @@ from marl_pool.envs.simulation import (
 )
 from marl_pool.observations.masks import MASK
 from marl_pool.options.names import validate_trusted
-from marl_pool.utils.errors import InputError, described
+from marl_pool.utils.errors import InputError, described, source
 
 Factory = Callable[..., Any]
+SIGNATURES = {"reset": "reset(seed=None, options=None)", "step": "step(action)"}
+"""Methods as a user's environment has to have them."""
 EXTRA_OF = {"mpe2": "mpe"} | dict.fromkeys(
     ("chess", "lbforaging", "magent2", "pymunk", "rlcard", "rware", "shimmy"), "zoo"
 )
@@ -111,7 +114,7 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
     if isinstance(env, aec_to_parallel_wrapper):
         env = env.aec_env  # of which more can be checked
     if isinstance(env, gymnasium.Env | AECEnv | ParallelEnv):
-        validate_methods(env)
+        _validate_methods(env)
     if isinstance(env, gymnasium.Env):
         return GymnasiumAgents(env)
     if isinstance(env, AECEnv):
@@ -122,6 +125,34 @@ def build_env(module: str, options: Mapping[str, Any]) -> ParallelEnv[Any, Any, 
             f"AECEnv, or a Gymnasium Env, got {type(env).__name__}"
         )
     return env
+
+
+def _validate_methods(env: Any) -> None:
+    """Raise an `InputError` if ``reset`` or ``step`` do not take their arguments.
+
+    Here, ``reset`` is called with a seed; wrappers pass on options too.
+    """
+    inner, seed = getattr(env, "unwrapped", env), {"seed": 0}
+    _validate_method(env, "step", None)
+    _validate_method(env, "reset", **seed)
+    if inner is not env:
+        _validate_method(inner, "step", None)
+        _validate_method(inner, "reset", **seed, options=None)
+
+
+def _validate_method(env: Any, name: str, *arguments: Any, **keywords: Any) -> None:
+    method = getattr(env, name, None)
+    try:
+        signature = inspect.signature(method)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return  # of what has no signature, nothing is known
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise InputError(
+            f"env.module: {type(env).__name__}: expected {SIGNATURES[name]}, got "
+            f"{name}{signature}{source(method)}"
+        ) from error
 
 
 class ParallelStep(NamedTuple):
@@ -166,10 +197,9 @@ class ParallelSimulator(Simulator[ParallelStep]):
     @override
     def reset(self, seed: int) -> ParallelStep:
         result = self.env.reset(seed=seed)
-        where = "env.module: reset"
-        observations, infos = split(result, RESET_PARTS, where)
+        observations, infos = split(result, RESET_PARTS, 0)
         self.lives.begin(self._agents())
-        return self._step(observations, infos, where=where)
+        return self._step(observations, infos)
 
     @override
     def step(self, action: np.ndarray) -> ParallelStep:
@@ -178,8 +208,8 @@ class ParallelSimulator(Simulator[ParallelStep]):
             return ParallelStep(terminated=True)
         by_agent = self.decode(action)
         result = self.env.step({agent: by_agent[agent] for agent in lives.listed})
-        where = f"env.module: step {lives.number + 1}"
-        observations, rewards, ended, late, infos = split(result, STEP_PARTS, where)
+        parts = split(result, STEP_PARTS, lives.number + 1)
+        observations, rewards, ended, late, infos = parts
         lives.advance(self._agents(), ended, late)
         return self._step(
             observations,
@@ -187,7 +217,6 @@ class ParallelSimulator(Simulator[ParallelStep]):
             rewards=lives.earned(rewards),
             terminated=not (lives.alive or lives.timed_out),
             truncated=bool(lives.timed_out),
-            where=where,
         )
 
     def _step(
@@ -198,18 +227,17 @@ class ParallelSimulator(Simulator[ParallelStep]):
         lives.require_infos(infos)
         observed = lives.seen(observations, self.env.in_turn if turn_based else None)
         alive = (lives.alive or lives.timed_out) if turn_based else ()
+        masks = {agent: infos.get(agent, {}).get(MASK) for agent in observed}
         return ParallelStep(
-            observed, alive=alive, masks=_masks(infos, observed), **results
+            observed,
+            where=place(lives.number),
+            alive=alive,
+            masks={agent: mask for agent, mask in masks.items() if mask is not None},
+            **results,
         )
 
     def _agents(self) -> Any:
         return getattr(self.env, "agents", None)
-
-
-def _masks(infos: Mapping[Any, Any], agents: Iterable[Any]) -> dict[Any, Any]:
-    """Return the action masks in the infos of some agents."""
-    masks = {agent: infos.get(agent, {}).get(MASK) for agent in agents}
-    return {agent: mask for agent, mask in masks.items() if mask is not None}
 
 
 class FrameRenderer:

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from typing_extensions import override
 
+from marl_pool.envs.pettingzoo.life import error_at, split
 from marl_pool.observations.parts import as_array
-from marl_pool.utils.errors import InputError
 
 ByAgent = dict[str, Any]
 RESET_PARTS = ("observation", "info")
@@ -50,6 +50,8 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
             self._spaces = [*pairs]
         self.possible_agents = [f"agent_{i}" for i in range(len(self._spaces))]
         self.agents: list[str] = []
+        self.number = 0
+        """Steps taken in the episode."""
 
     @override
     def observation_space(self, agent: str) -> spaces.Space[Any]:
@@ -63,25 +65,27 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ByAgent, dict[str, dict[str, Any]]]:
+        self.number = 0
         result = self.env.reset(seed=seed)
-        observation, info = self._unpack("reset", result, RESET_PARTS)
+        observation, info = split(result, RESET_PARTS, self.number, ["info"])
         self.agents = [*self.possible_agents]
-        observations = self._by_agent("reset", observation)
-        return observations, self._infos(info)
+        return self._by_agent(observation), self._infos(info)
 
     @override
     def step(
         self, actions: ByAgent
     ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, dict[str, dict[str, Any]]]:
-        ordered = tuple(actions[agent] for agent in self.possible_agents)
+        agents = self.possible_agents
+        ordered = tuple(actions[agent] for agent in agents)
+        self.number += 1
         result = self.env.step(ordered[0] if self.single else ordered)
-        observation, reward, *flags, info = self._unpack("step", result, STEP_PARTS)
+        parts = split(result, STEP_PARTS, self.number, ["info"])
+        observation, reward, *flags, info = parts
         terminated, truncated = map(self._flag, FLAGS, flags)
         if terminated or truncated:
             self.agents = []
-        agents = self.possible_agents
         return (
-            self._by_agent("step", observation),
+            self._by_agent(observation),
             dict(zip(agents, self._rewards(reward), strict=True)),
             dict.fromkeys(agents, terminated),
             dict.fromkeys(agents, truncated),
@@ -96,24 +100,14 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
     def close(self) -> None:
         self.env.close()
 
-    def _unpack(self, call: str, result: Any, parts: tuple[str, ...]) -> Any:
-        actual = type(result).__name__
-        if isinstance(result, tuple):
-            actual = f"a tuple of {len(result)}"
-            if len(result) == len(parts):
-                if isinstance(result[-1], Mapping):
-                    return result
-                actual = f"{type(result[-1]).__name__} as info"
-        raise self._error(call, f"expected a tuple of {', '.join(parts)}, got {actual}")
-
-    def _by_agent(self, call: str, observation: Any) -> ByAgent:
+    def _by_agent(self, observation: Any) -> ByAgent:
         agents = self.possible_agents
         observations = (observation,) if self.single else observation
         counted = isinstance(observations, tuple | list | np.ndarray)
         if not counted or len(observations) != len(agents):
             actual = len(observations) if counted else type(observations).__name__
             expected = f"expected observations of {len(agents)} agents"
-            raise self._error(call, f"{expected}, got {actual}")
+            raise error_at(self.number, f"{expected}, got {actual}")
         return dict(zip(agents, observations, strict=True))
 
     def _infos(self, info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -129,9 +123,9 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
             or rewards.dtype.kind not in "biuf"
             or rewards.size not in (1, count)
         ):
-            raise self._error(
-                "step",
-                f"expected a reward or one for each of {count} agents, got "
+            raise error_at(
+                self.number,
+                f"reward: expected one number, or one of each of {count} agents, got "
                 f"{reward!r:.80}",
             )
         return [float(number) for number in np.broadcast_to(rewards.reshape(-1), count)]
@@ -140,13 +134,9 @@ class GymnasiumAgents(ParallelEnv[str, Any, Any]):
         array = as_array(flag)
         flags = np.empty(0) if array is None else array.reshape(-1)
         if flags.dtype != np.bool_ or len(set(flags.tolist())) != 1:
-            raise self._error(
-                "step",
-                f"{name}: expected a flag, or flags that end all agents together, got "
+            raise error_at(
+                self.number,
+                f"{name}: expected True or False, the same of all agents, got "
                 f"{flag!r:.80}",
             )
         return bool(flags[0])
-
-    def _error(self, call: str, problem: str) -> InputError:
-        name = type(self.env.unwrapped).__name__
-        return InputError(f"env.module: {call} of {name}: {problem}")

@@ -39,13 +39,10 @@ class Lives:
 
     Args:
         possible_agents: names of all agents that may be born.
-        where: begin of the errors.
     """
 
-    def __init__(
-        self, possible_agents: Iterable[Any], where: str = "env.module"
-    ) -> None:
-        self.possible, self.where = frozenset(possible_agents), where
+    def __init__(self, possible_agents: Iterable[Any]) -> None:
+        self.possible = frozenset(possible_agents)
         self.number = 0
         """Steps taken in the episode."""
         self.listed: tuple[Any, ...] = ()
@@ -65,7 +62,7 @@ class Lives:
         self._list(agents)
         self.alive = self.listed
         if not self.alive:
-            raise self.error("env.agents: expected at least one agent, got none")
+            raise self._error("env.agents: expected at least one agent, got none")
 
     def advance(
         self,
@@ -95,7 +92,7 @@ class Lives:
                 if not terminated:
                     timed_out.append(agent)
             elif agent not in self._members:
-                raise self.error(
+                raise self._error(
                     "left env.agents without a flag, expected its termination or its "
                     "truncation to be True",
                     agent,
@@ -115,7 +112,7 @@ class Lives:
                 if rewards[agent] is None or self._reward(rewards, agent) == 0:
                     continue
                 end = self._ends.get(agent)
-                raise self.error(
+                raise self._error(
                     "reward: expected 0 of an agent that "
                     + (f"ended in step {end}" if end else "did not act")
                     + ", whether env.agents lists it or not, got "
@@ -136,7 +133,7 @@ class Lives:
         agents = self.alive or self.timed_out
         if in_turn is not None and self.alive:
             if in_turn[0] not in self.alive:
-                raise self.error(
+                raise self._error(
                     "agent_selection: expected an agent that is alive, one of "
                     f"{self.alive}, got {in_turn[0]!r}"
                 )
@@ -151,26 +148,23 @@ class Lives:
             if type(info) is dict or isinstance(info, Mapping):
                 continue
             if agent in self.possible:
-                raise self.error(f"info: expected a dict, got {_kind(info)}", agent)
+                raise self._error(f"info: expected a dict, got {_kind(info)}", agent)
 
-    def error(self, problem: str, agent: Any = None) -> InputError:
-        """Return an error that names the step, and the agent unless it is None."""
-        step = f"step {self.number}" if self.number else "reset"
-        name = "" if agent is None else f"agent {agent!r}: "
-        return InputError(" ".join(f"{self.where}: {step}: {name}{problem}".split()))
+    def _error(self, problem: str, agent: Any = None) -> InputError:
+        return error_at(self.number, problem, agent)
 
     def _list(self, agents: Any) -> None:
         """Set `listed`."""
         if type(agents) is list and tuple(agents) == self.listed:
             return
         if isinstance(agents, str) or not isinstance(agents, Iterable):
-            raise self.error(f"env.agents: expected a list of names, got {agents!r}")
+            raise self._error(f"env.agents: expected a list of names, got {agents!r}")
         listed = tuple(agents)
         if not _are_names(listed):
-            raise self.error(f"env.agents: expected names, got {listed!r:.80}")
+            raise self._error(f"env.agents: expected names, got {listed!r:.80}")
         self._require_known("env.agents", dict.fromkeys(listed))
         if len(set(listed)) < len(listed):
-            raise self.error(f"env.agents: expected each agent once, got {listed}")
+            raise self._error(f"env.agents: expected each agent once, got {listed}")
         self.listed, self._members = listed, frozenset(listed)
 
     def _bury(
@@ -187,7 +181,7 @@ class Lives:
             ):
                 self._ends.setdefault(agent, self.number)
             elif agent in self._ends:
-                raise self.error(
+                raise self._error(
                     f"ended in step {self._ends[agent]} and is in env.agents without a "
                     "flag, expected it to leave or to stay flagged",
                     agent,
@@ -198,7 +192,7 @@ class Lives:
         # Comparing sets is fast; the difference is only needed for the message.
         if not agents.keys() <= self.possible:
             stranger = min(agents.keys() - self.possible, key=str)
-            raise self.error(
+            raise self._error(
                 f"{where}: expected one of possible_agents, got agent {stranger!r}"
             )
 
@@ -206,13 +200,13 @@ class Lives:
         try:
             return values[agent]
         except KeyError:
-            raise self.error(f"{name}: expected one, got none", agent) from None
+            raise self._error(f"{name}: expected one, got none", agent) from None
 
     def _flag(self, name: str, flags: Mapping[Any, Any], agent: Any) -> bool:
         value = self._value(name, flags, agent)
         flag = read_flag(value)
         if flag is None:
-            raise self.error(
+            raise self._error(
                 f"{name}: expected True or False, got {value!r:.80}", agent
             )
         return flag
@@ -221,7 +215,7 @@ class Lives:
         reward = self._value("reward", rewards, agent)
         number = read_reward(reward)
         if number is None:
-            raise self.error(f"reward: expected one number, got {reward!r:.80}", agent)
+            raise self._error(f"reward: expected one number, got {reward!r:.80}", agent)
         return number
 
 
@@ -282,21 +276,37 @@ def _are_names(names: Sequence[Any]) -> bool:
         return False
 
 
-def split(result: Any, names: tuple[str, ...], where: str) -> tuple[Any, ...]:
-    """Return the dicts ``names`` that a reset or a step returned.
+def place(number: int) -> str:
+    """Return the begin of errors about a step of an episode; 0 is the reset."""
+    return f"env.module: step {number}" if number else "env.module: reset"
+
+
+def error_at(number: int, problem: str, agent: Any = None) -> InputError:
+    """Return an error, in one line, of a step and of an agent unless it is None."""
+    name = "" if agent is None else f"agent {agent!r}: "
+    return InputError(" ".join(f"{place(number)}: {name}{problem}".split()))
+
+
+def split(
+    result: Any, names: Sequence[str], number: int, dicts: Sequence[str] | None = None
+) -> tuple[Any, ...]:
+    """Return the values ``names`` that step ``number`` or, for 0, a reset returned.
 
     Raises:
-        InputError: another number of values, or one that is no dict.
+        InputError: another number of values, or one of ``dicts``, by default of all,
+            that is no dict.
     """
     is_sequence = isinstance(result, Sequence) and not isinstance(result, str)
     if not is_sequence or len(result) != len(names):
+        kind = "dicts" if dicts is None else "values"
         actual = f"{len(result)} values" if is_sequence else _kind(result)
-        raise InputError(
-            f"{where}: expected {len(names)} dicts, {', '.join(names)}, got {actual}"
-        )
+        expected = f"{len(names)} {kind}, {', '.join(names)}"
+        raise error_at(number, f"expected {expected}, got {actual}")
     for name, part in zip(names, result, strict=True):
-        if type(part) is not dict and not isinstance(part, Mapping):
-            raise InputError(f"{where}: {name}: expected a dict, got {_kind(part)}")
+        if type(part) is dict or isinstance(part, Mapping):
+            continue
+        if dicts is None or name in dicts:
+            raise error_at(number, f"{name}: expected a dict, got {_kind(part)}")
     return tuple(result)
 
 

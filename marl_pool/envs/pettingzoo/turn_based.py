@@ -8,7 +8,7 @@ from typing import Any
 from pettingzoo import AECEnv, ParallelEnv
 from typing_extensions import override
 
-from marl_pool.envs.pettingzoo.life import read_flag, read_reward
+from marl_pool.envs.pettingzoo.life import error_at, read_flag, read_reward
 from marl_pool.utils.errors import InputError
 
 ByAgent = dict[Any, Any]
@@ -145,9 +145,7 @@ class AECAgents(ParallelEnv[Any, Any, Any]):
         return self._error(f"{name}: expected one of each agent, got none", agent)
 
     def _error(self, problem: str, agent: Any = None) -> InputError:
-        where = f"step {self.number}" if self.number else "reset"
-        name = "" if agent is None else f"agent {agent!r}: "
-        return InputError(" ".join(f"env.module: {where}: {name}{problem}".split()))
+        return error_at(self.number, problem, agent)
 
 
 class CycledAgents(AECAgents):

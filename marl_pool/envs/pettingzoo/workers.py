@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import mmap
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from marl_pool.envs.pettingzoo.env_copy import ParallelStep
@@ -25,11 +28,15 @@ from marl_pool.envs.pettingzoo.teams import StepArrays
 from marl_pool.envs.simulation import Simulator
 from marl_pool.utils.errors import InputError, RemoteError, described
 
+if TYPE_CHECKING:
+    from marl_pool.envs.pettingzoo.env import PettingZooEnv
+
 PROGRAM = """
 import json, sys
 sys.path[:], descriptors = json.loads(sys.argv[1])
-from marl_pool.envs.pettingzoo.worker import serve
-serve(*descriptors)
+from marl_pool.envs.pettingzoo.env import PettingZooEnv
+from marl_pool.envs.pettingzoo.workers import serve
+serve(PettingZooEnv, *descriptors)
 """
 """Python code of a process. It imports neither the user's script nor its state."""
 
@@ -223,11 +230,7 @@ class EnvWorkers:
         return RemoteSimulator(self, process, number)
 
     def post(
-        self,
-        process: int,
-        number: int,
-        seed: int | None,
-        actions: Sequence[np.ndarray],
+        self, process: int, number: int, seed: int | None, actions: Sequence[np.ndarray]
     ) -> ParallelStep:
         """Take note of steps; `finish` returns the last one of them."""
         place = sum(map(len, self._commands))
@@ -326,3 +329,81 @@ def _memory(num_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.truncate(descriptor, num_bytes)
     return descriptor
+
+
+def serve(
+    env_class: "type[PettingZooEnv]", commands: int, life: int, memory: int
+) -> None:
+    """Be a process of `EnvWorkers`, until the parent closes its end of the pipes.
+
+    Args:
+        env_class: `PettingZooEnv`, which this module cannot import.
+        commands: descriptor of the connection to the parent process.
+        life: descriptor of a pipe that ends with the parent process.
+        memory: descriptor of the shared memory.
+    """
+    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
+    # The parent has built an environment too, and has shown its warnings.
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    connection = Connection(commands)
+    with suppress(EOFError, ConnectionError):
+        try:
+            places, env_options = connection.recv()
+            env = env_class(1, **env_options)
+            simulators = ServedSimulators(env, places, memory)
+        except (EOFError, ConnectionError):
+            raise
+        except BaseException as error:  # whatever a user's class raises
+            is_ours = isinstance(error, InputError)
+            connection.send((None, str(error) if is_ours else described(error)))
+            return
+        connection.send((None, ""))
+        while True:
+            connection.send([simulators.run(command) for command in connection.recv()])
+
+
+def _end_with(life: int) -> None:
+    os.read(life, 1)
+    os._exit(1)
+
+
+class ServedSimulators:
+    """The simulators of this process.
+
+    Args:
+        env: the environment that builds them.
+        places: number of rows of the shared arrays.
+        memory: descriptor of the memory of the arrays.
+    """
+
+    def __init__(self, env: "PettingZooEnv", places: int, memory: int) -> None:
+        self.env, self.arrays = env, env.shared_arrays(places)
+        self.arrays.share(mmap(memory, self.arrays.num_bytes))
+        self.simulators: list[Simulator[ParallelStep]] = []
+
+    def run(self, command: Command) -> Reply:
+        """Step a simulator; an error is part of the reply."""
+        try:
+            return Reply(command.place, self._step(command))
+        except InputError as error:
+            return Reply(command.place, None, str(error))
+        except BaseException as error:  # whatever a user's environment raises
+            text = traceback.format_exc()
+            return Reply(command.place, None, described(error), text)
+
+    def _step(self, command: Command) -> ParallelStep:
+        while len(self.simulators) <= command.number:
+            self.simulators.append(self.env.new_simulator())
+        simulator, step = self.simulators[command.number], ParallelStep()
+        if command.seed is not None:
+            step = simulator.replay(command.seed, command.actions)
+        else:
+            for action in command.actions:
+                step = simulator.step(action)
+        self.arrays.clear(command.place)
+        self.arrays.write(command.place, step)
+        masks = dict.fromkeys(step.masks)
+        return step._replace(
+            observations={}, rewards={}, masks=masks, place=command.place
+        )

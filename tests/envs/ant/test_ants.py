@@ -20,7 +20,6 @@ from helpers.paths import GOLDEN_FILES
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.ant.base import AntEnv, skeleton
 from marl_pool.envs.drawing.canvas import ATTENTION
-from marl_pool.utils.errors import InputError
 
 GOLDEN = GOLDEN_FILES / "ants.json"
 EACH_ANT = pytest.mark.parametrize("name", ["ant", "ant_bullet"])
@@ -66,7 +65,7 @@ def seed_of(env: AntEnv) -> int:
 
 
 @pytest.mark.parametrize("contact_forces", [False, True])
-def test_mujocos_ant_is_gymnasiums(contact_forces: bool) -> None:
+def test_mujocos_ant_is_gymnasiums(contact_forces):
     from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
     options = {**DOUBLE, "contact_forces": contact_forces}
@@ -86,7 +85,7 @@ def test_mujocos_ant_is_gymnasiums(contact_forces: bool) -> None:
     assert int(env.steps) > 20
 
 
-def test_bullets_ant_is_pybullets() -> None:
+def test_bullets_ant_is_pybullets():
     env = begun("ant_bullet", **DOUBLE)
     modest = begun("ant_bullet", alive_bonus=False, **DOUBLE)
     actions = some_actions(100)
@@ -108,7 +107,7 @@ def test_bullets_ant_is_pybullets() -> None:
         assert step.terminated.item() == over
 
 
-def test_an_ant_that_lies_down_ends_its_episode() -> None:
+def test_an_ant_that_lies_down_ends_its_episode():
     # All the way through the ground it cannot go: it turns over, sooner or later.
     env = begun("ant_bullet", 4, seed=1)
     hard = torch.tensor([1.0, -1, -1, 1, 1, -1, -1, 1]).repeat(4, 1, 1)
@@ -125,9 +124,7 @@ def test_an_ant_that_lies_down_ends_its_episode() -> None:
     ("name", "options", "count"),
     [("ant", {}, 27), ("ant", {"contact_forces": True}, 105), ("ant_bullet", {}, 28)],
 )
-def test_channels_are_tokens_of_one_type_unless_told(
-    name: str, options: dict[str, Any], count: int
-) -> None:
+def test_channels_are_tokens_of_one_type_unless_told(name, options, count):
     env = begun(name, 2, **options)
     group = env.groups["agent"]
     assert (group.num_agents, group.action_space) == (1, spaces.Box(-1, 1, (8,)))
@@ -147,7 +144,7 @@ def test_channels_are_tokens_of_one_type_unless_told(
 
 
 @EACH_ANT
-def test_channels_are_called_what_they_are(name: str) -> None:
+def test_channels_are_called_what_they_are(name):
     """Each joint's angle changes as its velocity says."""
     env = begun(name, **DOUBLE)
     where = {channel: i for i, channel in enumerate(env.channel_names())}
@@ -169,7 +166,7 @@ def test_channels_are_called_what_they_are(name: str) -> None:
 
 
 @EACH_ANT
-def test_frames_move_up_and_begin_alike(name: str) -> None:
+def test_frames_move_up_and_begin_alike(name):
     env = begun(name, 2, num_frames=3)
     features = env.observe()["agent"].features
     assert torch.equal(features, features[..., -1:].expand_as(features))
@@ -186,7 +183,7 @@ def test_frames_move_up_and_begin_alike(name: str) -> None:
 
 
 @EACH_ANT
-def test_actions_are_clipped(name: str) -> None:
+def test_actions_are_clipped(name):
     env, twin = begun(name), begun(name)
     actions = torch.tensor([[[3.0, -5, 0.5, 1, -1, 0, 2, -2]]])
     step = env.step({"agent": actions})
@@ -199,7 +196,7 @@ def test_actions_are_clipped(name: str) -> None:
 
 
 @EACH_ANT
-def test_the_parts_make_an_ant(name: str) -> None:
+def test_the_parts_make_an_ant(name):
     env = begun(name, **DOUBLE)
     for action in some_actions(20):
         env.step({"agent": action})
@@ -211,7 +208,7 @@ def test_the_parts_make_an_ant(name: str) -> None:
     assert (legs[:, 3, 2] > 0).all()  # no foot is below the ground
 
 
-def test_a_skeleton_is_found_from_the_middles() -> None:
+def test_a_skeleton_is_found_from_the_middles():
     rng = np.random.default_rng(0)
     legs = rng.normal(size=(4, 4, 3))
     legs[:, 0] = legs[0, 0]
@@ -221,7 +218,7 @@ def test_a_skeleton_is_found_from_the_middles() -> None:
 
 
 @EACH_ANT
-def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
+def test_the_frame_shows_the_ant_and_bars_for_attention(name):
     env = begun(name, 2)
     count = len(env.channel_names())
     plain = env.frame(1, size=256)
@@ -238,12 +235,10 @@ def test_the_frame_shows_the_ant_and_bars_for_attention(name: str) -> None:
     assert not orange[0][:, 128:].any()
     assert orange[1][:, 128:].any()
     assert not orange[1][:, :128].any()
-    with pytest.raises(InputError, match=rf"each of {count} tokens, got the shape \(5"):
-        env.frame(attention=torch.ones(5))
 
 
 @EACH_ANT
-def test_a_picture_follows_the_ant(name: str) -> None:
+def test_a_picture_follows_the_ant(name):
     env = begun(name)
     before = env.frame()
     subset = env.select(torch.tensor([0]))
@@ -255,21 +250,6 @@ def test_a_picture_follows_the_ant(name: str) -> None:
     runaway[:, len(env.channels) :] = 1e12
     env.observations = runaway
     env.frame()
-
-
-@EACH_ANT
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_frames": 0}, "env.num_frames: expected an integer >= 1, got 0"),
-        ({"max_steps": 0}, "env.max_steps: expected an integer >= 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        make_batched_env(name, 1, **options)
 
 
 # Golden trajectory
@@ -289,7 +269,7 @@ def golden() -> dict[str, Any]:
     return runs
 
 
-def test_the_golden_trajectory_has_not_changed() -> None:
+def test_the_golden_trajectory_has_not_changed():
     for name, expected in json.loads(GOLDEN.read_text()).items():
         run = golden()[name]
         assert run["version"] == expected["version"]

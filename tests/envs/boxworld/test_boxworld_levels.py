@@ -49,13 +49,13 @@ def chi_squared(counts: Tensor) -> float:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.floats(1e-9, 1.0))
-def test_what_is_chosen_is_legal(legal: list[bool], number: float) -> None:
+def test_what_is_chosen_is_legal(legal, number):
     place, none = choose(torch.tensor([legal]), torch.tensor([[number]]))
     assert bool(none) == (not any(legal))
     assert legal[int(place)] or none
 
 
-def test_the_choice_is_uniform_among_the_legal() -> None:
+def test_the_choice_is_uniform_among_the_legal():
     legal = torch.tensor([False, True, True, False, True]).expand(300, -1)
     numbers = (torch.arange(300) + 0.5)[:, None] / 300
     place, _ = choose(legal, numbers)
@@ -63,7 +63,7 @@ def test_the_choice_is_uniform_among_the_legal() -> None:
 
 
 @given(st.integers(1, 5), st.integers(0, 100))
-def test_several_choices_differ(count: int, seed: int) -> None:
+def test_several_choices_differ(count, seed):
     numbers = torch.rand(20, count, generator=torch.Generator().manual_seed(seed))
     legal = torch.ones(20, 5, dtype=torch.bool)
     choices = choose_several(legal, numbers)
@@ -77,7 +77,7 @@ def test_several_choices_differ(count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_nothing_touches_and_all_is_within_the_walls(options: dict[str, Any]) -> None:
+def test_nothing_touches_and_all_is_within_the_walls(options):
     for level in levels(60, **options):
         assert level.loose is not None
         things = [[box.cell, box.lock_cell] for box in level.boxes]
@@ -89,7 +89,7 @@ def test_nothing_touches_and_all_is_within_the_walls(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_path_is_a_chain_and_branches_begin_on_it(options: dict[str, Any]) -> None:
+def test_the_path_is_a_chain_and_branches_begin_on_it(options):
     goal_length = options.get("goal_length", 2)
     length = options.get("distractor_length", 1)
     for level in levels(60, **options):
@@ -111,7 +111,7 @@ def test_the_path_is_a_chain_and_branches_begin_on_it(options: dict[str, Any]) -
         assert not later - Counter(box.content for box in traps)
 
 
-def test_every_color_root_and_cell_is_drawn_evenly() -> None:
+def test_every_color_root_and_cell_is_drawn_evenly():
     sample = levels(3000, n=7, goal_length=3, num_distractors=1)
     loose = Counter(level.loose[1] for level in sample if level.loose)
     assert len(loose) == len(KEY_COLORS) == COLORS
@@ -130,7 +130,7 @@ def test_every_color_root_and_cell_is_drawn_evenly() -> None:
     assert contents == {cell for cell in cells if cell[1] < 7}
 
 
-def test_the_first_box_is_placed_uniformly() -> None:
+def test_the_first_box_is_placed_uniformly():
     sample = levels(4000, num_distractors=0)
     counts = Counter(box.cell for level in sample for box in level.boxes)
     assert len(counts) == 7 * 6
@@ -138,7 +138,7 @@ def test_the_first_box_is_placed_uniformly() -> None:
     assert chi_squared(torch.tensor(list(counts.values())).double()) < 80
 
 
-def test_the_number_of_branches_is_exact_or_uniform() -> None:
+def test_the_number_of_branches_is_exact_or_uniform():
     assert {len(level.boxes) for level in levels(200)} == {3}
     counts = Counter(
         len(level.boxes) for level in levels(3000, random_distractors=True)
@@ -151,7 +151,7 @@ def test_the_number_of_branches_is_exact_or_uniform() -> None:
 # From which numbers
 
 
-def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
+def test_a_level_without_room_begins_anew_in_its_own_stream():
     """On 5 × 5 cells the third box or the key finds no room in one level of seven."""
     env = BoxWorld(400, n=5, seed=7)
     draws: list[tuple[int, int]] = []
@@ -171,7 +171,7 @@ def test_a_level_without_room_begins_anew_in_its_own_stream() -> None:
         assert torch.equal(single.codes[0], env.codes[number])
 
 
-def test_the_default_level_never_lacks_room() -> None:
+def test_the_default_level_never_lacks_room():
     """Each box bars at most 15 of 42 places from the next, and 12 of 49 for the key."""
     generator = LevelGenerator(7, 2, 2, 1, False)
     barred = (~generator._box_apart & generator._starts).sum(1).max()
@@ -180,7 +180,7 @@ def test_the_default_level_never_lacks_room() -> None:
 
 
 @given(st.integers(0, 3 * MOST_AHEAD), st.integers(1, 20))
-def test_drawing_ahead_changes_nothing(before: int, envs: int) -> None:
+def test_drawing_ahead_changes_nothing(before, envs):
     env = BoxWorld(envs, seed=1)
     for _ in range(before + 1):
         env.reset()

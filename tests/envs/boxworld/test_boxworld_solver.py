@@ -37,7 +37,7 @@ def solved(count: int, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_ten_thousand_levels_are_solved_within_thirty_steps() -> None:
+def test_ten_thousand_levels_are_solved_within_thirty_steps():
     """The return of an episode tells that no distractor was opened."""
     returns, lengths = solved(10_000, observation="pixels")
     assert (returns == 11).all()
@@ -55,7 +55,7 @@ def test_ten_thousand_levels_are_solved_within_thirty_steps() -> None:
         {"n": 12, "goal_length": 3, "num_distractors": 5, "distractor_length": 2},
     ],
 )
-def test_levels_of_other_sizes_are_solved(options: dict[str, Any]) -> None:
+def test_levels_of_other_sizes_are_solved(options):
     returns, _ = solved(100, observation="pixels", **options)
     assert (returns == options.get("goal_length", 2) + 9).all()
 
@@ -69,7 +69,7 @@ def test_levels_of_other_sizes_are_solved(options: dict[str, Any]) -> None:
         {"n": 9, "goal_length": 4, "num_distractors": 2},
     ],
 )
-def test_its_way_is_the_shortest(options: dict[str, Any]) -> None:
+def test_its_way_is_the_shortest(options):
     """Held against a search over positions, keys and opened boxes, in plain Python."""
     env = BoxWorld(60, max_steps=200, observation="pixels", seed=5, **options)
     env.reset()
@@ -77,7 +77,7 @@ def test_its_way_is_the_shortest(options: dict[str, Any]) -> None:
     assert play(env)[1].tolist() == shortest
 
 
-def test_entities_are_as_good_but_for_the_walls() -> None:
+def test_entities_are_as_good_but_for_the_walls():
     returns, lengths = solved(500)
     assert (returns == 11).all()
     best = solved(500, observation="pixels")[1]
@@ -85,13 +85,13 @@ def test_entities_are_as_good_but_for_the_walls() -> None:
     assert (lengths == best).double().mean() > 0.95
 
 
-def test_entities_without_distractors_may_leave_the_way_around_unknown() -> None:
+def test_entities_without_distractors_may_leave_the_way_around_unknown():
     returns, _ = solved(1000, num_distractors=0)
     assert 0.99 < (returns == 11).double().mean() < 1
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
-def test_it_goes_round_a_box(observation: str) -> None:
+def test_it_goes_round_a_box(observation):
     level = draw(
         """
         .....
@@ -122,28 +122,19 @@ def policy_and_tokens(observation: str = "pixels") -> tuple[Policy, Tokens]:
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
-def test_it_is_permutation_invariant_and_keeps_batches_apart(observation: str) -> None:
+def test_it_keeps_batches_apart(observation):
     policy, tokens = policy_and_tokens(observation)
     decision = policy.act(tokens)
     assert decision.action.shape == (30, 1)
     assert decision.action.dtype == torch.int64
     assert decision.logits.shape == (30, 1, 4)
-    order = torch.randperm(
-        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
-    )
-    shuffled = Tokens(
-        tokens.features[:, :, order],
-        tokens.types[..., order],
-        tokens.padding[..., order],
-    )
-    assert torch.equal(policy.act(shuffled).logits, decision.logits)
     single = policy.act(tokens.at(slice(7, 8)))
     assert torch.equal(single.logits[0], decision.logits[7])
     assert torch.equal(policy.double().act(tokens).logits, decision.logits)
 
 
 @pytest.mark.parametrize("observation", ["entities", "pixels"])
-def test_it_ignores_what_lies_under_padding(observation: str) -> None:
+def test_it_ignores_what_lies_under_padding(observation):
     policy, tokens = policy_and_tokens(observation)
     padding = tokens.padding.clone()
     padding[:, :, -2:] = True
@@ -156,7 +147,7 @@ def test_it_ignores_what_lies_under_padding(observation: str) -> None:
     assert torch.equal(decision.logits, policy.act(short).logits)
 
 
-def test_it_acts_on_whatever_it_is_shown() -> None:
+def test_it_acts_on_whatever_it_is_shown():
     policy, tokens = policy_and_tokens()
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(tokens.features.shape, generator=generator)

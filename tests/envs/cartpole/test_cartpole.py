@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -33,7 +32,6 @@ from marl_pool.utils.errors import InputError
 GOLDEN = GOLDEN_FILES / "cartpole.json"
 PUBLISHED = GOLDEN_FILES / "attention_neuron" / "golden_cartpole.npz"
 ALL = {"duplicates": 2, "noise_channels": 2, "num_frames": 3, "channel_ids": True}
-VARIANTS = [{}, {"noise_channels": 1}, {"num_frames": 4}, ALL]
 
 
 def actions_for(env: CartPole, step: int) -> dict[str, Tensor]:
@@ -128,7 +126,7 @@ def test_the_env_is_the_same_in_a_mirror(start, actions):
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 2e-4)]
 )
-def test_it_follows_the_published_trajectory(dtype: torch.dtype, atol: float) -> None:
+def test_it_follows_the_published_trajectory(dtype, atol):
     golden = np.load(PUBLISHED)
     env = CartPole(1, dtype=dtype)
     env.reset()
@@ -156,7 +154,7 @@ def test_the_reward_is_between_0_and_1_on_the_track(x, angle):
     assert -1e-12 <= reward <= 1
 
 
-def test_the_reward_counts_the_new_state_and_the_last_step() -> None:
+def test_the_reward_counts_the_new_state_and_the_last_step():
     env = at(2.39, 3.0, 0.5, 0.0)
     step = env.step(push(env, 0.0))
     assert step.terminated.tolist() == [True]
@@ -166,20 +164,13 @@ def test_the_reward_counts_the_new_state_and_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("side", [-1, 1])
-def test_only_a_cart_beyond_the_track_ends_the_episode(side: int) -> None:
+def test_only_a_cart_beyond_the_track_ends_the_episode(side):
     inside, outside = (at(side * x, 0.0, 3.0, 0.0) for x in (2.3999, 2.4001))
     assert not inside.step(push(inside, 0.0)).terminated.any()
     assert outside.step(push(outside, 0.0)).terminated.all()
 
 
-def test_the_time_is_up_after_max_steps() -> None:
-    assert CartPole(1).max_steps == 1000
-    env = started(2, max_steps=3)
-    ends = [env.step(push(env, 0.0)).truncated.tolist() for _ in range(3)]
-    assert ends == [[False] * 2] * 2 + [[True] * 2]
-
-
-def test_actions_are_clipped_to_their_box() -> None:
+def test_actions_are_clipped_to_their_box():
     tame, wild = started(8), started(8)
     action = torch.linspace(-3, 4, 8).view(8, 1, 1)
     wild.step({"agent": action})
@@ -188,7 +179,7 @@ def test_actions_are_clipped_to_their_box() -> None:
     assert len(set(wild.state[:, 1].tolist())) == 8
 
 
-def test_starts_fill_the_published_ranges() -> None:
+def test_starts_fill_the_published_ranges():
     env = started(20_000, dtype=torch.float64)
     starts = where_it_is(env) - [0, 0, math.pi, 0]
     for start, bound in zip(starts.T, (2.4, 10, math.pi / 2, 10), strict=True):
@@ -202,21 +193,7 @@ def test_starts_fill_the_published_ranges() -> None:
 # Tokens
 
 
-@pytest.mark.parametrize("options", VARIANTS)
-def test_observation_matches_its_description(options: dict[str, Any]) -> None:
-    env = started(2, **options)
-    group = env.groups["agent"]
-    assert (group.num_agents, group.tokens.has_self) == (1, False)
-    assert group.action_space == spaces.Box(-1, 1, (1,), np.float32)
-    tokens = env.observe()["agent"]
-    group.tokens.check(tokens)
-    assert tokens.batch_shape == (2, 1)
-    assert not tokens.padding.any()
-    arrays = {name: part.numpy() for name, part in tokens.at((0, 0)).columns.items()}
-    assert group.tokens.space().contains(arrays)
-
-
-def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
+def test_tokens_are_the_channels_then_their_duplicates_then_noise():
     env = at(0.3, -1.0, 2.0, 4.0, duplicates=2, noise_channels=2)
     tokens = env.observe()["agent"]
     five = [0.3, -1.0, math.cos(2.0), math.sin(2.0), 4.0]
@@ -227,7 +204,7 @@ def test_tokens_are_the_channels_then_their_duplicates_then_noise() -> None:
     assert env.channel_names() == [*CHANNELS, *CHANNELS, "noise_0", "noise_1"]
 
 
-def test_channel_ids_tell_the_channels_apart() -> None:
+def test_channel_ids_tell_the_channels_apart():
     env = started(2, duplicates=2, noise_channels=2, channel_ids=True)
     types = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]
     assert env.observe()["agent"].types.tolist() == [[types]] * 2
@@ -235,7 +212,7 @@ def test_channel_ids_tell_the_channels_apart() -> None:
     assert names == (*CHANNELS, "noise_0", "noise_1")
 
 
-def test_different_states_give_the_same_set_of_tokens() -> None:
+def test_different_states_give_the_same_set_of_tokens():
     """A policy without memory and order cannot solve the task."""
     upright, hanging = at(1.0, 0.0, math.pi / 2, -1.0), at(-1.0, 1.0, math.pi / 2, 0.0)
     obs = [w.observe()["agent"].features[0, 0, :, 0] for w in (upright, hanging)]
@@ -243,7 +220,7 @@ def test_different_states_give_the_same_set_of_tokens() -> None:
     torch.testing.assert_close(obs[0].sort().values, obs[1].sort().values)
 
 
-def test_frames_are_the_last_readings_with_the_newest_last() -> None:
+def test_frames_are_the_last_readings_with_the_newest_last():
     options: dict[str, Any] = {"noise_channels": 1, "duplicates": 2, "seed": 3}
     env, plain = started(3, num_frames=3, **options), started(3, **options)
     readings = [plain.observe()["agent"].features[..., 0]]
@@ -255,7 +232,7 @@ def test_frames_are_the_last_readings_with_the_newest_last() -> None:
     assert torch.equal(frames[3], torch.stack(readings[2:5], -1))
 
 
-def test_noise_is_gaussian_fresh_and_changes_nothing_else() -> None:
+def test_noise_is_gaussian_fresh_and_changes_nothing_else():
     noisy = started(400, noise_channels=3, noise_std=0.1)
     first = noisy.observe()["agent"].features[:, 0, 5:, 0]
     frames, rewards = run(noisy, 20)
@@ -274,51 +251,10 @@ def test_noise_is_gaussian_fresh_and_changes_nothing_else() -> None:
     assert not run(silent, 3)[0][..., 5:, :].any()
 
 
-@pytest.mark.parametrize("options", VARIANTS)
-def test_observations_and_the_env_do_not_share_memory(
-    options: dict[str, Any],
-) -> None:
-    env, calm = started(2, **options), started(2, **options)
-    features = env.observe()["agent"].features
-    before = features.clone()
-    run(env, 3)
-    assert torch.equal(features, before)
-    env.observe()["agent"].features.zero_()
-    run(calm, 3)
-    assert torch.equal(
-        env.observe()["agent"].features, calm.observe()["agent"].features
-    )
-
-
 # Batches, seeds, state
 
 
-@given(
-    st.integers(0, 40),
-    st.integers(1, 3),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.booleans(),
-    st.sampled_from([torch.float32, torch.float64]),
-)
-def test_one_env_equals_the_same_env_among_many(
-    number, duplicates, noise, frames, ids, dtype
-):
-    options: dict[str, Any] = {
-        "duplicates": duplicates,
-        "noise_channels": noise,
-        "num_frames": frames,
-        "channel_ids": ids,
-        "seed": 11,
-        "dtype": dtype,
-    }
-    batch, single = started(41, **options), started(1, first_env=number, **options)
-    (features, rewards), (actual, actual_rewards) = run(batch, 70), run(single, 70)
-    assert torch.equal(actual[:, 0], features[:, number])
-    assert torch.equal(actual_rewards[:, 0], rewards[:, number])
-
-
-def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
+def test_seeds_envs_and_episodes_differ_and_repeat():
     def trajectory(seed: int, env: int, episode: int) -> Tensor:
         options = {"first_env": env, "first_episode": episode, "noise_channels": 1}
         return run(started(1, seed=seed, **options), 10)[0]
@@ -332,34 +268,7 @@ def test_seeds_envs_and_episodes_differ_and_repeat() -> None:
             assert not (path[..., [0, 5], :] == earlier_path[..., [0, 5], :]).any()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("duplicates", 0),
-        ("noise_channels", -1),
-        ("noise_std", -0.1),
-        ("noise_std", math.nan),
-        ("noise_std", math.inf),
-        ("num_frames", 0),
-        ("start_speed", -1.0),
-        ("start_speed", math.nan),
-        ("max_steps", 0),
-        ("num_envs", 0),
-    ],
-)
-def test_a_number_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
-    options: dict[str, Any] = {"num_envs": 2, key: value}
-    with pytest.raises(InputError, match=rf"env\.{key}: expected a.* >= \d, got"):
-        make_batched_env("cartpole", **options)
-
-
-@pytest.mark.parametrize("angle", [-0.1, 3.2, math.nan])
-def test_an_angle_out_of_range_is_refused(angle: float) -> None:
-    with pytest.raises(InputError, match=r"env\.start_angle: expected an angle in"):
-        make_batched_env("cartpole", 2, start_angle=angle)
-
-
-def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
+def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told():
     env = make_batched_env("cartpole", 4000, start_speed=0.5, start_angle=math.pi)
     env.reset()
     position, velocity, cos, _, turning = (
@@ -373,7 +282,7 @@ def test_starts_are_as_slow_and_as_far_from_hanging_as_they_are_told() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
-def test_a_device_that_is_not_here_is_refused() -> None:
+def test_a_device_that_is_not_here_is_refused():
     with pytest.raises(
         InputError, match="device: expected one of 0 CUDA devices, got cuda"
     ):
@@ -389,7 +298,7 @@ def heuristic(env: CartPole) -> CartPoleHeuristic:
     return policy
 
 
-def test_the_heuristic_swings_up_and_balances() -> None:
+def test_the_heuristic_swings_up_and_balances():
     env = CartPole(256)
     policy, chance = heuristic(env), RandomPolicy(env.groups["agent"].action_space)
     played, floor = play(env, policy), play(CartPole(256), chance)
@@ -402,7 +311,7 @@ def test_the_heuristic_swings_up_and_balances() -> None:
     assert returns[lasted].min() > 700  # a cart that stays on the track is mastered
 
 
-def test_the_heuristic_ends_upright_in_the_middle() -> None:
+def test_the_heuristic_ends_upright_in_the_middle():
     env = at(0.5, 0.0, math.pi, 0.1)
     policy = heuristic(env)
     for _ in range(900):
@@ -413,7 +322,7 @@ def test_the_heuristic_ends_upright_in_the_middle() -> None:
     assert abs(velocity) + abs(turn) < 1e-2
 
 
-def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
+def test_the_heuristic_reads_the_newest_of_the_first_five_tokens():
     plain, rich = started(8), started(8, duplicates=2, noise_channels=3, num_frames=2)
     for env in (plain, rich):
         run(env, 6)
@@ -424,7 +333,7 @@ def test_the_heuristic_reads_the_newest_of_the_first_five_tokens() -> None:
     assert torch.equal(policy.act(rich.observe()["agent"]).action, expected)
 
 
-def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
+def test_the_heuristic_takes_a_padded_channel_for_0():
     env = started(16)
     tokens, policy = env.observe()["agent"], heuristic(env)
     padding = (torch.arange(5) == 1).expand(tokens.types.shape)
@@ -435,7 +344,7 @@ def test_the_heuristic_takes_a_padded_channel_for_0() -> None:
     assert not torch.equal(action, policy.act(tokens).action)
 
 
-def test_the_regulator_solves_the_riccati_equation() -> None:
+def test_the_regulator_solves_the_riccati_equation():
     linalg = pytest.importorskip("scipy.linalg")
     top, step = np.zeros(4), 1e-6
 
@@ -458,7 +367,7 @@ def changed_pixels(image: np.ndarray, reference: np.ndarray) -> np.ndarray:
     return (image.astype(int) != reference).any(-1)
 
 
-def test_the_picture_shows_the_cart_and_its_pole() -> None:
+def test_the_picture_shows_the_cart_and_its_pole():
     left_cart, right_cart = at(-1.0, 0.0, 0.0, 0.0), at(1.0, 0.0, 0.0, 0.0)
     left_image, right_image = left_cart.frame(size=256), right_cart.frame(size=256)
     assert left_image.shape == (256, 256, 3)
@@ -475,7 +384,7 @@ def test_the_picture_shows_the_cart_and_its_pole() -> None:
     assert beside.max() < 128 - 0.9 * scale
 
 
-def test_attention_is_a_bar_for_each_token() -> None:
+def test_attention_is_a_bar_for_each_token():
     env = at(0.0, 0.0, 0.0, 0.0, noise_channels=1)
     none = env.frame(attention=torch.zeros(6))
     for token in range(6):
@@ -485,8 +394,6 @@ def test_attention_is_a_bar_for_each_token() -> None:
         assert columns.mean() == pytest.approx(middle, abs=2)
         half = changed_pixels(env.frame(attention=torch.eye(6)[token] / 3), none)
         assert half.sum() == pytest.approx(bar.sum() / 2, rel=0.1)
-    with pytest.raises(InputError, match=r"each of 6 tokens, got the shape \(5,\)"):
-        env.frame(attention=torch.ones(5))
 
 
 # Golden trajectory
@@ -505,7 +412,7 @@ def golden() -> dict[str, Any]:
     }
 
 
-def test_the_golden_trajectory_has_not_changed() -> None:
+def test_the_golden_trajectory_has_not_changed():
     expected, data = json.loads(GOLDEN.read_text()), golden()
     assert expected.keys() == data.keys()
     for name, values in expected.items():

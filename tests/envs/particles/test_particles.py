@@ -102,7 +102,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
+def test_physics_agree_with_mpe2_step_for_step(case):
     entities, num_envs, steps = CASES[case], 6, 60
     rng = np.random.default_rng(list(CASES).index(case))
     env = PhysicsOnly(num_envs, entities)
@@ -132,11 +132,7 @@ def test_physics_agree_with_mpe2_step_for_step(case: str) -> None:
     still=st.lists(st.tuples(st.booleans(), st.floats(0.01, 0.5)), max_size=3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_mixture_agrees_with_mpe2(
-    kinds: list[tuple[bool, float, float | None, float]],
-    still: list[tuple[bool, float]],
-    seed: int,
-) -> None:
+def test_any_mixture_agrees_with_mpe2(kinds, still, seed):
     entities = [
         Entities("m", 1, GREY, size, True, collide, speed, mass)
         for collide, size, speed, mass in kinds
@@ -154,13 +150,13 @@ def test_any_mixture_agrees_with_mpe2(
         np.testing.assert_allclose(env.state[0], expected, rtol=0, atol=1e-9)
 
 
-def test_coinciding_entities_stay_finite() -> None:
+def test_coinciding_entities_stay_finite():
     env = PhysicsOnly(1, [Entities("a", 2, GREY, collide=True)])
     env.step({"agent": torch.zeros(1, 2, 2, dtype=torch.float64)})
     assert torch.equal(env.state, torch.zeros(1, 2, 4, dtype=torch.float64))
 
 
-def test_contact_forces_are_opposite_between_movable_entities() -> None:
+def test_contact_forces_are_opposite_between_movable_entities():
     env = PhysicsOnly(3, [Entities("a", 2, GREY, size=0.3, collide=True)])
     generator = torch.Generator().manual_seed(0)
     env.state.copy_(torch.rand(3, 2, 4, generator=generator) * 0.3)
@@ -169,17 +165,17 @@ def test_contact_forces_are_opposite_between_movable_entities() -> None:
     torch.testing.assert_close(forces[:, 0], -forces[:, 1])
 
 
-def test_entities_that_do_not_collide_feel_no_contact() -> None:
+def test_entities_that_do_not_collide_feel_no_contact():
     env = PhysicsOnly(1, CASES["free"])
     assert torch.equal(env.contact_forces(), torch.zeros_like(env.state[:, :3, :2]))
 
 
-def test_a_movable_kind_after_an_immovable_one_is_refused() -> None:
+def test_a_movable_kind_after_an_immovable_one_is_refused():
     with pytest.raises(InputError, match="movable kinds before"):
         PhysicsOnly(1, [Entities("a", 1, GREY, movable=False), Entities("b", 1, GREY)])
 
 
-def test_taken_envs_go_their_own_way() -> None:
+def test_taken_envs_go_their_own_way():
     env = PhysicsOnly(3, CASES["all collide"])
     env.state.copy_(torch.linspace(-0.5, 0.5, 3 * 10 * 4).view(3, 10, 4))
     before = env.state.clone()

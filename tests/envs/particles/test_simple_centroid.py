@@ -57,7 +57,7 @@ def returns(env: SimpleCentroid, choose: Callable[[Tokens], Tensor]) -> float:
     return float(total.mean())
 
 
-def test_starts_lie_where_the_paper_puts_them() -> None:
+def test_starts_lie_where_the_paper_puts_them():
     env = SimpleCentroid(4000, num_signal=3, num_noise=28)
     env.reset()
     moving, noise = env.state[:, :4], env.state[:, 4:]
@@ -87,16 +87,14 @@ def test_starts_lie_where_the_paper_puts_them() -> None:
         ({"num_signal": 3, "num_noise": 28, "spread": 0.3}, 0.3),
     ],
 )
-def test_spread_grows_with_the_number_of_entities(
-    options: dict[str, Any], spread: float
-) -> None:
+def test_spread_grows_with_the_number_of_entities(options, spread):
     env = SimpleCentroid(300, **options)
     env.reset()
     assert env.spread == pytest.approx(spread)
     assert env.state[:, : env.num_movable, :2].abs().max() <= spread + 1e-6
 
 
-def test_tokens_are_relative_and_in_the_published_order() -> None:
+def test_tokens_are_relative_and_in_the_published_order():
     env = SimpleCentroid(
         3, num_agents=2, num_signal=2, num_noise=3, dtype=torch.float64
     )
@@ -114,23 +112,7 @@ def test_tokens_are_relative_and_in_the_published_order() -> None:
     assert env.signal()["agent"].tolist() == [[signal, signal]] * 3
 
 
-def test_observation_matches_its_description() -> None:
-    env = SimpleCentroid(2, num_agents=3)
-    env.reset()
-    group = env.groups["agent"]
-    assert group.num_agents == 3
-    assert group.tokens.type_names == ("self", "agent", "signal", "noise")
-    assert group.tokens.has_self
-    assert group.action_space == spaces.Box(0, 1, (5,), np.float32)
-    tokens = env.observe()["agent"]
-    group.tokens.check(tokens)
-    assert tokens.features.shape == (2, 3, 34, 4)
-    agent_tokens = tokens.at((1, 2))
-    arrays = {name: part.numpy() for name, part in agent_tokens.columns.items()}
-    assert group.tokens.space().contains(arrays)
-
-
-def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
+def test_reward_is_minus_the_root_of_the_distance_after_the_step():
     env = SimpleCentroid(
         1, num_signal=2, num_noise=1, reward_scale=0.01, dtype=torch.float64
     )
@@ -144,7 +126,7 @@ def test_reward_is_minus_the_root_of_the_distance_after_the_step() -> None:
     assert not step.terminated.any()
 
 
-def test_each_agent_has_its_own_reward() -> None:
+def test_each_agent_has_its_own_reward():
     env = SimpleCentroid(4, num_agents=3, dtype=torch.float64, reward_scale=0.5)
     env.reset()
     rewards = run(env, 2)[1][-1]
@@ -154,7 +136,7 @@ def test_each_agent_has_its_own_reward() -> None:
     assert len(set(rewards.flatten().tolist())) == 12
 
 
-def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
+def test_signal_is_pushed_with_unit_force_in_uniform_directions():
     env = SimpleCentroid(300, num_signal=3, num_noise=0, dtype=torch.float64)
     env.reset()
     env.state[..., 2:] = 0
@@ -172,7 +154,7 @@ def test_signal_is_pushed_with_unit_force_in_uniform_directions() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 38
 
 
-def test_speeds_are_capped() -> None:
+def test_speeds_are_capped():
     env = SimpleCentroid(64)
     env.reset()
     env.state[:, :4, 2:] = 30
@@ -182,7 +164,7 @@ def test_speeds_are_capped() -> None:
     assert speed[:, 1:4].numpy() == pytest.approx(2.0, rel=1e-5)
 
 
-def test_noise_never_moves() -> None:
+def test_noise_never_moves():
     env = SimpleCentroid(5)
     env.reset()
     before = env.state[:, 4:].clone()
@@ -190,7 +172,7 @@ def test_noise_never_moves() -> None:
     assert torch.equal(env.state[:, 4:], before)
 
 
-def test_actions_are_clipped_to_their_box() -> None:
+def test_actions_are_clipped_to_their_box():
     tame, wild = SimpleCentroid(8), SimpleCentroid(8)
     tame.reset()
     wild.reset()
@@ -220,7 +202,7 @@ def test_actions_that_do_not_fit_are_refused(continuous, actions, message):
     assert env.steps.tolist() == [0, 0]
 
 
-def test_discrete_actions_equal_unit_continuous_ones() -> None:
+def test_discrete_actions_equal_unit_continuous_ones():
     options: dict[str, Any] = {"num_agents": 2, "seed": 3}
     discrete = SimpleCentroid(5, continuous_actions=False, **options)
     continuous = SimpleCentroid(5, **options)
@@ -234,7 +216,7 @@ def test_discrete_actions_equal_unit_continuous_ones() -> None:
         assert torch.equal(discrete.state, continuous.state)
 
 
-def test_a_push_to_each_side_goes_there() -> None:
+def test_a_push_to_each_side_goes_there():
     env = SimpleCentroid(5, continuous_actions=False)
     env.reset()
     env.state[..., 2:] = 0
@@ -243,17 +225,7 @@ def test_a_push_to_each_side_goes_there() -> None:
     torch.testing.assert_close(env.state[:, 0, 2:], torch.tensor(expected))
 
 
-def test_one_seed_gives_one_trajectory_and_another_seed_another() -> None:
-    first, repeat, second = (SimpleCentroid(3, seed=seed) for seed in (5, 5, 6))
-    for env in (first, repeat, second):
-        env.reset()
-    assert not torch.equal(first.state[0], first.state[1])
-    assert torch.equal(first.state, repeat.state)
-    assert not (first.state[..., :2] == second.state[..., :2]).any()
-    assert torch.equal(run(first, 20)[0], run(repeat, 20)[0])
-
-
-def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
+def test_the_dynamics_differ_between_seeds_envs_and_episodes():
     def wander(seed: int, env_id: int, episode: int) -> Tensor:
         env = SimpleCentroid(
             1, seed=seed, first_env=env_id, first_episode=episode, num_noise=0
@@ -270,28 +242,7 @@ def test_the_dynamics_differ_between_seeds_envs_and_episodes() -> None:
             assert not torch.equal(path, earlier_path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_agents", 0),
-        ("num_signal", 0),
-        ("num_noise", -1),
-        ("reward_scale", 0.0),
-        ("reward_scale", math.nan),
-        ("noise_offset", -0.1),
-        ("spread", 0.0),
-        ("spread", math.inf),
-        ("max_steps", 0),
-        ("num_envs", 0),
-    ],
-)
-def test_a_number_out_of_range_is_refused_by_its_key(key: str, value: float) -> None:
-    options: dict[str, Any] = {"num_envs": 2, key: value}
-    with pytest.raises(InputError, match=rf"env\.{key}: expected .* got {value}"):
-        make_batched_env("simple_centroid", **options)
-
-
-def test_unknown_names_and_options_list_the_choices() -> None:
+def test_unknown_names_and_options_list_the_choices():
     with pytest.raises(
         InputError, match=r"choose from .*simple_centroid.*Did you mean"
     ):
@@ -302,7 +253,7 @@ def test_unknown_names_and_options_list_the_choices() -> None:
         make_heuristic("nobody", SimpleCentroid(1).groups["agent"])
 
 
-def test_a_env_of_ones_own_is_found_by_its_path() -> None:
+def test_a_env_of_ones_own_is_found_by_its_path():
     target = "marl_pool.envs.particles.simple_centroid:SimpleCentroid"
     assert isinstance(make_batched_env(target, 1), SimpleCentroid)
     with pytest.raises(InputError, match="must be a subclass of"):
@@ -319,8 +270,8 @@ def test_a_env_of_ones_own_is_found_by_its_path() -> None:
     ],
 )
 def test_returns_agree_with_an_independent_implementation(
-    signal: int, noise: int, expected: float, floor: float
-) -> None:
+    signal, noise, expected, floor
+):
     """The figures were measured once with another version of the env.
 
     Its controller did not reckon with the delay of a step. Both means are over 512
@@ -338,7 +289,7 @@ def test_returns_agree_with_an_independent_implementation(
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_solves_the_task(continuous: bool) -> None:
+def test_the_heuristic_solves_the_task(continuous):
     env = SimpleCentroid(256, continuous_actions=continuous)
     policy = make_heuristic("simple_centroid", env.groups["agent"])
     best = returns(env, lambda tokens: policy.act(tokens).action)
@@ -352,7 +303,7 @@ def test_the_heuristic_solves_the_task(continuous: bool) -> None:
     assert floor < -1.7
 
 
-def test_the_heuristic_solves_it_for_several_agents() -> None:
+def test_the_heuristic_solves_it_for_several_agents():
     env = SimpleCentroid(64, num_agents=3)
     policy = make_heuristic("simple_centroid", env.groups["agent"])
     assert returns(env, lambda tokens: policy.act(tokens).action) > -0.3
@@ -368,9 +319,7 @@ def heuristic(continuous: bool) -> tuple[Policy, Tokens]:
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
-    continuous: bool,
-) -> None:
+def test_the_heuristic_ignores_noise_and_what_lies_under_padding(continuous):
     policy, tokens = heuristic(continuous)
     signal = tokens.types == 2
     padding = signal & (torch.arange(tokens.num_tokens) == tokens.num_tokens - 1)
@@ -385,25 +334,12 @@ def test_the_heuristic_ignores_noise_and_what_lies_under_padding(
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-def test_the_heuristic_rests_when_all_signals_are_lost(continuous: bool) -> None:
+def test_the_heuristic_rests_when_all_signals_are_lost(continuous):
     policy, tokens = heuristic(continuous)
     padded = Tokens(tokens.features, tokens.types, tokens.types == 2)
     action = policy.act(padded).action
     assert action.shape == ((6, 2, 5) if continuous else (6, 2))
     assert not action.any()
-
-
-def test_the_heuristic_is_permutation_invariant() -> None:
-    policy, tokens = heuristic(continuous=True)
-    order = torch.randperm(
-        tokens.num_tokens, generator=torch.Generator().manual_seed(0)
-    )
-    shuffled = Tokens(
-        tokens.features[:, :, order],
-        tokens.types[..., order],
-        tokens.padding[..., order],
-    )
-    torch.testing.assert_close(policy.act(shuffled).logits, policy.act(tokens).logits)
 
 
 def golden() -> dict[str, Any]:
@@ -424,7 +360,7 @@ def golden() -> dict[str, Any]:
     }
 
 
-def test_the_golden_trajectory_has_not_changed() -> None:
+def test_the_golden_trajectory_has_not_changed():
     expected, data = json.loads(GOLDEN.read_text()), golden()
     assert expected.keys() == data.keys()
     for name, values in expected.items():

@@ -1,16 +1,13 @@
 """Action masks: no policy takes an action that the environment does not allow."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
 from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
-from marl_pool.cli.main import main
+from helpers.joint_actions import JointEnv
 from marl_pool.envs.pettingzoo.env import PettingZooEnv
 from marl_pool.perturbations.membership import Occlude
 from marl_pool.policies import make_policy
@@ -28,66 +25,20 @@ from marl_pool.rollout import Rollout
 from marl_pool.tokens import Tokens
 from marl_pool.utils.errors import InputError
 
-MODULE = f"{__name__}:MaskedEnv"
+MODULE = "helpers.joint_actions:JointEnv"
+MASKED = {"kind": "one", "masks": "observation"}
+"""Of four actions some are allowed in a step."""
 
 
-class MaskedEnv(ParallelEnv):
-    """Two agents with five actions, of which two or fewer are allowed in a step."""
-
-    metadata: ClassVar = {"name": "masked", "render_modes": ["rgb_array"]}
-    possible_agents: ClassVar = ["a_0", "a_1"]
-
-    def __init__(self, width=5, action=None, stuck_at=None, render_mode=None):
-        self.width, self.action, self.stuck_at = width, action, stuck_at
-
-    def observation_space(self, agent):
-        return spaces.Dict(
-            observation=spaces.Box(-1, 1, (3,), np.float32),
-            action_mask=spaces.MultiBinary(self.width),
-        )
-
-    def action_space(self, agent):
-        return self.action or spaces.Discrete(5)
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.time = list(self.possible_agents), 0
-        self.random = np.random.default_rng(seed)
-        return self._observe(), {agent: {} for agent in self.agents}
-
-    def step(self, actions):
-        for agent, action in actions.items():
-            if not self.masks[agent][action]:
-                raise RuntimeError(f"{agent} took the illegal action {action}")
-        self.time += 1
-        agents = self.agents
-        gone = {agent: self.time >= 4 + i for i, agent in enumerate(("a_0", "a_1"))}
-        over = {agent: gone[agent] for agent in agents}
-        self.agents = [agent for agent in agents if not gone[agent]]
-        rewards = {agent: float(actions[agent] == 1) for agent in agents}
-        off = dict.fromkeys(agents, False)
-        infos = {agent: {} for agent in agents}
-        return self._observe(agents), rewards, over, off, infos
-
-    def _observe(self, agents=None):
-        self.masks = {}
-        for agent in agents or self.agents:
-            mask = np.zeros(self.width, np.int8)
-            mask[self.random.integers(self.width, size=2)] = 1
-            self.masks[agent] = mask * (self.time != self.stuck_at)
-        return {
-            agent: {
-                "observation": self.random.uniform(-1, 1, 3).astype(np.float32),
-                "action_mask": mask,
-            }
-            for agent, mask in self.masks.items()
-        }
-
-    def render(self):
-        return np.full((8, 8, 3), 90, np.uint8)
+def masked_env(num_envs=3, module=MODULE, **options):
+    return PettingZooEnv(num_envs, module=module, options=MASKED | options, seed=1)
 
 
-def masked_env(num_envs=3, **options):
-    return PettingZooEnv(num_envs, module=MODULE, options=options, seed=1)
+def misfitting(action, **options):
+    """Build an environment whose masks are of other actions."""
+    env = JointEnv(**options)
+    env.space = action
+    return env
 
 
 def random_masks(rows=400, width=5):
@@ -170,7 +121,7 @@ def test_policies_take_allowed_actions_only(explore, kind, perturbation):
     rollout = Rollout(env, {"a": policy}, explore=explore, perturbation=perturbation)
     trajectory = rollout.steps(12)["a"]
     mask, active = trajectory.tokens.action_mask, trajectory.active
-    assert mask.shape == (12, 3, 2, 5)
+    assert mask.shape == (12, 3, 2, 4)
     assert not active.all()
     allowed = mask.gather(-1, trajectory.actions[..., None])[..., 0]
     assert allowed[active].all()
@@ -188,7 +139,7 @@ def lowest(observation):
 
 
 def test_a_function_is_told_what_is_allowed():
-    task = {"name": "pettingzoo", "module": MODULE}
+    task = {"name": "pettingzoo", "module": MODULE, "options": MASKED}
     assert marl_pool.evaluate(lowest, task, episodes=2) is not None
 
 
@@ -196,38 +147,34 @@ def test_an_action_of_a_function_that_is_not_allowed_is_refused():
     def illegal(observation):
         return observation["action_mask"].argmin(-1)
 
-    task = {"name": "pettingzoo", "module": MODULE}
+    task = {"name": "pettingzoo", "module": MODULE, "options": MASKED}
     with pytest.raises(InputError, match="that action_mask allows, "):
         marl_pool.evaluate(illegal, task, episodes=2)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("action", "message"),
     [
-        ({"width": 4}, r"agent 'a_0': expected an action_mask of shape \(5,\)"),
-        (
-            {"action": spaces.Box(-1, 1, (5,))},
-            "expected an action_mask of choices only",
-        ),
+        (spaces.Discrete(5), r"agent 'a_0': expected an action_mask of shape \(5,\)"),
+        (spaces.Box(-1, 1, (5,)), "expected an action_mask of choices only"),
     ],
 )
-def test_masks_that_do_not_fit_the_actions_are_refused(options, message):
+def test_masks_that_do_not_fit_the_actions_are_refused(action, message):
     with pytest.raises(InputError, match=message):
-        masked_env(**options)
+        masked_env(module=f"{__name__}:misfitting", action=action)
 
 
 @pytest.mark.parametrize("number", [0.5, -1.0, np.nan])
 def test_a_mask_is_made_of_0_and_1(number, monkeypatch):
     space = spaces.Dict(
         observation=spaces.Box(-1, 1, (3,), np.float32),
-        action_mask=spaces.Box(-np.inf, np.inf, (5,), np.float32),
+        action_mask=spaces.Box(-np.inf, np.inf, (4,), np.float32),
     )
-    monkeypatch.setattr(MaskedEnv, "observation_space", lambda *_: space)
+    monkeypatch.setattr(JointEnv, "observation_space", lambda *_: space)
     obs = {"observation": np.zeros(3, np.float32)}
-    obs["action_mask"] = np.array([1, 1, number, 0, 0], np.float32)
-    monkeypatch.setattr(
-        MaskedEnv, "_observe", lambda env, agents=None: dict.fromkeys(env.agents, obs)
-    )
+    obs["action_mask"] = np.array([1, 1, number, 0], np.float32)
+    observed = {"a_0": obs, "a_1": obs}, {}
+    monkeypatch.setattr(JointEnv, "_observe", lambda *_: observed)
     with pytest.raises(InputError, match="agent 'a_0': action_mask: expected numbers"):
         masked_env(1).reset()
 
@@ -238,8 +185,3 @@ def test_an_agent_that_may_do_nothing_is_refused():
     expected = "step 2: agent 'a_0' of group 'a': action_mask: expected at least one"
     with pytest.raises(InputError, match=expected):
         Rollout(env, {"a": policy}).steps(3)
-
-
-def test_a_check_takes_allowed_actions(capsys):
-    assert main(["check-env", "env=pettingzoo", f"env.module={MODULE}"]) == 0
-    assert "illegal" not in capsys.readouterr().out

@@ -279,11 +279,7 @@ def test_a_mask_may_be_of_any_numbers_0_and_1(monkeypatch, space, mask):
         (spaces.Tuple(FLOATS), (np.ones(2), np.ones(3)), r"\(3, 2\), .* got \(2, 3\)$"),
         (BITS(5), (TWO, THREE), r"expected one row of 5 numbers, got \(2, 3\)$"),
         (BITS(5), (THREE, TWO), r"expected one row of 5 numbers, got \(3, 2\)$"),
-        (
-            BITS(5),
-            ROW.astype(float),
-            r"_mask': expected integers .* got float64",
-        ),
+        (BITS(5), ROW.astype(float), r"_mask': expected integers .* got float64"),
     ],
 )
 def test_masks_that_do_not_fit_each_choice_are_refused(

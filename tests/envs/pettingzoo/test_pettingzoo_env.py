@@ -295,21 +295,6 @@ def test_changing_agents_die_are_born_and_end_in_every_way():
 # Seeds and replay
 
 
-@pytest.mark.parametrize("module", [TAG, AGENTS])
-def test_one_env_equals_the_same_env_among_many(module):
-    batch = PettingZooEnv(5, module=module, seed=4)
-    batch.reset()
-    single = PettingZooEnv(1, module=module, seed=4, first_env=3)
-    single.reset()
-    assert_same(batch.observe(), single.observe(), slice(3, 4))
-    assert_same(run(batch, 6), run(single, 6), slice(3, 4))
-    assert (
-        not batch.observe()[next(iter(batch.groups))]
-        .features[0]
-        .equal(batch.observe()[next(iter(batch.groups))].features[1])
-    )
-
-
 def test_each_episode_and_seed_begins_elsewhere():
     env = PettingZooEnv(2, module=TAG)
     starts = []
@@ -323,21 +308,6 @@ def test_each_episode_and_seed_begins_elsewhere():
     assert not starts[0].equal(starts[1])
     assert repeat.observe()["agent"].features.equal(starts[1])
     assert not reseeded.observe()["agent"].features.equal(starts[0])
-
-
-def test_a_partial_reset_leaves_the_others_alone():
-    env, untouched = (PettingZooEnv(3, module=TAG, seed=2) for _ in range(2))
-    for instance in (env, untouched):
-        instance.reset()
-        run(instance, 3)
-    features = env.observe()["agent"].features
-    copy = features.clone()
-    env.reset(torch.tensor([False, True, False]))
-    rows = torch.tensor([0, 2])
-    assert_same(env.observe(), untouched.select(rows).observe(), rows)
-    assert not env.observe()["agent"].features[1].equal(features[1])
-    assert features.equal(copy)
-    assert env.steps.tolist() == [3, 0, 3]
 
 
 @pytest.mark.parametrize("module", [TAG, AGENTS])
@@ -356,22 +326,6 @@ def test_taken_envs_go_on_alone_and_leave_the_first_as_it_was(module):
     env.reset()
     late = subset.select(torch.tensor([1]))
     assert_same(run(reference, 2, first=7), run(late, 2, first=7), slice(0, 1))
-
-
-@pytest.mark.parametrize("module", [TAG, AGENTS])
-def test_a_state_continues_exactly(module):
-    env = PettingZooEnv(3, module=module, seed=6)
-    env.reset()
-    run(env, 2)
-    env.reset(torch.tensor([False, True, False]))
-    run(env, 3, first=2)
-    state = env.state_dict()
-    expected = run(env, 4, first=5)
-    for _ in range(2):
-        restored = PettingZooEnv(3, module=module, seed=6)
-        restored.reset()
-        restored.load_state_dict(state)
-        assert_same(expected, run(restored, 4, first=5))
 
 
 def test_an_env_that_no_seed_determines_is_told_of():
@@ -842,7 +796,7 @@ if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden()) + "\n")
 
 
-def test_a_missing_mpe2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mpe2_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "mpe2"]:
         monkeypatch.delitem(sys.modules, name)
 

@@ -343,29 +343,11 @@ def by_agent(value):
     + [
         (False, "infos", {}, 0, "reset: agent 'leader': infos: expected one of each"),
         (True, "infos", {}, 0, "step 4: agent 'leader': infos: expected one of each"),
-        (
-            False,
-            "_cumulative_rewards",
-            Spoiled.MISSING,
-            0,
-            "reset: _cumulative_re",
-        ),
+        (False, "_cumulative_rewards", Spoiled.MISSING, 0, "reset: _cumulative_re"),
         (False, "agent_selection", None, 0, "reset: agent_selection: .*, got None"),
-        (
-            False,
-            "agent_selection",
-            Spoiled.MISSING,
-            1,
-            "step 1: agent_selec.*None",
-        ),
+        (False, "agent_selection", Spoiled.MISSING, 1, "step 1: agent_selec.*None"),
         (False, "terminations", {}, 0, "reset: agent 'leader': terminations: expected"),
-        (
-            True,
-            "agent_selection",
-            None,
-            0,
-            "step 1: agent_selection: expected 'le",
-        ),
+        (True, "agent_selection", None, 0, "step 1: agent_selection: expected 'le"),
         (
             True,
             "agent_selection",
@@ -480,10 +462,7 @@ def training(module, **env):
 @pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
 @pytest.mark.parametrize("masks", ["observation", "infos"])
 def test_training_resumes_exactly(tmp_path, pooling, masks):
-    overrides = [
-        *training(MODULE, options=f"{{masks: {masks}}}"),
-        f"pooling={pooling}",
-    ]
+    overrides = [*training(MODULE, options=f"{{masks: {masks}}}"), f"pooling={pooling}"]
     whole = run_of(
         tmp_path / "whole", compose("train", [*overrides, "total_steps=192"])
     )
@@ -531,7 +510,7 @@ def test_ppo_pays_the_turn_that_earned(tmp_path):
 def test_living_agents_are_recorded_where_not_all_act(turn_based, monkeypatch):
     checks = []
     monkeypatch.setattr(
-        "marl_pool.envs.rules.validate_step", lambda *_: checks.append("again")
+        "marl_pool.envs.contract.validate_step", lambda *_: checks.append("again")
     )
     changing = {"module": "helpers.changing_agents:ChangingAgents", "max_steps": 9}
     env = turn_env(2) if turn_based else PettingZooEnv(2, **changing)

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from envs.pettingzoo.test_life import REFUSED, zeros
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from helpers.changing_agents import ChangingAgents
 from marl_pool.cli.main import main
@@ -62,20 +63,9 @@ def wait_for_end(ended: list[int]) -> None:
 
 def assert_same(first: Any, second: Any) -> None:
     """Compare trees of tensors, lists and numbers bit by bit."""
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second)
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys()
-        for key, value in first.items():
-            assert_same(value, second[key])
-    elif isinstance(first, list | tuple):
-        assert len(first) == len(second)
-        for a, b in zip(first, second, strict=True):
-            assert_same(a, b)
-    elif hasattr(first, "shape"):
-        assert first.tolist() == second.tolist()
-    else:
-        assert first == second
+    (leaves, form), (others, other_form) = map(tree_flatten, (first, second))
+    assert form == other_form
+    assert all(map(np.array_equal, leaves, others))
 
 
 def played(workers: int, module: str, options: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,7 @@ def tag(agent: Any, env: Any) -> list[Token]:
         ("simple_tag_v3", {"num_adversaries": 1, "num_obstacles": 0}, tag),
     ],
 )
-def test_tokens_are_the_entities(
-    module: str, options: dict[str, Any], oracle: Callable[[Any, Any], list[Token]]
-) -> None:
+def test_tokens_are_the_entities(module, options, oracle):
     env = PettingZooEnv(3, module=f"mpe2.{module}", options=options, seed=1)
     env.reset()
     for step in range(4):
@@ -101,7 +98,7 @@ def test_tokens_are_the_entities(
             assert env.groups[name].tokens.has_self
 
 
-def test_slots_of_entities_that_there_are_not_are_padding() -> None:
+def test_slots_of_entities_that_there_are_not_are_padding():
     options = {"N": 3, "num_agent_neighbors": 4, "num_landmark_neighbors": 2}
     env = PettingZooEnv(2, module="mpe2.simple_spread_v3", options=options)
     env.reset()
@@ -118,7 +115,7 @@ def test_slots_of_entities_that_there_are_not_are_padding() -> None:
     assert tagged.observe()["agent"].padding[0, 0].tolist()[1:4] == [0, 0, 1]
 
 
-def test_the_generic_tokenizer_gives_each_number_a_type() -> None:
+def test_the_generic_tokenizer_gives_each_number_a_type():
     env = PettingZooEnv(2, module="mpe2.simple_tag_v3", tokenizer="features", seed=3)
     plain = PettingZooEnv(2, module="mpe2.simple_tag_v3", seed=3)
     for instance in (env, plain):
@@ -133,7 +130,7 @@ def test_the_generic_tokenizer_gives_each_number_a_type() -> None:
     assert tokens.features[..., :4, 0].equal(features[..., [2, 3, 0, 1]])
 
 
-def test_a_module_finds_its_tokenizer() -> None:
+def test_a_module_finds_its_tokenizer():
     assert fitting("mpe2.simple_tag_v3") == "simple_tag"
     assert fitting("mpe2.simple_tag_v3:parallel_env") == "simple_tag"
     assert fitting("my.simple_tag_v3") == "features"
