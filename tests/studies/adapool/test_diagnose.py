@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from helpers.farm import FoxAndHens
 from marl_pool.cli import main as cli
 from marl_pool.envs import make_batched_env
-from marl_pool.evaluation.settings import DiagnoseSettings
 from marl_pool.evaluation.target import to_float64
 from marl_pool.networks.set_network import SetNetwork
 from marl_pool.policies import make_policy
@@ -44,6 +43,7 @@ from marl_pool_studies.adapool.diagnosis.records import (
     to_plain,
 )
 from marl_pool_studies.adapool.diagnosis.run import compare, diagnose, diagnose_run
+from marl_pool_studies.adapool.diagnosis.settings import DiagnoseSettings
 
 ENV: dict[str, Any] = {"name": "simple_centroid", "num_noise": 4, "max_steps": 6}
 SETTINGS = DiagnoseSettings(episodes=3, threads=1)
