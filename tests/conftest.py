@@ -35,21 +35,24 @@ inherited = os.environ.get("PYTHONPATH")
 folders = [str(ROOT / "tests"), str(ROOT), *([inherited] if inherited else [])]
 os.environ["PYTHONPATH"] = os.pathsep.join(folders)
 
-FAST = """
-agents attention attention_agent boxworld_levels comparison docs encoders env_options
-every_module inject lstm_sequence merging names narrow_attention networks particles
-perturbation_sensors perturbation_severity perturbations perturbed_env policies pooling
-pooling_corollaries ppo_parts published_findings randomness results rollout runs scores
-set_pooling shuffle_scope simple_centroid simple_tag statistics swarm_published_findings
-sync_free text theory tokens vision_neuron
-"""
-"""Modules that neither train, nor run a command or a simulator: `make fast`."""
+FAST = (
+    "encoders",
+    "envs/particles",
+    "evaluation/statistics",
+    "kernels",
+    "networks",
+    "observations",
+    "perturbations",
+    "policies",
+    "pooling",
+    "utils",
+)
+"""Folders of unit tests, without trainings, commands and simulators: `make fast`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    fast = {f"test_{name}" for name in FAST.split()}
     for item in items:
-        if item.path.stem in fast:
+        if item.path.parent.relative_to(ROOT / "tests").as_posix() in FAST:
             item.add_marker("fast")
 
 
