@@ -149,6 +149,13 @@ class Files:
         numbered = path.with_stem(f"{path.stem}-{self.number}")
         return numbered if self.number > 1 else path
 
+    def unused(self, name: str) -> Path:
+        """Return a path for a file not among ``names``, with the next free number."""
+        path = self.path(name)
+        if os.path.lexists(path):
+            path = Files(self.folder, (*NAMES, name)).path(name)
+        return path
+
 
 def write_csv(path: Path, results: Iterable[Result], record: Mapping[str, Any]) -> None:
     """Write a line for each result, with ``record`` appended.

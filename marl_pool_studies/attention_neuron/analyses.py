@@ -54,35 +54,35 @@ def compare_published(evaluated: EvaluatedRun) -> list[Path]:
             for row in rows
         ],
     )
-    path = evaluated.files.path("published.csv")
+    path = evaluated.files.unused("published.csv")
     write_csv(path, PublishedRow._fields, (row._asdict() for row in rows))
     return [path]
 
 
 def regression(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Fit the inputs linearly on the codes (Table 3)."""
-    path = evaluated.files.path("regression.csv")
+    path = evaluated.files.unused("regression.csv")
     report_fits(evaluated.target, settings.episodes, path)
     return path
 
 
 def latents(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw the codes before and after a shuffle (Figure 4)."""
-    path = evaluated.files.path("latents.png")
+    path = evaluated.files.unused("latents.png")
     draw_latents(evaluated.target, path)
     return path
 
 
 def codes(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw a map of the codes with frames (Figure 6)."""
-    path = evaluated.files.path("codes.png")
+    path = evaluated.files.unused("codes.png")
     draw_code_map(evaluated.target, path)
     return path
 
 
 def patches(evaluated: EvaluatedRun, settings: EvaluateSettings) -> Path:
     """Draw the most attended patches (Figure 8)."""
-    path = evaluated.files.path("patches.png")
+    path = evaluated.files.unused("patches.png")
     draw_attended(evaluated.target, evaluated.transfers, path)
     return path
 

@@ -102,9 +102,8 @@ def test_a_shipped_policy_that_does_not_fit_is_named(refused):
 @pytest.mark.parametrize("verb", ["evaluate", "diagnose", "render", "resume"])
 def test_an_edited_configuration_is_named_as_its_file(refused, run_folder, verb):
     file = run_folder / "config.yaml"
-    *lines, _ = file.read_text().splitlines()
-    text = "\n".join(lines).replace("num_noise: null", "num_noise: many")
-    file.write_text(text + "\n")
+    text = file.read_text().replace("num_noise: null", "num_noise: many")
+    file.write_text(text)
     assert f"{file}: env.num_noise: expected an integer >= 0 or null, got 'many'" in (
         refused(verb, str(run_folder))
     )

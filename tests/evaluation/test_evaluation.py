@@ -13,6 +13,7 @@ import torch
 
 from helpers.evaluated import evaluate, levels
 from helpers.farm import FoxAndHens
+from marl_pool.compiled import compile
 from marl_pool.envs import make_batched_env
 from marl_pool.envs.base import BatchedEnv
 from marl_pool.evaluation.cases import label, perturb, play
@@ -116,7 +117,7 @@ def test_a_shuffle_changes_a_head_that_takes_positions() -> None:
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:
     env = centroid()
-    players = policies(env)
+    players = {name: compile(policy) for name, policy in policies(env).items()}
     env.reset()
     total = torch.zeros(EPISODES, 1, dtype=torch.float64)
     with torch.no_grad():
@@ -410,8 +411,11 @@ def test_new_files_never_have_the_name_of_one_that_exists(tmp_path: Path) -> Non
     assert [Files(tmp_path).path(name).name for name in NAMES] == list(NAMES)
     (tmp_path / "robustness.png").touch()
     (tmp_path / "codes-2.png").touch()
-    paths = [Files(tmp_path).path(name).name for name in NAMES]
-    assert paths[:3] == ["results-3.csv", "results-3.json", "returns-3.npz"]
+    files = Files(tmp_path)
+    paths = [files.path(name).name for name in NAMES]
+    assert paths[:3] == ["results-2.csv", "results-2.json", "returns-2.npz"]
+    assert files.unused("codes.png").name == "codes-3.png"
+    assert files.unused("latents.png").name == "latents-2.png"
     assert not any((tmp_path / name).exists() for name in paths)
 
 

@@ -21,7 +21,7 @@ from marl_pool.policies import make_policy
 from marl_pool.tokens import Tokens
 
 EPISODES = 6
-OWN = ("among", "token_type", "features", "position_features")
+OWN = ("among", "token_type", "features", "position_features", "scope")
 """Options that name what the tests' own tokens have."""
 
 BUILDERS: dict[str, Callable[[], BatchedEnv]] = {

@@ -10,7 +10,7 @@ HEADS = ("ada", "attention", "attention_neuron", "base", "basic")
 
 
 @pytest.mark.parametrize(
-    "name", ["networks", "tokens", *(f"pooling.{h}" for h in HEADS)]
+    "name", ["networks.set_network", "tokens", *(f"pooling.{h}" for h in HEADS)]
 )
 def test_examples_give_what_they_print(name):
     module = importlib.import_module(f"marl_pool.{name}")

@@ -36,7 +36,7 @@ def test_type_checkers_see_the_classes_that_python_finds(room):
     promised = exported_to_type_checkers(package.__name__)
     values = {name: getattr(package, name) for name in dir(package)}
     classes = {name: value for name, value in values.items() if isinstance(value, type)}
-    ours = {n for n, c in classes.items() if c.__module__.startswith("marl_pool")}
+    ours = {n for n, c in classes.items() if c.__module__.startswith(package.__name__)}
     assert promised == ours
     assert {getattr(package, name).__name__ for name in promised} == promised
 
