@@ -59,7 +59,7 @@ test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of
 	  --upgrade --target $(VENV)/ray-$(RAY) 'ray==$(RAY).*'
 	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -c \
 	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
-	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -m pytest \
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -m pytest $(FILES) \
 	  tests/training/test_cluster.py tests/training/test_interrupt.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator

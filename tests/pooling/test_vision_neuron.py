@@ -489,7 +489,6 @@ def test_bad_options_are_refused(options: Any, message: str) -> None:
 
 LARGE: dict[str, Any] = {"patch_convolutions": [(3, 2, 2), (2, 2, 1)], "patch_dim": 5}
 """On patches of 2 frames of 6 × 6 pixels."""
-LARGE_SPEC = TokenSpec(N, 72, ("patch",), has_self=False, dtype="uint8")
 
 
 def large_head(**options: Any) -> VisionNeuronPooling:

@@ -401,12 +401,6 @@ def mlp_arguments(
     return sizes, Weights.of(parameters, shapes)
 
 
-def fits_mlp(inputs: int, parameters: Sequence[Tensor]) -> bool:
-    """Return True if a perceptron's parameters fit the input and each other."""
-    _, shapes = _mlp_shapes(_mlp_widths(inputs, parameters))
-    return [parameter.shape for parameter in parameters] == shapes
-
-
 def _mlp_widths(inputs: int, parameters: Sequence[Tensor]) -> tuple[int, ...]:
     return inputs, *[bias.numel() for bias in parameters[1::2]]
 
