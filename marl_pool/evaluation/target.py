@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_pool.compiled.choice import describe_kernels
 from marl_pool.envs import ENVS, HEURISTICS, make_batched_env, make_heuristic
@@ -21,9 +21,6 @@ from marl_pool.pooling.attention_neuron import AttentionNeuronPooling
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.randomness import EVALUATION_ENVS
 from marl_pool.version import __version__, commit
-
-if TYPE_CHECKING:
-    pass
 
 Policies = dict[str, Policy]
 """A policy for each group of agents."""

@@ -102,9 +102,21 @@ def commands() -> dict[str, PluginCommand]:
 
 
 def load(target: str) -> Any:
-    """Import ``module:name``."""
+    """Import ``module:name`` of an installed package.
+
+    Raises:
+        InputError: no such module, or no such name in it.
+    """
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        content = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a dependency of the module is missing
+        raise InputError(f"plug-in {target}: there is no module {error.name}") from None
+    if not hasattr(content, name):
+        raise InputError(f"plug-in {target}: {module} has no {name}")
+    return getattr(content, name)
 
 
 class Registry(Mapping[str, T]):

@@ -156,3 +156,20 @@ def test_the_library_does_not_name_the_studies() -> None:
     ]
     assert len(files) > 200
     assert not [f for f in files if "marl_pool_studies" in f.read_text("utf-8")]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "garden.shed:water",
+            "plug-in garden.shed:water: there is no module garden.shed",
+        ),
+        ("meadow.heads:water", "there is no module meadow"),
+        ("garden.heads:mow", "garden.heads has no mow"),
+    ],
+)
+def test_a_verb_that_is_not_there_is_named(install, capsys, target, words):
+    install(CODE.replace("garden.heads:water", target))
+    assert main(["water", "3"]) == 2
+    assert words in capsys.readouterr().err

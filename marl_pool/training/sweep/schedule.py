@@ -168,6 +168,7 @@ class Scheduler:
             self.deaths[trial.name] += 1
             can_retry = self.deaths[trial.name] <= MAX_DEATHS
             if can_retry and not self.stop.exists():
+                self.table.change(trial.name, TrialState.WAITING)
                 self._reserve(trial)
                 return
             outcome = Outcome() if can_retry else Outcome(DIED)
