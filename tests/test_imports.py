@@ -138,3 +138,12 @@ def test_every_step_is_looked_at(brought: dict[str, list[str]]) -> None:
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_heavy_is_imported(brought: dict[str, list[str]], step: str) -> None:
     assert brought[step] == []
+
+
+def test_no_file_of_the_tree_is_ignored():
+    """What git ignores, ruff does not check and a new file is not added."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    listing = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == ""

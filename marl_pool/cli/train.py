@@ -269,8 +269,7 @@ def _validate_same_network(
                 raise InputError(
                     f"{section}.{key}: expected the value that the run was begun with, "
                     "got none; another version of marl_pool wrote it. Today's default "
-                    f"is {new[key]!r}: if that is right, write it into config.yaml and "
-                    "remove the file's last line, a checksum"
+                    f"is {new[key]!r}: if that is right, write it into config.yaml"
                 )
 
 

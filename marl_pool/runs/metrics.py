@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from marl_pool.files.atomic import appended, new_binary_file, new_file, sync
-from marl_pool.utils.errors import InputError
 from marl_pool.files.manifest import fingerprint
 from marl_pool.files.reading import read_bytes
+from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import cell, uncell
 
 ITERATION = "iteration"

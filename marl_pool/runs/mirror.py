@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from marl_pool.files import atomic
-from marl_pool.utils.errors import EXTRAS, InputError, install_hint
 from marl_pool.files.manifest import MANIFEST, problem_of
+from marl_pool.utils.errors import EXTRAS, InputError, install_hint
 from marl_pool.utils.text import printable
 
 UNIT = re.compile(

@@ -14,10 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 
 from marl_pool.envs.options import expand_counts
-from marl_pool.runs.run import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
-from marl_pool.runs.mirror import Mirror
-from marl_pool.runs.sweep import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.files import atomic, manifest
+from marl_pool.runs.mirror import Mirror
+from marl_pool.runs.run import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
+from marl_pool.runs.sweep import CONTENT, PROPOSALS, Sweep, proposal_name
 from marl_pool.utils.errors import InputError
 from marl_pool.utils.text import is_url, printable, quoted
 

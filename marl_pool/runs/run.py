@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from typing_extensions import override
 
 from marl_pool.files import atomic, manifest
-from marl_pool.utils.errors import InputError, explain_os_errors
-from marl_pool.runs.metrics import ITERATION, Metrics, free
 from marl_pool.files.reading import read_json
+from marl_pool.runs.metrics import ITERATION, Metrics, free
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.utils.text import printable
 from marl_pool.version import __version__
 

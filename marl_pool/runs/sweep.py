@@ -18,10 +18,9 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from marl_pool.runs.run import TRAIN, Run
 from marl_pool.files import atomic
-from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.files.manifest import read_complete_yaml, write_yaml
+from marl_pool.files.tables import read_csv, write_csv
 from marl_pool.options.signatures import (
     check_options,
     check_settings,
@@ -29,7 +28,8 @@ from marl_pool.options.signatures import (
     options_of,
     show,
 )
-from marl_pool.files.tables import read_csv, write_csv
+from marl_pool.runs.run import TRAIN, Run
+from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.version import __version__
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ class Proposal:
 
     values: dict[str, Any]
     stopped_early: bool = False
-
 
 
 class Sweep:
