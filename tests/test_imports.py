@@ -11,6 +11,7 @@ import sys
 import pytest
 from gymnasium import spaces
 
+from helpers.paths import ROOT
 from helpers.samples import SPEC
 from marl_pool.cli.help import HELP
 from marl_pool.policies import make_policy
