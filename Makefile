@@ -56,10 +56,10 @@ test-all: test slow  ## The slow tests too, and each property with many examples
 
 test-ray: $(BIN)/.dev  ## Trainings and their ends with another minor version of Ray: RAY=2.58
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --upgrade --target $(VENV)/ray-$(RAY) 'ray==$(RAY).*'
-	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -c \
+	  --upgrade --target $(VENV)/ray-$(RAY)/site-packages 'ray==$(RAY).*'
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -c \
 	  "import ray; assert ray.__version__.startswith('$(RAY).'), ray.__version__"
-	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY) $(BIN)/python -m pytest $(FILES) \
+	PYTHONPATH=$(CURDIR)/$(VENV)/ray-$(RAY)/site-packages $(BIN)/python -m pytest $(FILES) \
 	  tests/training/test_cluster.py tests/training/test_interrupt.py
 
 fast: $(BIN)/.dev  ## Unit tests that neither train, nor run a command or a simulator

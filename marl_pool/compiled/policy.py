@@ -1,5 +1,7 @@
 """Policies computed by the compiled kernel, from the tokens to logits and values."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -8,7 +10,7 @@ from marl_pool.compiled.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
 from marl_pool.compiled.module import Twin, is_plain
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
-from marl_pool.policies.base import State
+from marl_pool.policies.base import Policy, State
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens
@@ -31,6 +33,10 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
         }
         if original.value_network is not None:
             self._modules["value_network"] = compile_network(original.value_network)
+
+    @override
+    def to_save(self) -> Policy:
+        return cast(Policy, self.original)
 
     @override
     def outputs(

@@ -49,6 +49,10 @@ class Policy(nn.Module, ABC):
     noise_size: int = 0
     """Uniform random numbers per decision that exploration consumes."""
 
+    def to_save(self) -> "Policy":
+        """Return the policy that a folder holds: itself, or what it was compiled from."""
+        return self
+
     @abstractmethod
     def act(
         self,

@@ -65,8 +65,7 @@ def save_policies(
     """
     folder = Path(path)
     make_folder(folder)
-    # A compiled policy is saved as its original.
-    modules = {name: getattr(p, "original", p) for name, p in modules.items()}
+    modules = {name: policy.to_save() for name, policy in modules.items()}
     # Describe each module by its class and options.
     config = {
         "format": FORMAT,

@@ -1,5 +1,6 @@
 """The ray that is started or joined, and the ends of a wait for it."""
 
+import ast
 import json
 import os
 import signal
@@ -64,10 +65,19 @@ def started(monkeypatch) -> list[dict]:
 
 
 def test_only_public_names_of_ray_are_used():
-    for file in (ROOT / "marl_pool").rglob("*.py"):
-        text = file.read_text()
-        assert "_raylet" not in text, file
-        assert "ray._private" not in text, file
+    for room in ("marl_pool", "marl_pool_studies", "scripts"):
+        for file in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = []
+                if isinstance(node, ast.ImportFrom):
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                elif isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.Attribute):
+                    names = [ast.unparse(node)]
+                parts = [n.split(".") for n in names if n.split(".")[0] == "ray"]
+                private = [p for path in parts for p in path if p.startswith("_")]
+                assert not private, f"{file}: {names}"
 
 
 def test_ray_leaves_the_handlers_of_signals_as_they_were(started, monkeypatch):
