@@ -10,7 +10,7 @@ from marl_pool.compiled.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
 from marl_pool.compiled.module import Twin, is_plain
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
-from marl_pool.policies.base import Policy, State
+from marl_pool.policies.base import SpecifiedPolicy, State
 from marl_pool.policies.token_policy import TokenPolicy
 from marl_pool.pooling.base import Memory
 from marl_pool.tokens import Tokens
@@ -35,8 +35,8 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
             self._modules["value_network"] = compile_network(original.value_network)
 
     @override
-    def to_save(self) -> Policy:
-        return cast(Policy, self.original)
+    def to_save(self) -> SpecifiedPolicy:
+        return cast(SpecifiedPolicy, self.original)
 
     @override
     def outputs(

@@ -49,10 +49,6 @@ class Policy(nn.Module, ABC):
     noise_size: int = 0
     """Uniform random numbers per decision that exploration consumes."""
 
-    def to_save(self) -> "Policy":
-        """Return the policy that a folder holds: itself, or what it was compiled from."""
-        return self
-
     @abstractmethod
     def act(
         self,
@@ -150,6 +146,10 @@ class SpecifiedPolicy(Policy):
     def initial_memory(self, batch: int, num_tokens: int) -> Memory:
         """Return the memory ``(batch, …)`` at an episode's start; () for none."""
         return ()
+
+    def to_save(self) -> "SpecifiedPolicy":
+        """Return the policy that a folder holds; of a compiled one the original."""
+        return self
 
     @override
     def initial_state(self, num_envs: int, num_agents: int, num_tokens: int) -> State:
