@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from marl_pool.compiled import compile
+from marl_pool.compiled import CompiledTokenPolicy, compile
 from marl_pool.compiled.graph import MOST_STEPS, Capture, StepGraph, capture_on
 from marl_pool.envs.base import BatchedEnv, Step
 from marl_pool.envs.contract import (
@@ -206,6 +206,7 @@ class Rollout:
         # Keep the groups in the order of the environment, which numbers their streams.
         self.env = env
         self.policies = {name: compile(policies[name]) for name in env.groups}
+        self._actors = self.policies
         self.perturbation, self.explore, self.draw = perturbation, explore, draw
         # Some perturbations cover some groups only.
         self._perturbations: dict[str, Perturbation | OwnTurns] = {}
@@ -379,6 +380,7 @@ class Rollout:
             self.load_state_dict(before)
 
     def _play_eagerly(self, count: int) -> _Fragment:
+        self._fix_actors()
         fragment: list[dict[str, Trajectory]] = []
         endings: list[_Ending] = []
         presence = presence_of(self.env)
@@ -410,6 +412,7 @@ class Rollout:
         Raises:
             InputError: as in `steps`; with ``sync_free`` after the last step.
         """
+        self._fix_actors()
         unchecked: list[tuple[Transition, Presence | None, Tensor]] = []
         totals = {name: torch.zeros_like(sums) for name, sums in self._returns.items()}
         with without_reads() if self.sync_free else nullcontext():
@@ -441,7 +444,8 @@ class Rollout:
         favour short ones. No environment is left in the rollout afterwards.
 
         Args:
-            on_step: called after each step with the environments not yet dropped.
+            on_step: called after each step with the environments not yet dropped. It
+                must not change the policies' weights.
             idle: fraction of environments, in [0, 1], that may be over before they are
                 dropped, all at once, which saves time where a step is cheap. Above 0
                 only for an environment with `BatchedEnv.steps_past_end`.
@@ -461,7 +465,7 @@ class Rollout:
     def transitions(self, *, idle: float = 0.0) -> Iterator[Transition]:
         """Yield the transitions of `episodes`, to play several rollouts side by side.
 
-        Afterwards `pop_finished` returns the episodes.
+        Afterwards `pop_finished` returns the episodes. Weights must not change before.
 
         Raises:
             NonFiniteError: an observation, logit or reward is NaN or infinite.
@@ -471,6 +475,7 @@ class Rollout:
                 f"idle: expected 0 for {type(self.env).__name__}, whose steps_past_end "
                 f"is False, got {idle}"
             )
+        self._fix_actors()
         # Positions in the batch at the start of the environments not yet dropped.
         positions = torch.arange(self.env.num_envs, device=self.env.device)
         over = torch.zeros_like(positions, dtype=torch.bool)
@@ -579,6 +584,13 @@ class Rollout:
         self._lengths = self._lengths + 1
         return transition
 
+    def _fix_actors(self) -> None:
+        """Let compiled policies look for their weights once for the coming steps."""
+        self._actors = {
+            name: policy.fixed() if isinstance(policy, CompiledTokenPolicy) else policy
+            for name, policy in self.policies.items()
+        }
+
     def _presence(self) -> Presence | None:
         return presence_of(self.env) if self.env.may_be_absent else None
 
@@ -614,7 +626,7 @@ class Rollout:
 
     def _decide(self, name: str) -> Decision:
         """Let the policy of a group act; name a type that it has no number for."""
-        policy, tokens = self.policies[name], self.tokens[name]
+        policy, tokens = self._actors[name], self.tokens[name]
         noise = self.noise[name] if policy.noise_size else None
         try:
             return policy.act(tokens, self.states[name], noise, self.explore)

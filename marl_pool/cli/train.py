@@ -268,8 +268,9 @@ def _validate_same_network(
             for key in sorted(new.keys() - old.keys()):
                 raise InputError(
                     f"{section}.{key}: expected the value that the run was begun with, "
-                    "got none; another version of marl_pool wrote it. Today's default "
-                    f"is {new[key]!r}: if that is right, write it into config.yaml"
+                    "got none; it was edited, or another version of marl_pool wrote it. "
+                    f"Today's default is {new[key]!r}: if that is right, write it into "
+                    "config.yaml"
                 )
 
 

@@ -11,8 +11,10 @@ from marl_pool.compiled.native.call import (
     KernelCall,
     MlpSizes,
     NetworkInputs,
+    Weights,
     fields,
     mlp_arguments,
+    parameter_shapes,
     pointer,
     require,
     require_memory,
@@ -59,6 +61,20 @@ class ActorCritic:
     def num_logits(self) -> int:
         """L."""
         return self.action.parameters[-1].shape[0]
+
+    def gather_weights(self) -> tuple[Weights, Weights, Weights]:
+        """Return the weights of network, action and value head, to be read many times.
+
+        They share the parameters' memory, and keep it if a parameter is given another.
+        """
+        dim, detach = self.network.sizes.dim, Tensor.detach
+        shapes = parameter_shapes(self.network.sizes)
+        network = Weights.of([*map(detach, self.network.parameters)], shapes)
+        action, value = (
+            mlp_arguments(0, 0, dim, [*map(detach, head.parameters)])[1]
+            for head in (self.action, self.value)
+        )
+        return network, action, value
 
 
 class ActorCriticCall(KernelCall):

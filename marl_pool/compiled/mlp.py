@@ -52,9 +52,12 @@ class CompiledMLP(Twin, nn.Sequential):
         )
         return compute(_MlpCall(self), x, *parameters) if fits else super().forward(x)
 
-    def head(self) -> Head:
-        """Return what the kernel of a whole policy reads."""
-        return Head(self.activation, tensors_of(self.weights))
+    def head(self, weights: kernel.Weights | None = None) -> Head:
+        """Return what the kernel of a whole policy reads.
+
+        ``weights`` are those gathered before; None for the present ones.
+        """
+        return Head(self.activation, weights or tensors_of(self.weights))
 
 
 def compile_mlp(layers: nn.Module) -> nn.Module:

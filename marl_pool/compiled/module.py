@@ -46,7 +46,7 @@ def is_plain(module: nn.Module) -> bool:
     return (
         not any(state[name] for name in _HOOKS)
         and "forward" not in state
-        and all(getattr(module, k, value) == value for k, value in _OPTIONS.items())
+        and all(state.get(name, value) == value for name, value in _OPTIONS.items())
     )
 
 

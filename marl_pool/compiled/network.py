@@ -25,6 +25,7 @@ from marl_pool.compiled.native.call import (
     ACTIVATIONS,
     NetworkInputs,
     NetworkSizes,
+    Weights,
     parameter_shapes,
 )
 from marl_pool.encoders.transformer import TransformerEncoder, TransformerLayer
@@ -88,15 +89,19 @@ class CompiledSetNetwork(Twin, SetNetwork):
         plans = [self.whole, *([self.encoding] if encoder else [])]
         return any(plan is not None and plan.fits(tokens) for plan in plans)
 
-    def inputs(self, tokens: Tokens) -> NetworkInputs | None:
+    def inputs(
+        self, tokens: Tokens, weights: Weights | None = None
+    ) -> NetworkInputs | None:
         """Return the kernel's arguments for `forward`, within a call of more.
+
+        ``weights`` are those gathered before; None for the present ones.
 
         None where the kernel does not compute the embedding, too, or on a GPU.
         """
         plan = self.whole
         if plan is None or not plan.embeds or not tokens.features.is_cpu:
             return None
-        return plan.inputs(self.drop(tokens)) if plan.fits(tokens) else None
+        return plan.inputs(self.drop(tokens), weights) if plan.fits(tokens) else None
 
 
 def compile_network(network: SetNetwork) -> SetNetwork:
@@ -199,7 +204,7 @@ class NetworkPlan:
         tensors = (inputs.values, tokens.types, tokens.padding)
         return compute(call, *tensors, *inputs.parameters)
 
-    def inputs(self, tokens: Tokens) -> NetworkInputs:
+    def inputs(self, tokens: Tokens, weights: Weights | None = None) -> NetworkInputs:
         """Return the arguments of the kernel for tokens that `fits` accepts."""
         if self.embeds:
             values = self.embedding.read(tokens)
@@ -208,7 +213,8 @@ class NetworkPlan:
         (dropout,) = self._dropouts()
         # Sampled from torch's generator, so that a seeded run can be repeated.
         seed = int(torch.empty((), dtype=torch.int64).random_()) if dropout else 0
-        tensors = (values, tokens.types, tokens.padding, tensors_of(self.weights))
+        parameters = weights or tensors_of(self.weights)
+        tensors = (values, tokens.types, tokens.padding, parameters)
         return NetworkInputs(self.sizes, *tensors, dropout, seed)
 
     def in_torch(

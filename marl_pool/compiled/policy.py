@@ -1,5 +1,6 @@
 """Policies computed by the compiled kernel, from the tokens to logits and values."""
 
+from copy import copy
 from typing import cast
 
 import torch
@@ -9,6 +10,7 @@ from typing_extensions import override
 from marl_pool.compiled.actor_critic import ActorCritic, run_actor_critic
 from marl_pool.compiled.mlp import CompiledMLP, compile_mlp
 from marl_pool.compiled.module import Twin, is_plain
+from marl_pool.compiled.native.call import Weights
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.policies.base import SpecifiedPolicy, State
 from marl_pool.policies.token_policy import TokenPolicy
@@ -33,6 +35,18 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
         }
         if original.value_network is not None:
             self._modules["value_network"] = compile_network(original.value_network)
+        self._is_fixed = False
+        self._weights: tuple[Weights, Weights, Weights] | None = None
+
+    def fixed(self) -> "CompiledTokenPolicy":
+        """Return the policy for a stretch of calls in which no weight changes.
+
+        It reads where the weights lie in its first call alone, and does not notice if
+        they change.
+        """
+        policy = copy(self)
+        policy._is_fixed, policy._weights = True, None
+        return policy
 
     @override
     def to_save(self) -> SpecifiedPolicy:
@@ -65,16 +79,20 @@ class CompiledTokenPolicy(Twin, TokenPolicy):
             or value.widths[-1] != 1
         ):
             return None
-        inputs = network.inputs(tokens)
+        weights = self._weights or (None, None, None)
+        inputs = network.inputs(tokens, weights[0])
         if inputs is None:
             return None
         limits = (self.lowest_logits, self.highest_logits)
-        return ActorCritic(
+        native = ActorCritic(
             inputs,
-            action.head(),
-            value.head(),
+            action.head(weights[1]),
+            value.head(weights[2]),
             None if self.actions.integral else limits,
         )
+        if self._is_fixed and self._weights is None:
+            self._weights = native.gather_weights()
+        return native
 
     def pools(self, tokens: Tokens, *, encoder: bool = False) -> bool:
         """Return True if the kernel pools tokens of batch ``(B,)``.

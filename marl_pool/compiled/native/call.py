@@ -12,6 +12,7 @@ import hashlib
 import operator
 import sysconfig
 import warnings
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -296,6 +297,7 @@ class Weights(tuple[Tensor, ...]):
     """Weights as the kernel reads them: contiguous, on the CPU, of one dtype."""
 
     dtype: torch.dtype
+    shapes: Sequence[Sequence[int]]
     addresses: ctypes.Array[ctypes.c_void_p]
     """Addresses of their numbers."""
 
@@ -308,11 +310,14 @@ class Weights(tuple[Tensor, ...]):
         Raises:
             ValueError: they have other shapes than the kernel reads, or two dtypes.
         """
+        if isinstance(parameters, Weights):
+            require(parameters.shapes == shapes, "weights of the shapes before")
+            return parameters
         actual = list(map(_SHAPE, parameters))
         if actual != shapes:
             require(False, f"weights of shapes {shapes}, got {[*map(tuple, actual)]}")
         weights = cls([parameter.contiguous() for parameter in parameters])
-        weights.dtype = parameters[0].dtype
+        weights.dtype, weights.shapes = parameters[0].dtype, shapes
         require(all(map(_IS_CPU, weights)), "weights on the CPU")
         require(len(set(map(_DTYPE, weights))) == 1, "weights of one dtype")
         weights.addresses = pointers(weights)
@@ -422,4 +427,6 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p | None:
 
 def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     """Return the addresses of the tensors' numbers."""
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+    # An array converts many integers at once, ctypes would one by one.
+    addresses = array("Q", [tensor.data_ptr() for tensor in tensors])
+    return (ctypes.c_void_p * len(tensors)).from_buffer(addresses)
