@@ -268,7 +268,7 @@ def _validate_same_network(
             for key in sorted(new.keys() - old.keys()):
                 raise InputError(
                     f"{section}.{key}: expected the value that the run was begun with, "
-                    "got none; it was edited, or another version of marl_pool wrote it. "
+                    "got none; another version of marl_pool, or an editor, wrote it. "
                     f"Today's default is {new[key]!r}: if that is right, write it into "
                     "config.yaml"
                 )
