@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import marl_pool
+from marl_pool.compiled.choice import use_kernels
 from marl_pool.envs.base import AgentGroup, BatchedEnv
 from marl_pool.perturbations import make_perturbation
 from marl_pool.perturbations.base import Perturbation, choose
@@ -415,6 +416,28 @@ def test_shapes_and_no_gradient() -> None:
     assert parts["heron"].actions.shape == (7, NUM_ENVS, 1, 1)
     assert parts["frog"].actions.shape == (7, NUM_ENVS, 2)
     assert parts["frog"].logits.shape == (7, NUM_ENVS, 2, 3)
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "load", "assign"])
+def test_each_call_reads_the_present_weights(change: str) -> None:
+    sampled, env = rollout(), Pond(NUM_ENVS)
+    sampled.steps(3)
+    for policy in sampled.policies.values():
+        weights = {n: 1.5 * tensor for n, tensor in policy.state_dict().items()}
+        if change in ("load", "assign"):
+            policy.load_state_dict(weights, assign=change == "assign")
+        for name, parameter in policy.named_parameters():
+            if change == "in place":
+                with torch.no_grad():
+                    parameter.copy_(weights[name])
+            elif change == "data":
+                parameter.data = weights[name]
+    fresh = Rollout(env, sampled.policies)
+    fresh.load_state_dict(sampled.state_dict())
+    with use_kernels("torch"):
+        expected = fresh.steps(3)
+    for name, part in sampled.steps(3).items():
+        torch.testing.assert_close(part.logits, expected[name].logits)
 
 
 def test_what_was_returned_stays_as_it_was() -> None:
