@@ -91,7 +91,7 @@ def iterations(run: Path) -> list[int]:
 
 
 def without_orphans(folder: Path) -> None:
-    for _ in range(300):
+    for _ in range(int(10 * PATIENCE)):
         if not left_over(folder):
             return
         time.sleep(0.1)
