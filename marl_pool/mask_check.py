@@ -169,16 +169,17 @@ class _PaddedSets:
 
     def take(self, slots: Tensor) -> "_PaddedSets":
         """Return the sets with the slots ``(B, M)`` in this order."""
-        rows = torch.arange(len(slots))[:, None]
+        rows = _numbers(slots)[:, None]
         entities = {key: part[rows, slots] for key, part in self.entities.items()}
         return replace(self, entities=entities, padding=self.padding[rows, slots])
 
     def pad(self, count: int) -> "_PaddedSets":
         """Return the sets with ``count`` padded slots of zeros more."""
         num_sets, num_slots = self.padding.shape
-        slots = torch.cat([torch.arange(num_slots), torch.zeros(count).long()])
+        places = torch.arange(num_slots + count, device=self.padding.device)
+        slots = places.where(places < num_slots, 0)
         longer = self.take(slots.expand(num_sets, -1))
-        longer = longer.hide(torch.arange(num_slots + count) >= num_slots)
+        longer = longer.hide(places >= num_slots)
         features = {k: part.clone() for k, part in longer.features().items()}
         for part in features.values():
             part[:, num_slots:] = 0
@@ -239,18 +240,23 @@ class _Subject:
             outputs = self.outputs(sets)
         if not self.per_entity or slots is None:
             return outputs
-        rows = torch.arange(len(slots))[:, None]
+        rows = _numbers(slots)[:, None]
         return [output[rows, slots] for output in outputs]
 
     def noise(self, part: Tensor, size: float = 1.0) -> Tensor:
         """Return noise of the shape and, times ``size``, the scale of a part."""
         sample = torch.randn(part.shape, generator=self.generator, dtype=torch.float64)
         scale = float(part[~self.sets.padding].double().abs().mean()) or 1.0
-        return (size * scale * sample).to(part.dtype)
+        return (size * scale * sample).to(part)
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _numbers(rows: Tensor) -> Tensor:
+    """Return the numbers of the rows, from 0, on their device."""
+    return torch.arange(len(rows), device=rows.device)
 
 
 def _over(padding: Tensor, part: Tensor) -> Tensor:
@@ -308,6 +314,11 @@ def _parse(
         for name, part in parts.items()
         if name != key and part.shape[:2] == padding.shape
     }
+
+    if presence is not None and len(entities) > 1:
+        raise InputError(
+            f"presence: expected one tensor of entities, got {list(entities)}"
+        )
 
     def call(entities: Parts, padding: Tensor) -> tuple[Any, ...]:
         changed = {**parts, **entities}
@@ -407,7 +418,7 @@ def _padded(subject: _Subject) -> _PaddedSets:
     num_slots = sets.padding.shape[1]
     if num_slots < 2:
         raise _SkippedError("a set of one entity cannot be padded")
-    return sets.hide(torch.arange(num_slots) == num_slots - 1)
+    return sets.hide(_numbers(sets.padding[0]) == num_slots - 1)
 
 
 def _slots(sets: _PaddedSets, present: bool = True) -> Tensor:
@@ -497,7 +508,7 @@ def _order(subject: _Subject) -> str:
     return _moved(
         subject,
         sets,
-        torch.arange(sets.padding.shape[1]).flip(0).expand_as(sets.padding),
+        _numbers(sets.padding[0]).flip(0).expand_as(sets.padding),
         "the reverse order moves",
     )
 
@@ -506,7 +517,7 @@ def _moved(subject: _Subject, sets: _PaddedSets, order: Tensor, cause: str) -> s
     """Compare the output with the output of the slots in another order."""
     before, after = subject.compared(sets), subject.compared(sets.take(order))
     if subject.per_entity:
-        rows = torch.arange(len(order))[:, None]
+        rows = _numbers(order)[:, None]
         present = ~sets.padding[rows, order]
         before = [output[rows, order][present] for output in before]
         after = [output[present] for output in after]
@@ -547,7 +558,7 @@ def _zero(subject: _Subject) -> str:
     if sets.zeros:
         raise _SkippedError("padding is zeros")
     slot = _slots(sets)[:, 0]
-    rows = torch.arange(len(slot))
+    rows = _numbers(slot)
     outputs = []
     for value in (NEAR_ZERO, 0.0):
         features = {key: part.clone() for key, part in sets.features().items()}
@@ -585,7 +596,7 @@ def _empty(subject: _Subject) -> str:
 
 def _batch(subject: _Subject) -> str:
     sets = subject.sets
-    first = (torch.arange(len(sets.padding)) == 0)[:, None].expand_as(sets.padding)
+    first = (_numbers(sets.padding) == 0)[:, None].expand_as(sets.padding)
     beside = sets.hide(first)
     slots = _present(subject, sets)
     before = [output[1:] for output in subject.compared(sets, slots)]

@@ -239,6 +239,7 @@ def test_assert_mask_shows_every_sentence() -> None:
         ((FEATURES, torch.ones(3, 6).bool()), {}, "a present entity in each set"),
         ((TYPES, PADDING), {}, "floating features of shape (B, N, F)"),
         (FEATURES, {"presence": 4}, "a feature from 0 to 3, got 4"),
+        ((FEATURES, TYPES), {"presence": 0}, "one tensor of entities, got [0, 1]"),
     ],
 )
 def test_bad_input(observation: Any, options: dict[str, Any], words: str) -> None:
