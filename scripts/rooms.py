@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, GAP = 720, 30, 6
 """Pixels: of the picture, of a row's height, and between rows and rooms."""
 FAMILIES = {
-    "#dbe9f6": {"cli", "api", "config"},
+    "#dbe9f6": {"adapters", "cli", "api", "config"},
     "#e5f2dc": {"training", "evaluation", "play"},
     "#fdeeda": {"runs", "files"},
     "#f3e3ef": {

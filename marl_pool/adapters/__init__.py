@@ -1,0 +1,1 @@
+"""Pooling heads and encoders inside other libraries, each an optional import."""
