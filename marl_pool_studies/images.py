@@ -96,7 +96,8 @@ def load_images(
     """
     if data_dir is None:
         raise InputError(
-            f"data_dir: expected the folder with the files of {dataset}, got none"
+            f"data_dir: expected the folder with the files of {dataset}, or with "
+            "download=true the one to download them to, got none"
         )
     # The folder may be missing if its files are downloaded.
     folder = Path(data_dir).expanduser()

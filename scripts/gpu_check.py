@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.common import build, on, synchronize
+from benchmarks.common import build, on, seconds, synchronize
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -320,15 +320,6 @@ def networks(device: str, *, tiny: bool) -> Iterator[Measurement]:
         yield Measurement(
             f"{name}'s network, {rows:,} sets, both ways", ours, "ms", torch=torchs
         )
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Return the seconds that a function takes on the device."""
-    synchronize()
-    began = time.perf_counter()
-    function()
-    synchronize()
-    return time.perf_counter() - began
 
 
 def sampling(device: str, *, tiny: bool) -> Measurement:

@@ -4,7 +4,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,12 +160,22 @@ def following(run: "Run") -> list[str]:
     """Return commands that may follow a training, or its evaluation."""
     path = quoted(run.path)
     flags = plugin_flags(names.plug_ins_in(run.config))
-    evaluated = any(run.evaluation_dir.glob("results*.json"))
-    verbs = ("render", "report") if evaluated else ("evaluate",)
+    verbs = ("render", "report") if _is_evaluated(run) else ("evaluate",)
     reads = [f"marl-pool {verb} {path}{flags}" for verb in verbs]
     reads = reads if run.policy_dir.is_dir() else []
     logged = any(run.path.glob("events.out.tfevents*"))
     return [*reads, *([f"tensorboard --logdir {path}"] if logged else [])]
+
+
+def _is_evaluated(run: "Run") -> bool:
+    """Return whether a readable evaluation is of the present policy."""
+    from marl_pool.files.reading import read_json
+
+    for file in run.evaluation_dir.glob("results*.json"):
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            if not run.superseded(read_json(file)):
+                return True
+    return False
 
 
 def print_paths(paths: Sequence[Path]) -> None:

@@ -35,6 +35,8 @@ def show(arguments: Namespace, overrides: list[str]) -> int:
         "parts": _parts(run),
         "state": f"{state}, {done:,} of {total:,} {unit}" if total else "no training",
     }
+    if change := run.config_change():
+        lines["edited"] = f"{change}: the lines above say what it says now"
     if run.verb == "fit":
         lines["results"] = _fit_results(run) or "none yet"
     else:

@@ -11,7 +11,9 @@ from torch import nn
 from marl_pool.compiled.network import CompiledSetNetwork, compile_network
 from marl_pool.compiled.policy import CompiledTokenPolicy, compile_policy
 from marl_pool.networks.set_network import SetNetwork
+from marl_pool.options.signatures import show
 from marl_pool.policies.token_policy import TokenPolicy
+from marl_pool.utils.errors import InputError
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -37,8 +39,13 @@ def compile(module: Module) -> Module:
         ``original``; or the module itself where the kernel computes nothing of it: a
         subclass, a module with hooks, another encoder and whatever else
         docs/kernels.md names.
+
+    Raises:
+        InputError: anything but a module.
     """
     compiled: Any = module
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module: expected a torch Module, got {show(module):.100}")
     if isinstance(module, TokenPolicy):
         compiled = compile_policy(module)
     elif isinstance(module, SetNetwork):

@@ -15,6 +15,7 @@ from marl_pool.options.names import trust
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_modules
 from marl_pool.utils.errors import InputError
+from marl_pool.utils.text import print_warning
 
 if TYPE_CHECKING:
     from marl_pool.runs.run import Run
@@ -37,6 +38,8 @@ def target_from_run(
             environment.
     """
     validate_device(settings.device)
+    if change := run.config_change():
+        print_warning(f"{change}: results may be labeled as of another training")
     env = dict(env or run.env)
     # Names in the run's files may only be those that the user allows.
     with trust(plugins, run.path, config=run.config):

@@ -431,10 +431,16 @@ class Run:
         """
         return dict(self._about(checkpoint).get("origin", {}))
 
-    def has_config_of(self, checkpoint: Path) -> bool:
-        """Return False if ``config.yaml`` has changed since the checkpoint."""
-        checksum = self._about(checkpoint).get("config")
-        return checksum in (None, self._config_checksum())
+    def config_change(self, checkpoint: Path | None = None) -> str:
+        """Describe an edit of ``config.yaml`` since a checkpoint; empty without one.
+
+        By default since the newest checkpoint, damaged or not.
+        """
+        checkpoint = checkpoint or next(reversed(self.checkpoints()), None)
+        checksum = self._about(checkpoint).get("config") if checkpoint else None
+        if checkpoint is None or checksum in (None, self._config_checksum()):
+            return ""
+        return f"{self.path / CONFIG} has changed since {checkpoint.name} was saved"
 
     def _config_checksum(self) -> str:
         checksum: str = manifest.fingerprint(self.path / CONFIG)[manifest.KEY]

@@ -28,7 +28,7 @@ from marl_pool.options.signatures import (
     options_of,
     show,
 )
-from marl_pool.runs.run import TRAIN, Run
+from marl_pool.runs.run import CONFIG, TRAIN, Run
 from marl_pool.utils.errors import InputError, explain_os_errors
 from marl_pool.version import __version__
 
@@ -195,7 +195,7 @@ class Sweep:
     def run(self, trial: Trial) -> Run | None:
         """Open the run of a trial; None if it was not started."""
         path = self.run_path(trial)
-        return Run.open(path) if (path / "config.yaml").is_file() else None
+        return Run.open(path) if (path / CONFIG).is_file() else None
 
     @property
     def table_path(self) -> Path:

@@ -18,10 +18,11 @@ import torch
 
 from marl_pool.compiled.choice import KERNELS_VARIABLE, chosen_kernels
 from marl_pool.options.names import inheritance
-from marl_pool.training.errors import one_line, print_warning
+from marl_pool.training.errors import one_line
 from marl_pool.training.settings import TrainConfig
 from marl_pool.training.signals import STOPPING, patience
 from marl_pool.utils.errors import InputError, StoppedError
+from marl_pool.utils.text import print_warning
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """Environment variable with the address of a cluster; Ray sets it within its jobs."""

@@ -1,6 +1,5 @@
 """One-line errors of runs that cannot continue, and checks of their checkpoints."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from marl_pool.files.manifest import MANIFEST
 from marl_pool.runs.run import Run
 from marl_pool.utils.errors import StoppedError
-from marl_pool.utils.text import printable
+from marl_pool.utils.text import print_warning
 
 START_ANOTHER = "there is nothing to resume, start another run"
 
@@ -72,11 +71,6 @@ def trim_log(run: Run, iteration: int) -> None:
         print_warning(f"{run.path} has no checkpoint yet: it starts again from scratch")
     if lost := run.resume_at(iteration):
         print_warning(lost)
-
-
-def print_warning(line: str) -> None:
-    """Print a warning that does not stop a run."""
-    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from marl_pool.compiled.choice import (
     use_kernels,
 )
 from marl_pool.envs.timeout import EnvTimeoutError, limit_calls, raised_by
-from marl_pool.runs.run import CONFIG, PARTS, RETURN, Best, Run, iteration_of
+from marl_pool.runs.run import PARTS, RETURN, Best, Run, iteration_of
 from marl_pool.training import errors
 from marl_pool.training.callbacks import CallbackError, make_callbacks, notify, sessions
 from marl_pool.training.settings import RunConfig
@@ -29,6 +29,7 @@ from marl_pool.training.signals import Interruptible
 from marl_pool.utils.devices import without_denormals
 from marl_pool.utils.errors import InputError, StoppedError, described
 from marl_pool.utils.progress import Progress
+from marl_pool.utils.text import print_warning
 from marl_pool.version import __version__
 
 
@@ -216,7 +217,7 @@ class TrainingLoop:
         torch.set_num_threads(self.config.threads)
         on_cpu = self.config.device == "cpu"  # for a GPU the compiler warns itself
         if on_cpu and chosen_kernels() != "torch" and not has_kernel("cpu"):
-            errors.print_warning(
+            print_warning(
                 "no kernel was compiled, so torch computes everything, several times "
                 "slower: install g++ or clang, then marl_pool again"
             )
@@ -263,11 +264,8 @@ class TrainingLoop:
         }
 
     def _report_changes(self, checkpoint: Path) -> None:
-        if not self.run.has_config_of(checkpoint):
-            errors.print_warning(
-                f"{self.run.path / CONFIG} has changed since {checkpoint.name} was "
-                "saved: the run goes on with what it says now"
-            )
+        if change := self.run.config_change(checkpoint):
+            print_warning(f"{change}: the run goes on with what it says now")
         origin = self.run.origin(checkpoint)
         changes = [
             f"{name} {origin[name]} is now {value}"
@@ -275,7 +273,7 @@ class TrainingLoop:
             if origin.get(name, value) != value
         ]
         if changes:
-            errors.print_warning(
+            print_warning(
                 f"{'; '.join(changes)}: the numbers of {self.run.path} are no longer "
                 "those of a run without a stop"
             )

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import unicodedata
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,11 @@ def printable(text: object) -> str:
         else character
         for character in str(text)
     )
+
+
+def print_warning(line: str) -> None:
+    """Print a warning that stops nothing, to stderr."""
+    print(f"marl-pool: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def quoted(path: object) -> str:

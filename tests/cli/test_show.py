@@ -10,7 +10,7 @@ from marl_pool.cli import main as cli
 from marl_pool.config import compose, files_of
 from marl_pool.files.atomic import locked
 from marl_pool.files.manifest import sealed_json
-from marl_pool.runs.run import Best, Run
+from marl_pool.runs.run import CONFIG, Best, Run
 from marl_pool.runs.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -66,6 +66,18 @@ def test_an_evaluation_before_more_training_is_marked(run, printed):
         in printed("show", "runs/half")
     )
     assert ", older" in printed("ls")
+    assert "next:       marl-pool resume" in printed("show", "runs/half")
+    assert "marl-pool evaluate runs/half\n" in printed("show", "runs/half")
+
+
+def test_an_edited_configuration_is_told(run, printed):
+    with run.checkpoint(1) as folder:
+        (folder / "state").write_bytes(b"weights")
+    assert "edited" not in printed("show", "runs/half")
+    text = (run.path / CONFIG).read_text()
+    (run.path / CONFIG).write_text(text.replace("seed: 7", "seed: 8"))
+    edit = f"edited:     {run.path / CONFIG} has changed since iter_000001 was saved"
+    assert edit in printed("show", "runs/half")
 
 
 def test_an_environment_of_pettingzoo_is_named(printed):

@@ -39,6 +39,7 @@ JOINT = ActionSpec(low=(-1.0,) * 2, high=(1.0,) * 2, choices=(3, 2))
 SEVERAL = ActionSpec(choices=(2, 4, 1))
 ALL_TERMS = Coefficients(clip=0.2, value=0.3, value_clip=2.0, entropy=0.01, kl=0.3)
 NATIVE = sorted(set(HEADS) - {"gated", "pma"})
+from marl_pool.utils.errors import InputError
 
 
 def make_policy(
@@ -427,6 +428,8 @@ def test_a_compiled_policy_is_saved_as_its_original(tmp_path: Path) -> None:
 def test_other_modules_are_returned_as_they_are() -> None:
     linear, policy = nn.Linear(3, 4), make_policy(encoder={"name": "identity"})
     assert compile(linear) is linear
+    with pytest.raises(InputError, match="module: expected a torch Module, got 'te"):
+        compile("text")
     head = compile(policy)
     assert isinstance(head, CompiledTokenPolicy)  # its heads qualify
     policy.action_head[1] = policy.value_head[1] = nn.Tanh()

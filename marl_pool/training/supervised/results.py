@@ -10,7 +10,7 @@ from typing import Any
 from marl_pool.files.atomic import new_file
 from marl_pool.files.manifest import is_intact_json, sealed_json
 from marl_pool.files.reading import read_json
-from marl_pool.runs.run import Run
+from marl_pool.runs.run import CONFIG, Run
 from marl_pool.utils.errors import InputError
 
 FILE = "results.json"
@@ -115,7 +115,7 @@ def read_study(
     # A run is finished if it has results.
     runs = {
         config.parent: read_results(config.parent)
-        for config in sorted(folder.rglob("config.yaml"))
+        for config in sorted(folder.rglob(CONFIG))
         if (config.parent / FILE).is_file()
     }
     if not runs:
