@@ -46,7 +46,15 @@ class ActionSpec:
         positive = self.n >= 0 and all(size > 0 for size in self.choices)
         paired = len(self.low) == len(self.high)
         if not (paired and positive) or (self.n > 0) == has_parts:
-            raise InputError(f"action space: expected choices or bounds, got {self}")
+            raise InputError(f"action space: expected choices or bounds, got {self!r}")
+
+    def __str__(self) -> str:
+        """Return the parts in words, such as ``a choice of 5``."""
+        parts = [f"a choice of {size}" for size in self.sizes]
+        if self.low:
+            bounds = ", ".join(map(_interval, self.low, self.high))
+            parts.append(f"numbers in {bounds}")
+        return " and ".join(parts)
 
     @classmethod
     def of(cls, space: "spaces.Space | ActionSpec") -> "ActionSpec":
@@ -394,3 +402,7 @@ def _join(spec: ActionSpec, choices: Tensor, numbers: Tensor) -> Tensor:
     if spec.integral:
         return choices
     return torch.cat([choices.to(numbers.dtype), numbers], -1)
+
+
+def _interval(low: float, high: float) -> str:
+    return f"[{low:g}, {high:g}]"

@@ -200,7 +200,9 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
         return TOKENS.__class__(**{**vars(TOKENS), **changes})
 
     save_policy(token_policy("fox"), tmp_path / "fox")
-    assert "expected actions = ActionSpec(n=3" in refusal(tmp_path / "fox")
+    assert "actions = a choice of 3, got numbers in [-1, 1]" in refusal(
+        tmp_path / "fox"
+    )
     for name, changes, message in (
         ("wide", {"num_features": 3}, "expected num_features = 2, got 3"),
         ("types", {"type_names": ("self", "hen")}, "expected type_names = ('self', 'f"),
