@@ -44,18 +44,22 @@ ENVS = Registry(
         "pettingzoo": "marl_pool.envs.pettingzoo.env:PettingZooEnv",
         "pong": "marl_pool.envs.pong.env:Pong",
         "simple_centroid": "marl_pool.envs.particles.simple_centroid:SimpleCentroid",
+        "simple_spread": "marl_pool.envs.particles.simple_spread:SimpleSpread",
         "simple_tag": "marl_pool.envs.particles.simple_tag:SimpleTag",
     },
 )
 
 VERSIONS = {name: 0 for name in ENVS.built_in if name != "pettingzoo"}
-"""``version`` of each environment that has an id; each has one learner by default."""
+"""``version`` of each environment that has an id. With Gymnasium it has one learner, as
+most have by default.
+"""
 
 HEURISTICS: dict[str, str | dict[str, str]] = {
     "boxworld": "marl_pool.envs.boxworld.solver:BoxWorldHeuristic",
     "cartpole": "marl_pool.envs.cartpole.heuristic:CartPoleHeuristic",
     "pong": "marl_pool.envs.pong.heuristic:PongHeuristic",
     "simple_centroid": "marl_pool.envs.particles.heuristics:CentroidHeuristic",
+    "simple_spread": "marl_pool.envs.particles.heuristics:SpreadHeuristic",
     "simple_tag": {
         "predator": "marl_pool.envs.particles.heuristics:ChaseHeuristic",
         "prey": "marl_pool.envs.particles.heuristics:FleeHeuristic",

@@ -22,9 +22,10 @@ from marl_pool.options.names import resolve
 from marl_pool.utils.errors import InputError
 
 ID = "marl_pool/simple_centroid-v0"
-# Continuous actions of a environment that also has discrete ones, and the reverse.
+# Options of an environment that has both kinds of actions, or several agents.
 ACTIONS: dict[str, list[dict[str, Any]]] = {
     "simple_centroid": [{"continuous_actions": on} for on in (True, False)],
+    "simple_spread": [{"num_agents": 1}],
     "simple_tag": [{"continuous_actions": on} for on in (True, False)],
 }
 

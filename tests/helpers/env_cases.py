@@ -57,6 +57,15 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "continuous_actions": False,
         },
     },
+    "simple_spread": {
+        "three agents": {"max_steps": 20},
+        "continuous actions": {
+            "max_steps": 20,
+            "num_agents": 2,
+            "num_landmarks": 3,
+            "continuous_actions": True,
+        },
+    },
     "simple_tag": {
         "one predator": {"max_steps": 20},
         "prey that learn": {

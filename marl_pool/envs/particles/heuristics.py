@@ -1,4 +1,4 @@
-"""Scripted agents of simple centroid and simple tag, which read their tokens."""
+"""Scripted agents of the particle environments, which read their tokens."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from marl_pool.envs.base import AgentGroup
-from marl_pool.envs.particles import simple_centroid, simple_tag
+from marl_pool.envs.particles import simple_centroid, simple_spread, simple_tag
 from marl_pool.envs.particles.physics import DAMPING, DT, Steering
 from marl_pool.envs.scripted import Heuristic
 from marl_pool.tokens import Tokens
@@ -112,6 +112,57 @@ class FleeHeuristic(ForceHeuristic):
         home = positions.sum(-2) / neighbors.sum(-1, keepdim=True).clamp(min=1)
         away = simple_tag.flight(predators[..., :2], home, missing)
         return away * self.acceleration
+
+
+class SpreadHeuristic(ForceHeuristic):
+    """Go to a landmark that no other agent is to cover.
+
+    Agents and landmarks are paired, see `nearest_pairs`. All agents see the same set,
+    so each of them finds the same pairs. The force is the dead-beat one of
+    `ChaseHeuristic` toward the agent's landmark, and zero for an agent without one.
+    """
+
+    acceleration = simple_spread.AGENT_ACCELERATION
+
+    @override
+    def force(self, tokens: Tokens) -> Tensor:
+        names = simple_spread.TYPE_NAMES
+        landmarks, no_landmark = _of_type(tokens, names.index("landmark"))
+        agents, no_agent = _of_type(tokens, names.index("agent"))
+        is_self = (tokens.types == names.index("self")) & ~tokens.padding
+        # Among the agents the observer has its own token, at position 0.
+        away = landmarks[..., None, :, :2] - agents[..., :, None, :2]
+        distance = torch.hypot(away[..., 0], away[..., 1])
+        unfit = no_landmark[..., None, :] | (no_agent & ~is_self)[..., :, None]
+        partner = nearest_pairs(distance.masked_fill(unfit, torch.inf))
+        # The observer's landmark, or none.
+        goal = partner.masked_fill(~is_self, -1).amax(-1)[..., None, None]
+        target = landmarks.gather(-2, goal.clamp(min=0).expand(*goal.shape[:-1], 4))
+        force = (target[..., :2] + LEAD * target[..., 2:]) / DT**2
+        return torch.where(goal < 0, 0.0, force)[..., 0, :]
+
+
+def nearest_pairs(distance: Tensor) -> Tensor:
+    """Pair rows with columns, the nearest pair first and each of them once.
+
+    Args:
+        distance: ``(*B, n, m)``, infinity for a pair that is not allowed.
+
+    Returns:
+        The column of each row, ``(*B, n)`` int64, -1 for a row without one.
+    """
+    num_rows, num_columns = distance.shape[-2:]
+    rows = torch.arange(num_rows, device=distance.device)
+    columns = torch.arange(num_columns, device=distance.device)
+    partner = torch.full_like(distance[..., 0], -1, dtype=torch.int64)
+    for _ in range(min(num_rows, num_columns)):
+        least, pair = distance.flatten(-2).min(-1, keepdim=True)
+        is_row = (rows == pair // num_columns) & least.isfinite()
+        column = pair % num_columns
+        partner = torch.where(is_row, column, partner)
+        paired = is_row[..., :, None] | (columns == column)[..., None, :]
+        distance = distance.masked_fill(paired, torch.inf)
+    return partner
 
 
 def _of_type(tokens: Tokens, number: int) -> tuple[Tensor, Tensor]:

@@ -117,6 +117,8 @@ class Entities:
     """Force of an action's full push to one side."""
     signal: bool = True
     """True if it matters for the task."""
+    on_top: bool = False
+    """True if it is drawn over the others."""
 
 
 class ParticleEnv(BatchedEnv):
@@ -292,7 +294,10 @@ class ParticleEnv(BatchedEnv):
         discs = [Disc(kind.kind, kind.color, kind.size) for kind in self.entities]
         goals = self.goals()[index].double().cpu().numpy()
         frame.crosses(goals)
-        frame.discs(discs, state[:, :2], state[:, :2] - TAIL_SECONDS * state[:, 2:])
+        # Earlier discs cover others.
+        order = sorted(range(len(discs)), key=lambda i: not self.entities[i].on_top)
+        places, tails = state[order, :2], TAIL_SECONDS * state[order, 2:]
+        frame.discs([discs[i] for i in order], places, places - tails)
         frame.legend(dict.fromkeys(discs), "goal" if len(goals) else None)
         return frame.image
 
