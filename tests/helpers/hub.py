@@ -59,6 +59,8 @@ class FakeHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     """Method and path of each request."""
+    page: bytes = b""
+    """What is sent in place of every answer."""
 
     def add(self, name: str, files: dict[str, bytes], **options: Any) -> Repository:
         """Add a repository with one commit."""
@@ -89,7 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(length)
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        if path == "/api/repos/create":
+        if self.hub.page:
+            self._send(200, self.hub.page, {"Content-Type": "text/html"})
+        elif path == "/api/repos/create":
             self._create(json.loads(body))
         elif path == "/api/validate-yaml":
             self._json({"errors": [], "warnings": []})
