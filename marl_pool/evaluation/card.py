@@ -26,7 +26,7 @@ DECIMALS = 3
 
 @dataclass(frozen=True)
 class CardContent:
-    """What a card tells about a policy.
+    """Content of a card.
 
     Attributes:
         target: repository of the card.

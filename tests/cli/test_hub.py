@@ -193,14 +193,12 @@ def test_verbs_that_need_a_run_say_so(hub, verb, capsys):
 # Hostile repositories
 
 
-def weights_with(policy_files, **changes):
-    """The weights file with other tensors under some names."""
+def weights_with(policy_files, change):
+    """The weights file with one tensor changed."""
     Path("stored").write_bytes(policy_files["model.safetensors"])
     tensors = load_file("stored")
     first = min(tensors)
-    return save(
-        {**tensors, **{first: change(tensors[first]) for change in changes.values()}}
-    )
+    return save({**tensors, first: change(tensors[first])})
 
 
 def config_with(policy_files, **options):
@@ -234,21 +232,21 @@ HOSTILE = {
     ),
     "integers": (
         lambda files: {
-            "model.safetensors": weights_with(files, to=lambda tensor: tensor.long())
+            "model.safetensors": weights_with(files, lambda tensor: tensor.long())
         },
         "expected real numbers, got torch.int64",
     ),
     "complex": (
         lambda files: {
             "model.safetensors": weights_with(
-                files, to=lambda tensor: tensor.to(torch.complex64)
+                files, lambda tensor: tensor.to(torch.complex64)
             )
         },
         "expected real numbers, got torch.complex64",
     ),
     "other shape": (
         lambda files: {
-            "model.safetensors": weights_with(files, to=lambda tensor: tensor[..., :1])
+            "model.safetensors": weights_with(files, lambda tensor: tensor[..., :1])
         },
         "is damaged or foreign",
     ),
