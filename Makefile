@@ -18,7 +18,7 @@ PAIR := -n 2 --dist worksteal
 FILES := -n 2 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 
-.PHONY: help demo test test-all test-ray fast lint types imports quick slow sanitize coverage docs bench clean
+.PHONY: help demo test test-all test-ray fast lint types imports quick slow sanitize coverage dist docs bench clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -89,6 +89,15 @@ coverage: $(BIN)/.dev  ## Report what was measured: files below 80 %, then the t
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --sort=cover --fail-under=0 | awk 'NR <= 2 || $$NF + 0 < 80'
 	$(BIN)/coverage report --format=total --fail-under=92
+
+dist: $(BIN)/.dev  ## Wheels with and without the kernel, and sdist, checked and each tried alone
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --wheel --config-setting wheel.cmake=false --outdir dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	rm dist/*-linux_*.whl
+	$(BIN)/twine check --strict dist/*
+	for wheel in dist/*.whl; do $(BIN)/python scripts/try_wheel.py $$wheel || exit 1; done
 
 docs: $(BIN)/.dev  ## The site, in docs/_build; warnings are errors
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build

@@ -254,12 +254,12 @@ def _parsers(
     add("report", "--out", "new HTML file; default: one in reports/", **file)
     run: dict[str, Any] = {"name": "run", "metavar": "RUN"}
     add("resume", help_text="folder or URL of the run or sweep", nargs="?", **run)
-    help_text = "folder or URL of a run, or folder of a policy; or of several runs"
+    help_text = "run or policy: a folder, a URL, or hf://USER/NAME; or several"
     add(f"{readers} play", help_text=help_text, nargs="*", **run)
     add("report", help_text="folders or URLs of runs", nargs="*", **run)
     add(readers, "--out", "new folder for the files written", **folder)
     add(
-        f"resume {readers} play report export",
+        f"resume {readers} play report export push",
         "--plugin",
         "package.module:Class that the run may use; may be given repeatedly",
         metavar="CLASS",
@@ -281,6 +281,12 @@ def _parsers(
     add("export", "--to", "torch or onnx", metavar="FORMAT", required=True)
     add("export", "--out", "new file; default: RUN.pt2 or RUN.onnx", **file)
     add("export", "--action-mask", "let the file take an action mask", **flag)
+    help_text = "run, or folder of a policy; then hf://USER/NAME"
+    add("push", help_text=help_text, nargs="*", **run)
+    add("push", "--license", "identifier of a license, such as mit", metavar="ID")
+    add("push", "--private", "make a new repository private", **flag)
+    add("push", "--force", "replace what no push has written", **flag)
+    add("push", "--dry-run", "print the files and the card, and stop", **flag)
     add("show", help_text="folder of a run or sweep", nargs="?", **run)
     help_text = "folder with runs; default: the working directory"
     add("ls", "folder", help_text, metavar="DIR", nargs="?", default=".")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import compose_run
 from marl_pool.cli.arguments import KEY_FLAGS
+from marl_pool.files.hub import is_hub
 from marl_pool.options import names
 from marl_pool.training.signals import exit_status
 from marl_pool.utils.errors import InputError
@@ -63,13 +64,17 @@ def reading(
 
 @contextmanager
 def local_runs(arguments: Namespace) -> Iterator[None]:
-    """Replace runs that are named by a URL by copies in the user's cache."""
-    if not isinstance(arguments.run, list) or not any(map(is_url, arguments.run)):
+    """Replace runs that are named by a URL by copies in the user's cache.
+
+    Policies on the hub keep their names, which results record.
+    """
+    runs = arguments.run if isinstance(arguments.run, list) else []
+    if all(is_hub(run) or not is_url(run) for run in runs):
         yield
         return
     from marl_pool.runs.mirrored import local_copies
 
-    with local_copies(arguments.run) as arguments.run:
+    with local_copies(runs) as arguments.run:
         yield
 
 
@@ -86,6 +91,8 @@ def open_run(verb: str, path: str | None) -> "Run":
 
     if path is None:
         raise InputError(f"{verb}: expected the folder of a run, got none")
+    if is_hub(path):
+        raise InputError(f"{verb}: expected a run, got the policy {path}")
     if verb != "resume" and Sweep.is_at(path):
         raise InputError(
             f"{verb}: expected runs, got the sweep {path}: its runs are "

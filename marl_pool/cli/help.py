@@ -89,8 +89,9 @@ examples:
     "evaluate": """measure a policy under perturbations
 {keys}
 env.KEY=… measures a run in another environment than it was trained in. A policy without
-a run is named by its folder, with env=NAME if that names no environment, or by
-pretrained=NAME; its results are a new run, DIR or a folder in evaluations/.
+a run is named by its folder, with env=NAME if that names no environment, by
+pretrained=NAME, or by hf://USER/NAME[@REVISION][/FOLDER] on the Hugging Face Hub; its
+results are a new run, DIR or a folder in evaluations/.
 
 examples:
   marl-pool evaluate runs/my-run
@@ -143,6 +144,17 @@ action's choices are allowed.
 examples:
   marl-pool export runs/my-run --to onnx
   marl-pool export runs/my-run --to torch --out my-policy.pt2
+""",
+    "push": """upload a policy to the Hugging Face Hub
+Policy, card, newest evaluation and video become a commit of the repository USER/NAME,
+which is made if it is missing; without a video, one is rendered. From then on
+hf://USER/NAME names the policy for evaluate, render, play, export and load_policy.
+Files that no push has written are replaced only with --force. --dry-run needs no
+network.
+
+examples:
+  marl-pool push runs/my-run hf://me/my-policy --dry-run
+  marl-pool push runs/my-run hf://me/my-policy --license mit
 """,
     "check-env": """check an environment before training
 A few episodes with random actions are compared with the contract of an environment:

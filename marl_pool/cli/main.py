@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from marl_pool.cli import evaluate, show, tools, train
+from marl_pool.cli import evaluate, push, show, tools, train
 from marl_pool.cli.arguments import answer_shell, parse, print_help
 from marl_pool.cli.common import local_runs, reading, search_working_directory
 from marl_pool.options.plugins import commands, load
@@ -30,6 +30,7 @@ VERBS = {
     "play": evaluate.play,
     "report": evaluate.report,
     "export": tools.export,
+    "push": push.push,
     "check-env": tools.check_env,
     "show": show.show,
     "ls": show.ls,
@@ -39,11 +40,11 @@ VERBS = {
 """Functions from flags and overrides to the exit status; packages add to them."""
 MAKING = ("train", "sweep", "evolve", "clone", "fit", "check-env")
 """Verbs that take all names from the user: modules may be in the working directory."""
-READING = ("evaluate", "render", "play", "report", "export")
+READING = ("evaluate", "render", "play", "report", "export", "push")
 """Verbs that read files of others, which may only name what the user allows."""
 WORKING = (*MAKING, "resume", *READING)
 """Verbs that announce themselves before they import torch and ray."""
-KEYLESS = ("export", "show", "ls", "list", "help")
+KEYLESS = ("export", "push", "show", "ls", "list", "help")
 """Verbs without a configuration."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_pool.api.train import fitted, new_run
 from marl_pool.cli import common
+from marl_pool.files.hub import is_hub
 from marl_pool.options.names import allowed, trust
 from marl_pool.utils.errors import InputError, validate_module, validate_ray_for
 from marl_pool.utils.text import printable, quoted
@@ -178,7 +179,7 @@ def resume(arguments: Namespace, overrides: list[str]) -> int:
     from marl_pool.runs.sweep import Sweep
     from marl_pool.utils.text import is_url
 
-    if is_url(arguments.run or ""):
+    if is_url(arguments.run or "") and not is_hub(arguments.run):
         from marl_pool.runs.mirrored import restore_from
 
         # The run is mirrored where it comes from.

@@ -11,6 +11,7 @@ from marl_pool.envs.scripted import is_scripted, scripted_policy
 from marl_pool.evaluation.callable_policy import Act, CallablePolicy
 from marl_pool.evaluation.settings import TargetSettings
 from marl_pool.evaluation.target import EvaluationTarget, Policies, to_float64
+from marl_pool.files.hub import is_hub
 from marl_pool.options.names import trust
 from marl_pool.policies.base import Policy
 from marl_pool.policies.storage import load_modules
@@ -41,6 +42,7 @@ def target_from_run(
     if change := run.config_change():
         print_warning(f"{change}: results may be labeled as of another training")
     env = dict(env or run.env)
+    origin = run.config.get("policy_from")
     # Names in the run's files may only be those that the user allows.
     with trust(plugins, run.path, config=run.config):
         groups = describe_env(env).groups
@@ -75,9 +77,11 @@ def target_from_run(
             training={
                 "config_digest": run.config_digest,
                 "training_seed": run.config.get("seed"),
+                # With the commit; folders of this machine are not recorded.
+                **({"policy_from": origin} if is_hub(origin) else {}),
             },
         )
-        target.validate_fit(str(run.config.get("policy_from", run.path)))
+        target.validate_fit(str(origin or run.path))
     return target
 
 

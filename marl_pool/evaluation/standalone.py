@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_pool.files.atomic import discard
+from marl_pool.files.hub import is_hub
 from marl_pool.pretrained import pretrained_path
 from marl_pool.runs.metrics import free
 from marl_pool.utils.errors import InputError
@@ -28,7 +29,7 @@ class StandalonePolicy:
     Attributes:
         name: name of folders made for it.
         folder: folder of the policy.
-        source: absolute path, or ``pretrained=NAME``.
+        source: absolute path, ``pretrained=NAME``, or ``hf://…`` with the commit.
         env: environment that it acts in, if its folder names one.
     """
 
@@ -75,7 +76,7 @@ class StandalonePolicy:
 def find_standalone(
     path: str | None, pretrained: str | None
 ) -> StandalonePolicy | None:
-    """Find the policy in a folder, or the one shipped as ``pretrained``.
+    """Find the policy in a folder or on the hub, or the one shipped as ``pretrained``.
 
     Returns:
         None for a path that is not a policy's, such as a run's.
@@ -93,6 +94,11 @@ def find_standalone(
         name, source = pretrained, f"pretrained={pretrained}"
     elif path is None:
         return None
+    elif is_hub(path):
+        from marl_pool.policies.storage import fetch_policy
+
+        folder, place = fetch_policy(path)
+        name, source = place.name, str(place)
     else:
         # A run's folder is evaluated as a run.
         folder = Path(path)

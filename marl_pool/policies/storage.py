@@ -19,8 +19,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from marl_pool.files.atomic import make_folder, new_binary_file, new_file
-from marl_pool.files.manifest import validate_intact, write_manifest
-from marl_pool.files.reading import read_json
+from marl_pool.files.hub import HubFolder, fetch, is_hub
+from marl_pool.files.manifest import MANIFEST, validate_intact, write_manifest
+from marl_pool.files.reading import ARRAY_BYTES, JSON_BYTES, read_json
 from marl_pool.options.construction import build
 from marl_pool.options.names import UntrustedError, name_of, trust
 from marl_pool.options.signatures import (
@@ -38,6 +39,8 @@ from marl_pool.version import __version__
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FETCHED = {CONFIG: JSON_BYTES, MANIFEST: JSON_BYTES, WEIGHTS: ARRAY_BYTES}
+"""Files of a policy in a repository, and the most bytes of each."""
 SPARE = 1_000_000
 """Number of parameters that a policy may create beyond four times its file's."""
 
@@ -107,6 +110,21 @@ def copy_policy(source: Path, folder: Path) -> None:
     write_manifest(folder, (CONFIG, WEIGHTS))
 
 
+def fetch_policy(name: str) -> tuple[Path, HubFolder]:
+    """Fetch a policy from the Hugging Face Hub, unless it is in the cache.
+
+    Args:
+        name: ``hf://USER/NAME[@REVISION][/FOLDER]``.
+
+    Returns:
+        Its folder in the cache, and its name with the commit as the revision.
+
+    Raises:
+        InputError: another name, no such policy, no access, or too large a file.
+    """
+    return fetch(HubFolder.parse(name), FETCHED, optional=(MANIFEST,))
+
+
 def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPolicy:
     """Read the only policy in the folder ``path``.
 
@@ -114,7 +132,8 @@ def load_policy(path: str | Path, *, plugins: Iterable[str] = ()) -> SpecifiedPo
     imported only if the caller lists it in ``plugins``.
 
     Args:
-        path: folder written by `save_policy` or by training (``RUN/policy``).
+        path: folder written by `save_policy` or by training (``RUN/policy``), or
+            ``hf://USER/NAME[@REVISION][/FOLDER]`` on the Hugging Face Hub.
         plugins: names ``package.module:Class`` that the file may use.
 
     Raises:
@@ -147,7 +166,7 @@ def load_modules(
         The policies by module name, and for each group the name of its module.
     """
     check_argument("path", path, str | Path)
-    folder = Path(path)
+    folder = fetch_policy(str(path))[0] if is_hub(path) else Path(path)
     config = _read_config(folder)
     weights = _read_weights(folder / WEIGHTS)
     modules = {}
@@ -158,7 +177,7 @@ def load_modules(
             for key, tensor in weights.items()
             if key.rpartition("/")[0] == name
         }
-        with trust(plugins, folder):
+        with trust(plugins, path):
             modules[name] = _build(folder, options, module_weights)
     # Checksums last, since the errors above are more specific.
     validate_intact(folder)
@@ -170,7 +189,8 @@ def load_env_config(path: str | Path) -> dict[str, Any] | None:
 
     It is as passed to `save_policies`; None if not recorded. See `load_policy`.
     """
-    return _read_config(Path(path)).env
+    folder = fetch_policy(str(path))[0] if is_hub(path) else Path(path)
+    return _read_config(folder).env
 
 
 @dataclass(frozen=True)
@@ -272,6 +292,13 @@ def _build(
                 f"{CONFIG}: expected the policy options {', '.join(sorted(missing))}, "
                 "got none; another version of marl_pool wrote it"
             )
+        # torch would cast integers, and drop imaginary parts.
+        for key, parameter in policy.state_dict().items():
+            dtype = weights[key].dtype if key in weights else parameter.dtype
+            if dtype.is_floating_point != parameter.is_floating_point():
+                raise InputError(
+                    f"{WEIGHTS}: {key}: expected real numbers, got {dtype}"
+                )
         # Names and shapes must match exactly.
         policy.load_state_dict(weights)
     except UntrustedError:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from marl_pool.envs.options import expand_counts
 from marl_pool.files import atomic, manifest
+from marl_pool.files.hub import is_hub
 from marl_pool.runs.mirror import Mirror
 from marl_pool.runs.run import CONFIG, LOCK, OUTPUTS, VERSION, Run, files_in
 from marl_pool.runs.sweep import CONTENT, PROPOSALS, Sweep, proposal_name
@@ -230,7 +231,7 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
     """Fetch the runs that are named by URLs, and upload results written to them.
 
     Args:
-        runs: folders and URLs.
+        runs: folders, URLs, and names of policies on the hub, which stay as they are.
 
     Yields:
         The folders.
@@ -238,7 +239,8 @@ def local_copies(runs: list[str]) -> Iterator[list[str]]:
     Raises:
         InputError: no run at a URL, or the results cannot be uploaded.
     """
-    mirrors = {run: cached(run.rstrip("/")) for run in runs if is_url(run)}
+    urls = [run for run in runs if is_url(run) and not is_hub(run)]
+    mirrors = {url: cached(url.rstrip("/")) for url in urls}
     try:
         yield [str(mirrors[run].folder) if run in mirrors else run for run in runs]
     finally:

@@ -167,6 +167,7 @@ EXTRAS = {
     "s3fs": "s3",
     "gcsfs": "gcs",
     "optuna": "search",
+    "huggingface_hub": "hub",
     "wandb": "wandb",
 }
 """By module that the base installation lacks: the extra that installs it."""

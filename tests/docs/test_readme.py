@@ -150,6 +150,9 @@ def test_its_commands_are_understood(folder, words):
             assert namespace.agent in plugin.AGENTS
         elif namespace.verb in ("list", "show", "ls", "help", "check-env"):
             assert main(words) == 0
+        elif namespace.verb == "push":
+            assert namespace.dry_run
+            assert main(words) == 0
         elif namespace.verb == "export":
             assert namespace.to in SUFFIXES
         elif namespace.verb == "play":

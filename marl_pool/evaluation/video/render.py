@@ -26,6 +26,7 @@ from marl_pool.evaluation.video.frames import (
     write_frames,
 )
 from marl_pool.files.atomic import make_folder
+from marl_pool.files.hub import HubFolder, is_hub
 from marl_pool.options.types import Options
 from marl_pool.perturbations.perception import Mark, Perception
 from marl_pool.policies.base import Policy, SpecifiedPolicy, State
@@ -216,7 +217,8 @@ def render_run(
     path = run.new_video_path(video_name(perturbation), f".{settings.format}")
     # A run that was made to hold a policy has the policy's name.
     source = str(run.config.get("policy_from") or "").removeprefix("pretrained=")
-    name = Path(source).name or run.path.name
+    hub_name = HubFolder.parse(source).name if is_hub(source) else ""
+    name = hub_name or Path(source).name or run.path.name
     write_video(path, {name: target}, settings, perturbation)
     return path
 

@@ -1,0 +1,110 @@
+"""Upload of a policy to a repository of the Hugging Face Hub, in one commit."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_pool.evaluation.card import is_sealed
+from marl_pool.files.hub import HubFolder, explain_hub_errors, hub_client
+from marl_pool.files.manifest import MANIFEST
+from marl_pool.files.reading import read_bytes
+from marl_pool.policies.storage import CONFIG, WEIGHTS
+from marl_pool.utils.errors import InputError
+
+CARD, RESULTS, REPLAY = "README.md", "results.json", "replay"
+PICTURES = (".webp", ".gif", ".mp4", ".webm")
+"""Suffixes of moving pictures, the first two of which a page shows by themselves."""
+NAMES = (
+    *(CONFIG, WEIGHTS, MANIFEST, CARD, RESULTS),
+    *(f"{REPLAY}{suffix}" for suffix in PICTURES),
+)
+"""All files that a push may write, replace or remove."""
+MADE_BY_HUB = ".gitattributes"
+CARD_BYTES = 1 << 20
+SHOWN = 3
+"""Files that a message names."""
+
+
+def push(
+    files: Mapping[str, Path],
+    target: HubFolder,
+    message: str,
+    *,
+    private: bool = False,
+    force: bool = False,
+) -> str:
+    """Commit files to the main branch of a repository, which is made if it is missing.
+
+    Earlier commits stay. Files that are none of `NAMES` are left alone.
+
+    Args:
+        files: local files, by their names in the repository.
+        target: the repository.
+        message: first line of the commit.
+        private: make a new repository private.
+        force: replace files that no push has written.
+
+    Returns:
+        The commit.
+
+    Raises:
+        InputError: no access or no network; a repository of something else, or whose
+            card was edited, without ``force``; a public one with ``private``.
+    """
+    client = hub_client()
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, errors
+
+    with explain_hub_errors(target):
+        try:
+            info = client.model_info(target.repository)
+        except errors.GatedRepoError:
+            raise
+        except errors.RepositoryNotFoundError:
+            client.create_repo(target.repository, private=private)
+            info = client.model_info(target.repository)
+        if private and not info.private:
+            raise InputError(
+                "--private: expected a private or a new repository, got "
+                f"{target}, which is public"
+            )
+        present = {file.rfilename for file in info.siblings or ()} - {MADE_BY_HUB}
+        if not force:
+            _validate_replaceable(client, target, info.sha, present, files)
+        obsolete = sorted(present & {*NAMES} - files.keys())
+        commit = client.create_commit(
+            target.repository,
+            [
+                *(CommitOperationAdd(name, str(files[name])) for name in files),
+                *(CommitOperationDelete(name) for name in obsolete),
+            ],
+            commit_message=message,
+            # Another commit since then is not overwritten unseen.
+            parent_commit=info.sha,
+        )
+    return str(commit.oid)
+
+
+def _validate_replaceable(
+    client: Any,
+    target: HubFolder,
+    head: str,
+    present: Collection[str],
+    files: Collection[str],
+) -> None:
+    if not present:
+        return
+    if CARD in present:
+        (entry,) = client.get_paths_info(target.repository, [CARD], revision=head)
+        if entry.size <= CARD_BYTES:
+            card = client.hf_hub_download(target.repository, CARD, revision=head)
+            text = read_bytes(Path(card), CARD_BYTES).decode("utf-8", "replace")
+            if is_sealed(text):
+                return
+    names = sorted(present)
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    replaced = ", ".join(sorted({*present} & {*files})) or "none of them"
+    raise InputError(
+        f"{target}: expected a new repository, or one whose {CARD} is as `marl-pool "
+        f"push` wrote it, got one with {shown}; --force replaces {replaced}, which the "
+        "earlier commits keep"
+    )

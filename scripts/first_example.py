@@ -1,0 +1,44 @@
+"""Run the first Python block of README.md with the installed package, and time it.
+
+    python scripts/first_example.py [--kernel native|torch]
+
+Whatever wheel is installed is tried, not this checkout. With ``--kernel`` it also has
+to compute by the compiled kernel, or by torch alone.
+"""
+
+import argparse
+import re
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def first_block(page: str) -> str:
+    """Return the first Python block of a Markdown page."""
+    block = re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    assert block, "README.md has no Python block"
+    return block[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernel", choices=("native", "torch"))
+    wanted = parser.parse_args().kernel
+    start = time.perf_counter()
+    names: dict[str, tuple[int, ...]] = {}
+    exec(first_block((ROOT / "README.md").read_text(encoding="utf-8")), names)
+    seconds = time.perf_counter() - start
+    import marl_pool
+    from marl_pool.compiled.choice import describe_kernels
+
+    folder = Path(marl_pool.__file__).parent
+    assert not folder.is_relative_to(ROOT / "marl_pool"), f"the checkout: {folder}"
+    kernel = describe_kernels()
+    print(f"a vector of {tuple(names['vector'].shape)} after {seconds:.1f} s; {kernel}")
+    if wanted and not kernel.startswith(wanted):
+        raise SystemExit(f"expected {wanted} kernels, got {kernel}")
+
+
+if __name__ == "__main__":
+    main()
