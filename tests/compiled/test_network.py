@@ -75,12 +75,7 @@ def is_used(network: SetNetwork, tokens: Tokens) -> bool:
     seed=st.integers(0, 99),
 )
 def test_float64_is_torchs(
-    pooling: str,
-    num_tokens: int,
-    rows: int,
-    padded: bool,
-    seed: int,
-    **options: Any,
+    pooling: str, num_tokens: int, rows: int, padded: bool, seed: int, **options: Any
 ) -> None:
     network = make_network(pooling, num_tokens=num_tokens, seed=seed, **options)
     network.double()
@@ -635,9 +630,7 @@ def test_native_without_a_kernel_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
         pytest.fail("entered the context")
 
 
-def test_a_kernel_of_other_sources_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kernel_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_hash_sources", lambda: b"other")
     call.library.cache_clear()
     try:

@@ -20,15 +20,9 @@ from hypothesis import strategies as st
 from pydantic_core import to_jsonable_python
 
 from helpers.perturbed import OBSERVED
+from helpers.tables import yaml_cases
 from marl_pool import InputError
-from marl_pool.config import (
-    VERBS,
-    assign,
-    check,
-    commented,
-    compose,
-    plan_sweep,
-)
+from marl_pool.config import VERBS, assign, check, commented, compose, plan_sweep
 from marl_pool.config.compose import signature
 from marl_pool.config.sections import (
     GROUPS,
@@ -337,80 +331,7 @@ def test_an_override_sets_its_key(override, path, expected):
     assert value == expected
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "env.num_noise=many",
-            "env.num_noise: expected an integer >= 0 or null, got 'many'",
-        ),
-        (
-            "env.num_noise=true",
-            "env.num_noise: expected an integer >= 0 or null, got true",
-        ),
-        (
-            "env.num_noise='3'",
-            "env.num_noise: expected an integer >= 0 or null, got '3'",
-        ),
-        ("env.num_noise=-1", "env.num_noise: expected an integer >= 0 or null, got -1"),
-        ("env.counts=1-31", "env.counts: expected three numbers such as 1-3-28, got "),
-        ("env.counts=[1,3,28]", "env.counts: expected three numbers such as 1-3-28"),
-        ("seed=1.5", "seed: expected an integer in [0, 2**63), got 1.5"),
-        ("time_limit=0", "time_limit: expected a number > 0 or null, got 0"),
-        ("ppo.lr=.inf", "ppo.lr: expected a number > 0, got "),
-        ("ppo.dropout=1", "ppo.dropout: expected a number in [0, 1), got 1"),
-        ("ppo.token_dropout=1", "ppo.token_dropout: expected a number in [0, 1), got"),
-        ("policy.trunk=both", "policy.trunk: expected shared or separate, got 'both'"),
-        (
-            "pooling.query=slef",
-            "pooling.query: expected self, mean, learned, a list (each an integer "
-            ">= 0) or null, got 'slef'",
-        ),
-        (
-            "policy.log_std_range=[1]",
-            "policy.log_std_range: expected a list of 2 (a number, a number), got [1]",
-        ),
-        ("device=gpu", "device: expected cpu, cuda or cuda:N, got 'gpu'"),
-        ("device=mps", "device: expected cpu, cuda or cuda:N, got 'mps'"),
-        ("checkpoint=3", "checkpoint: expected a mapping of keys, got 3"),
-        ("ppo.minibatch_size=9999", "ppo.minibatch_size: expected at most ppo.batch_s"),
-        (
-            "pooling=adda",
-            "unknown pooling 'adda': choose from ada, ada_corner, attention_neuron, ",
-        ),
-        ("pooling=adda", "Did you mean 'ada'?"),
-        (
-            "pooling.name=adda",
-            "unknown pooling 'adda': choose from ada, attention_neuron, avg, cls, ",
-        ),
-        (
-            "pooling.name=[ada]",
-            "pooling: expected one of ada, attention_neuron, avg, cls",
-        ),
-        ("ppo=slow", "unknown ppo 'slow': choose from fast, fast_boxworld, "),
-        ("experiment=x", "unknown experiment 'x': choose from "),
-        ("env={num_noise: 3}", ", simple_centroid, simple_tag, got {"),
-        ("env.num_nois=3", "env.num_nois: unknown key 'num_nois': choose from "),
-        ("env.num_nois=3", "Did you mean 'num_noise'?"),
-        ("env.seed=3", "env.seed: unknown key 'seed'"),
-        ("pooling.dim=8", "pooling.dim: unknown key 'dim'"),
-        ("seeed=3", "seeed: unknown key 'seeed': choose from "),
-        ("pool=ada", "Did you mean 'pooling'?"),
-        ("checkpoint.evry=3", "checkpoint.evry: unknown key 'evry'"),
-        ("hydra.verbose=true", "hydra: unknown key 'hydra'"),
-        ("seed=1,2", "seed: expected one value, got several"),
-        ("a b=3", "'a b=3': expected key=value"),
-        ("=3", "'=3': expected key=value"),
-        ("~env", "'~env': expected key=value"),
-        ("seed=${nothing}", "seed: expected a value, got ${nothing}, which is no key"),
-        ("env@here=simple_centroid", "'env@here=simple_centroid': expected key=value"),
-        (
-            "pooling=no.such:Pool",
-            "pooling 'no.such:Pool' cannot be imported: No module",
-        ),
-        ("pooling=marl_pool.tokens:Tokens", "must be a subclass of marl_pool.pooling"),
-    ],
-)
+@yaml_cases("override, message")
 def test_a_wrong_override_is_refused_in_one_line(override, message):
     assert message in refusal("train", override)
 
@@ -421,39 +342,7 @@ def test_options_left_over_from_another_head_are_refused():
     )
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("occlude", "perturbations: expected a list (each a mapping), got ['occlude']"),
-        ("{severities: [1]}", "perturbations[0]: expected one of action_noise, bias"),
-        ("{name: occlud, severities: [1]}", "Did you mean 'occlude'?"),
-        ("{name: occlud}", "perturbations[0]: unknown perturbation 'occlud'"),
-        ("{name: occlude}", "perturbations[0].severities: expected a list of numbers"),
-        ("{name: occlude, severities: 1}", "perturbations[0].severities: expected a"),
-        ("{name: occlude, severities: []}", "perturbations[0].severities: expected a"),
-        (
-            "{name: occlude, severities: [0, 2]}",
-            "perturbations[0].severities: expected a number in [0, 1], got 2",
-        ),
-        (
-            "{name: occlude, severities: [[0, 0.5]]}",
-            "perturbations[0].severities: expected a number in [0, 1], got [0, 0.5]",
-        ),
-        (
-            "{name: occlude, severities: [1], severity: 0.3}",
-            "perturbations[0].severity: expected severities, a list, in a suite; "
-            "got 0.3",
-        ),
-        (
-            "{name: occlude, severities: [1], ramp: 3}",
-            "perturbations[0].ramp: expected null: a ramp belongs to training, got 3",
-        ),
-        (
-            "{name: occlude, severities: [1], mod: zero}",
-            "perturbations[0].mod: unknown key 'mod'",
-        ),
-    ],
-)
+@yaml_cases("entry, message")
 def test_a_wrong_perturbation_of_the_suite_is_refused(entry, message):
     assert message in refusal("evaluate", f"perturbations=[{entry}]")
 
@@ -558,25 +447,7 @@ def test_a_plugin_with_any_other_options_takes_them_by_their_type(plugins):
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["wrong_pools:MyPool"],
-            "pooling.power: expected an integer >= 1; it has no d",
-        ),
-        (
-            ["wrong_pools:MyPool", "pooling.power=0"],
-            "pooling.power: expected an integer",
-        ),
-        (["wrong_pools:MyPool", "pooling.num_heads=8"], "unknown key 'num_heads'"),
-        (["wrong_pools:Missing"], "wrong_pools has no 'Missing'"),
-        (
-            ["wrong_pools:NoPool"],
-            "must be a subclass of marl_pool.pooling.base.Pooling",
-        ),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_a_wrong_plugin_is_refused(plugins, overrides, message):
     plugins("wrong_pools", POOL)
     assert message in refusal("train", f"pooling={overrides[0]}", *overrides[1:])
@@ -631,27 +502,7 @@ def test_config_dir_that_is_missing_or_broken_is_refused(tmp_path):
         compose("train", [], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("- 3\n", "mine.yaml: expected a mapping of keys, got [3]"),
-        ("defaults: quick\n", "mine.yaml: defaults: expected a list, got 'quick'"),
-        ("a: [1\nb: 2\n", "mine.yaml cannot be read: line 2, column 2: expected"),
-        (
-            "total_steps: 3\n",
-            "mine.yaml: expected keys of evaluate, got 'total_steps', a key of other",
-        ),
-        (
-            "defaults: [{env: cartpol}]\n",
-            "mine.yaml: env: expected one of ant, ",
-        ),
-        ("threds: 3\n", "threds: unknown key 'threds'"),
-        (
-            "defaults: [quik]\n",
-            "mine.yaml: defaults: unknown suite 'quik': choose from ",
-        ),
-    ],
-)
+@yaml_cases("content, message")
 def test_a_wrong_file_of_ones_own_is_named(tmp_path, content, message):
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "mine.yaml").write_text(content)

@@ -512,7 +512,5 @@ def test_an_encoder_without_a_width_is_refused():
     spec = TokenSpec(3, 2, ("a",), has_self=False)
     with pytest.raises(InputError, match="expected an attribute dim"):
         SetNetwork(
-            spec,
-            encoder={"name": f"{__name__}:NoWidth"},
-            pooling={"name": "avg"},
+            spec, encoder={"name": f"{__name__}:NoWidth"}, pooling={"name": "avg"}
         )

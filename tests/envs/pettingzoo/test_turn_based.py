@@ -12,6 +12,7 @@ from pettingzoo.utils.conversions import aec_to_parallel
 pytest.importorskip("ray")
 
 from helpers.ppo import assert_same, resumed, run_of
+from helpers.tables import yaml_cases
 from helpers.turn_based import PassItOn, RandomTurns
 from marl_pool import make_policy
 from marl_pool.cli.main import main
@@ -260,21 +261,7 @@ def test_an_environment_of_cycles_is_played_in_cycles():
     assert turn_env().turn_based
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (
-            "stranger",
-            r"step 3: agent_selection: expected an agent that is alive.*'ghost'",
-        ),
-        ("stays", r"step 3: agent 'p_\d': ended and is in env.agents after"),
-        ("last", r"step \d: agent 'p_\d': last\(\): expected the reward .* got 9"),
-        ("reward", r"step 3: agent 'p_\d': reward: expected one number, got None"),
-        ("short", r"step 3: agent 'p_\d': last\(\): expected observation, reward, .*"),
-        ("terminations", r"step 3: terminations: expected a dict by agent, got None"),
-        ("agents", r"step 3: env.agents: expected a list of names, got None"),
-    ],
-)
+@yaml_cases("fault, message")
 def test_a_broken_rule_is_told_with_step_and_agent(fault, message):
     env = turn_env(fault=fault, deaths=0.0)
     with pytest.raises(InputError, match=message):

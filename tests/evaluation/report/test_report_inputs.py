@@ -61,13 +61,7 @@ def test_evaluations_of_one_policy_are_read_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"checkpoint": "last"},
-        {"iteration": 4},
-        {"seed": 1},
-        {"episodes": 8},
-    ],
+    "changes", [{"checkpoint": "last"}, {"iteration": 4}, {"seed": 1}, {"episodes": 8}]
 )
 def test_evaluations_of_another_kind_are_not_read_as_one(
     tmp_path: Path, changes: dict[str, Any]

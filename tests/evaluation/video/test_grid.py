@@ -135,10 +135,7 @@ def test_runs_of_unlike_length_are_shown_to_the_end(run: Run, tmp_path: Path) ->
 
 @pytest.mark.parametrize("suffix", ["webm", "mp4", "gif", "webp"])
 def test_a_full_disk_leaves_no_half_video(
-    run: Run,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    suffix: str,
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     out = tmp_path / "film"

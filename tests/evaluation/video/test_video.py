@@ -216,11 +216,7 @@ def test_the_return_so_far_is_that_of_the_steps_before(
     )
     frames(inject)
     env = centroid()
-    rollout = Rollout(
-        env,
-        {"agent": policy_for(env)},
-        perturbation=inject,
-    )
+    rollout = Rollout(env, {"agent": policy_for(env)}, perturbation=inject)
     total = float(rollout.episodes().returns["agent"])
     assert lines[0].startswith("step 0   return 0.000   attention on injected ")
     assert lines[-1] == f"step {STEPS}   return {total:.3f}"
@@ -344,10 +340,7 @@ def test_a_run_is_rendered_and_nothing_overwritten(run: Run) -> None:
     assert [first.name, second.name] == ["clean.webm", "clean-2.webm"]
     assert first.parent == second.parent == run.path / "videos"
     assert first.read_bytes() == before
-    assert [len(read(path)) for path in (first, second)] == [
-        STEPS + 1,
-        2 * (STEPS + 1),
-    ]
+    assert [len(read(path)) for path in (first, second)] == [STEPS + 1, 2 * (STEPS + 1)]
     assert read(first)[0].shape[1] == 96
 
 

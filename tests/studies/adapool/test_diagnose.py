@@ -655,9 +655,7 @@ def test_a_picture_of_gaps_alone_is_drawn(tmp_path: Path) -> None:
 
 
 def test_the_command_diagnoses_one_run_and_several(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [make_run(tmp_path / name, name) for name in ("ada", "avg")]

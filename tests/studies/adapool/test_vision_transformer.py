@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from helpers.image_files import cifar_contents, write_cifar
 from helpers.paths import GOLDEN_FILES
 from helpers.shared_data import shared_data
+from helpers.tables import yaml_cases
 from marl_pool.config import compose
 from marl_pool.kernels.attention import MultiHeadAttention
 from marl_pool.pooling import make_pooling, pooling_names
@@ -614,18 +615,7 @@ def test_the_stream_is_the_epochs_own():
     assert not random_crops(images, 4, first).equal(random_crops(images, 4, second))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("task.crop_padding=33", "task.crop_padding: expected at most task.size = 32"),
-        ("task.crop_padding=-1", "task.crop_padding: .* got -1"),
-        ("task.flip_probability=1.5", "task.flip_probability: .* got 1.5"),
-        ("task.attention_dropout=1", "task.attention_dropout: .* got 1"),
-        ("task.position_std=0", "task.position_std: .* got 0"),
-        ("task.class_token_init=zero", "task.class_token_init: .* got .?zero"),
-        ("encoder.final_norm=3", "encoder.final_norm: .* got 3"),
-    ],
-)
+@yaml_cases("override, message")
 def test_bad_options_are_refused(override, message):
     with pytest.raises(InputError, match=message):
         make_task(FitConfig.from_plain(image_config("pooling=avg", override)))

@@ -16,6 +16,7 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
 from helpers.evaluated import evaluate
+from helpers.tables import yaml_cases
 from marl_pool import pretrained
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -417,9 +418,7 @@ def test_analyses_of_cartpole(
 
 
 def test_an_analysis_that_cannot_be_made_says_why(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def analyse(target: EvaluationTarget, *names: str) -> list[Path]:
         settings = EvaluateSettings(episodes=2, analyses=list(names))
@@ -650,21 +649,7 @@ def test_what_is_shipped_says_its_env_and_fits_it() -> None:
 # The configuration
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("transfer=[{env: {duplicates: 2}}]", "transfer[0].label: expected text"),
-        ("transfer=[{label: a, env: 3}]", "transfer[0].env: expected a mapping, got 3"),
-        ("transfer=[{label: a, env: {}, re: 1}]", "transfer[0].re: unknown key 're'"),
-        (
-            "transfer=[{label: a, env: {seed: 1}}]",
-            "transfer[0].env.seed: expected an opt",
-        ),
-        ("analyses=[codez]", "analyses: unknown analysis 'codez': choose from codes"),
-        ("env=cartpol", "Did you mean 'cartpole'?"),
-        ("env=3", "env: expected one of "),
-    ],
-)
+@yaml_cases("override, message")
 def test_wrong_keys_are_refused_in_one_line(override: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         compose("evaluate", [override])

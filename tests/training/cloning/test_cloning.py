@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from helpers.farm import TOKENS, AlikeFoxAndHens, FoxAndHens
+from helpers.tables import yaml_cases
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import compose
@@ -782,10 +783,7 @@ def test_margin_weighting_and_expected_regret() -> None:
     regret_loss = losses(outputs, batch, CloneSettings(expected_regret=2.0), choice)[0]
     torch.testing.assert_close(regret_loss, missed + 2 * lost)
     combined = losses(
-        outputs,
-        batch,
-        CloneSettings(margin_weighting=6.0, expected_regret=2.0),
-        choice,
+        outputs, batch, CloneSettings(margin_weighting=6.0, expected_regret=2.0), choice
     )[0]
     torch.testing.assert_close(combined, weighed + 2 * lost)
 
@@ -1050,15 +1048,7 @@ def refusal(capsys, *overrides: str) -> str:
     return last
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("", "teacher: expected a policy to clone, got null"),
-        ("teacher=nobody", "teacher: expected heuristic, value_table, .* got 'nobody'"),
-        ("teacher=value_table", "teacher: expected env=pong .* got env=cartpole"),
-        ("teacher=FOLDER env=boxworld", "teacher: .* does not fit the group"),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_a_bad_teacher_is_refused_in_one_line(
     tmp_path, monkeypatch, capsys, teacher_folder, overrides, message
 ):
@@ -1067,64 +1057,7 @@ def test_a_bad_teacher_is_refused_in_one_line(
     assert re.search(message, refusal(capsys, *words))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("clone.min_length=99", "none of 3 trajectories has 99"),
-        ("clone.soft=true", "the teacher heuristic has no log"),
-        ("clone.margin_weighting=1", "clone.margin_weighting: expected null: the te"),
-        ("clone.expected_regret=1", "clone.expected_regret: expected 0: the tea"),
-        ("clone.auxiliary=1", "clone.auxiliary: expected 0 with policy=.*, got"),
-        ("clone.auxiliary=-1", "clone.auxiliary: expected a nu"),
-        (
-            "clone.auxiliary=1 LOOKING",
-            "clone.auxiliary: expected 0, because heuristic has .* got 1",
-        ),
-        (
-            "clone.chunk_length=4 clone.burn_in=4",
-            "clone.burn_in: expected fewer steps than clone.chunk_length = 4 and",
-        ),
-        (
-            "policy=feed_forward clone.chunk_length=4",
-            "clone.chunk_length: expected null for a student without a memory",
-        ),
-        (
-            "perturbation=occlude perturbation.severity=1",
-            r"perturbation.severity: expected a fraction .* in \[0, 1\)",
-        ),
-        (
-            "perturbation=occlude perturbation.severity=[0,1]",
-            r"perturbation.severity: expected a fraction .* in \[0, 1\)",
-        ),
-        (
-            "perturbation=occlude perturbation.ramp=2",
-            "perturbation.ramp: expected null, since samples are learned from in any",
-        ),
-        ("clone.rounds=9", "total_batches: expected more than"),
-        ("clone.select=return", "clone.play_every"),
-        ("clone.lr_end=1", "clone.lr_end: expected at most"),
-        ("fixed={agent:random}", "all groups but one"),
-        ("fixed={fox:random}", "groups among agent, got 'fox'"),
-        ("clone.rollout_env={durations:3}", "clone.rollout_env.durations: unknown key"),
-        (
-            "clone.rollout_env={name:pong}",
-            "clone.rollout_env.name: expected options of the env",
-        ),
-        ("clone.rollout_env={seed:3}", "clone.rollout_env.seed: unknown key"),
-        (
-            "clone.rollout_env={max_steps:few}",
-            "clone.rollout_env.max_steps: expected an integer",
-        ),
-        (
-            "clone.rollout_env={duplicates:3}",
-            "options that change neither tokens nor actions",
-        ),
-        (
-            "policy=marl_pool.policies.token_policy:TokenPolicy",
-            "must be a subclass of marl_pool.policies.agent.Agent",
-        ),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_bad_input_is_refused_in_one_line(
     tmp_path, monkeypatch, capsys, overrides, message
 ):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.paths import ROOT
+from helpers.tables import yaml_cases
 from helpers.wind_env import WindEnv
 from marl_pool import InputError
 from marl_pool.cli import main as cli
@@ -702,75 +703,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["evolution.population=1"],
-            "evolution.population: expected an integer >= 2, got 1",
-        ),
-        (
-            ["evolution=pgpe", "evolution.population=5"],
-            "evolution.population: expected an even number, since vectors come in ",
-        ),
-        (
-            ["evolution.population=2", "evolution.diagonal=true"],
-            "evolution.population: expected at least 3, where the diagonal of so many",
-        ),
-        (["evolution.mean_lr=2"], "evolution.mean_lr: expected a number in (0, 1]"),
-        (["evolution=sgd"], "unknown evolution 'sgd': choose from cma, pgpe"),
-        (["evolution=pgpe", "evolution.sigma0=1"], "evolution.sigma0: unknown key"),
-        (
-            ["evolution=marl_pool.policies.agent:Agent"],
-            "must be a subclass of marl_pool.training.evolution.strategy.Strategy",
-        ),
-        (["policy=token"], "policy=token is made for train and sweep; for evolve ch"),
-        (["policy.pooling.num_cods=3"], "policy.pooling.num_cods: unknown key"),
-        (
-            ["policy=vision", "policy.pooling.name=max"],
-            "policy.pooling.num_codes: this policy.pooling takes no options",
-        ),
-        (["experiment=cartpole"], "experiment=cartpole is made for train and sweep; "),
-        (["repetitions=0"], "repetitions: expected an integer >= 1, got 0"),
-        (["init=nowhere"], "init: expected policy, zeros or the folder of a policy or"),
-        (
-            ["plugins=[Mine]"],
-            "plugins: expected a list (each package.module:Class), got",
-        ),
-        (
-            ["fitness_env={speed: 1}"],
-            "fitness_env.speed: unknown key 'speed': choose from channel_ids, duplic",
-        ),
-        (["fitness_env={name: pong}"], "fitness_env.name: expected options of the env"),
-        (["fitness_env=3"], "fitness_env: expected a mapping, got 3"),
-        (
-            ["fitness_env={max_steps: few}"],
-            "fitness_env.max_steps: expected an integer >= 1, got 'few'",
-        ),
-        (["fitness_env={duplicates: 0}"], "fitness_env.duplicates: expected an int"),
-        (
-            ["fitness_env={start_angle: 4}"],
-            "fitness_env.start_angle: expected an angle",
-        ),
-        (
-            ["env=simple_tag", "fitness_env={prey: learned}"],
-            "fitness_env: expected options that change neither tokens nor actions",
-        ),
-        (
-            ["fitness_env={num_frames: 2}"],
-            "fitness_env: expected options that change neither tokens nor actions",
-        ),
-        (
-            ["env=simple_tag", "env.prey=learned"],
-            "env: expected one group of agents for evolution, got predator, prey",
-        ),
-        (["perturbation=inject", "perturbation.token_type=x"], "perturbation"),
-        (
-            ["perturbation=occlude", "perturbation.ramp=3"],
-            "perturbation.ramp: expected null, since every generation begins with new",
-        ),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_bad_input_is_refused_in_one_line(refused, overrides, message):
     assert message in refused(*overrides)
 

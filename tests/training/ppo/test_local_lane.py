@@ -119,20 +119,14 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
     [
         TOY,
         [*TOY, "fixed={fox: random}"],
-        [
-            *TOY,
-            "env=helpers.farm:AlikeFoxAndHens",
-            "modules={fox: all, hen: all}",
-        ],
+        [*TOY, "env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
         RECURRENT_TOY,
         CENTROID,
     ],
     ids=["two modules", "fixed", "shared", "recurrent", "dropout"],
 )
 def test_tensors_and_episodes_give_the_same_update_bit_for_bit(
-    build: Callable[[dict], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    overrides: list[str],
+    build: Callable[[dict], Any], monkeypatch: pytest.MonkeyPatch, overrides: list[str]
 ) -> None:
     def train(training_step: Callable[[BatchedPPO], None]) -> tuple[Any, Any]:
         monkeypatch.setattr(BatchedPPO, "training_step", training_step)
@@ -380,10 +374,7 @@ def test_a_module_whose_agents_are_dead_is_left_out(
     def dead(names: set[str]) -> Any:
         def fragment(self: Any, *args: Any) -> Any:
             return {
-                name: (
-                    part._replace(active=part.active & (name not in names)),
-                    *tail,
-                )
+                name: (part._replace(active=part.active & (name not in names)), *tail)
                 for name, (part, *tail) in fragments(self, *args).items()
             }
 

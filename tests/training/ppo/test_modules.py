@@ -26,6 +26,7 @@ from helpers.ppo import (
     run_of,
     weights_of,
 )
+from helpers.tables import yaml_cases
 from helpers.training import RAY_WARNINGS
 from marl_pool.config import compose
 from marl_pool.envs import make_batched_env
@@ -97,19 +98,7 @@ def test_modules_are_those_of_the_groups_that_learn():
     assert assign_modules(alike, shared) == shared
 
 
-@pytest.mark.parametrize(
-    ("modules", "fixed", "message"),
-    [
-        (None, ["wolf"], "fixed: unknown group 'wolf': choose from fox, hen"),
-        (None, ["fox", "hen"], "fixed: expected a group that learns, got all of"),
-        ({"fox": "a", "hen": "b"}, ["hen"], "the group 'hen' is fixed, so it has none"),
-        ({"fox": "a"}, [], r"that learns, ['fox', 'hen'], got ['fox']"),
-        ({"fox": "a", "wolf": "b"}, ["hen"], r"['fox'], got ['fox', 'wolf']"),
-        ({}, ["hen"], r"that learns, ['fox'], got []"),
-        ({"fox": "a/b"}, ["hen"], "modules.fox: expected what can name a file, got"),
-        ({"fox": ""}, ["hen"], "modules.fox: expected what can name a file, got ''"),
-    ],
-)
+@yaml_cases("modules, fixed, message")
 def test_groups_and_modules_that_do_not_match_are_refused(modules, fixed, message):
     with pytest.raises(InputError) as caught:
         assign_modules(FoxAndHens(1).groups, modules, fixed)
@@ -160,26 +149,7 @@ def test_scripted_policies_are_built_for_their_group():
     assert type(played).__name__ == "CentroidHeuristic"
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (
-            "heuristic",
-            "fixed.hen: the env 'helpers.farm:FoxAndHens' has no heuristic: ch",
-        ),
-        (
-            "helpers.farm:NoHens",
-            "fixed.hen: policy 'helpers.farm:NoHens': helpers.farm has no",
-        ),
-        (
-            "helpers.farm:FoxAndHens",
-            "must be a subclass of marl_pool.policies.base.Poli",
-        ),
-        ("no.such:Policy", "fixed.hen: policy 'no.such:Policy' cannot be imported"),
-        ("nowhere", "fixed.hen: expected heuristic.*policy or run, got nowhere"),
-        ("heuristics", "expected heuristic, random, package.module:Class or the fol"),
-    ],
-)
+@yaml_cases("policy, message")
 def test_a_policy_that_is_not_there_is_refused(policy, message):
     with pytest.raises(InputError, match=message) as caught:
         rllib_config(config_of(f"fixed={{hen: {policy}}}"))

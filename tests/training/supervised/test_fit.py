@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.line_fit import LineFit
 from helpers.paths import ROOT
+from helpers.tables import yaml_cases
 from marl_pool.cli.main import main
 from marl_pool.config import check, compose, plan_sweep
 from marl_pool.runs.run import Run
@@ -578,30 +579,7 @@ def test_a_stopped_run_goes_on_from_the_command_line(tmp_path, capsys):
     assert len(json.loads((run.path / "results.json").read_text())["folds"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["task=nothing"], "unknown task 'nothing': choose from"),
-        (["task=helpers.line_fit:Unfinished"], "is abstract"),
-        (["task.slope=2"], "task.slope"),
-        (["fit.folds=0"], "fit.folds: expected"),
-        (["fit.folds=1", "fit.validation=1"], "fit.validation: expected a fraction"),
-        (["fit.back_tracking=true", "fit.decay=cosine"], "fit.decay: expected const"),
-        (["fit.optimizer=sgd"], "fit.optimizer"),
-        (["fit.batch_size=41"], "fit.batch_size: expected at most 40"),
-        (
-            ["fit.folds=1", "fit.validation=0.9999"],
-            "fit.validation: expected a fraction",
-        ),
-        (["scale=huge"], "scale"),
-        (["env=cartpole"], "env: a group of train, sweep, evolve,"),
-        (
-            ["experiment=merging_credit"],
-            "merging_credit is made for sweep --verb fit; for fit there is none",
-        ),
-        (["device=cuda"], "device: expected cpu, because there is no GPU"),
-    ],
-)
+@yaml_cases("overrides, message")
 def test_bad_input_is_one_line(tmp_path, capsys, overrides, message):
     if "device=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a GPU")

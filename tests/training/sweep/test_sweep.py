@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from helpers.tables import yaml_cases
 from marl_pool import InputError
 from marl_pool.cli import main as cli
 from marl_pool.config import check, compose, plan_grid, plan_sweep
@@ -175,36 +176,7 @@ def test_the_reduced_form_in_a_presets_comment_works(name):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["env.num_nois=1,2"], "env.num_nois: unknown key 'num_nois': choose from"),
-        (["env.num_nois=1,2"], "(trial env.num_nois=1)"),
-        (["seed=0,1", "polling=ada"], "Did you mean 'pooling'?"),
-        (
-            ["seed=0,x"],
-            "seed: expected an integer in [0, 2**63), got 'x' (trial seed=x",
-        ),
-        (["pooling=ada,adda"], "unknown pooling 'adda': choose from"),
-        (["pooling=ada,max", "pooling.num_heads=2"], "(trial pooling=max)"),
-        (["pooling=ada,{name: max}"], "pooling: expected one of ada, ada_corner, "),
-        (["seed=0,1,0"], "seed: expected distinct values, got [0, 1, 0]"),
-        (["env.num_noise=28,null", "seed=0"], "env.num_noise=null are the same run"),
-        (["total_steps=1e6,1000000"], "are the same run"),
-        (["pooling=ada"], "sweep: expected a grid, such as seed=0,1,2"),
-        (["grid=3"], "grid: expected a mapping of keys to lists, got 3"),
-        (["grid.seed=3"], "grid.seed: expected a list, got 3"),
-        (["grid.seed=[]"], "grid.seed: expected a list, got []"),
-        (["seed=interval(0,1)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["seed=glob(*)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["seed=shuffle(1,2)"], "seed: expected values, such as a,b or range(0,3)"),
-        (["threads=1,2"], "threads: a sweep sets it; use --cpus-per-trial"),
-        (["seed=0,1", "resources.address=auto"], "a sweep sets it; use --address"),
-        (["seed=0,1", "--concurrency", "0"], "sweep.concurrency: expected an integer"),
-        (["seed=0,1", "--concurency", "2"], "Did you mean --concurrency?"),
-        (["seed=0,1", "sweep.sedd_sd=2"], "sweep.sedd_sd: unknown key 'sedd_sd'"),
-    ],
-)
+@yaml_cases("arguments, message")
 def test_a_wrong_sweep_is_refused_in_one_line(refused, arguments, message):
     assert message in refused("sweep", *arguments)
     assert not list(Path().iterdir())
@@ -236,10 +208,7 @@ print(json.dumps([main(command) for command in {commands!r}]))
 print(json.dumps([m for m in ("ray", "scipy", "pyarrow") if m in sys.modules]))
 """
     result = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
     codes, loaded = result.stdout.splitlines()[-2:]
     assert json.loads(codes) == [2, 2, 0, 2, 2]
