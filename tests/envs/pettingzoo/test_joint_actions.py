@@ -373,13 +373,8 @@ def test_wrapped_environments_execute_allowed_actions(kind, masks, perturbation)
 
 
 CLONING = [
-    "env=pettingzoo",
-    f"env.module={MODULE}",
-    "clone=steps",
-    "policy=feed_forward",
-    "total_batches=60",
-    "clone.prev_action_noise=0.3",
-    "clone.lr=1e-2",
+    *("env=pettingzoo", f"env.module={MODULE}", "clone=steps", "policy=feed_forward"),
+    *("total_batches=60", "clone.prev_action_noise=0.3", "clone.lr=1e-2"),
     f"teacher={__name__}:Scripted",
 ]
 
@@ -434,16 +429,9 @@ def test_illegal_options_have_no_regret():
 
 
 TRAINING = [
-    "env=pettingzoo",
-    f"env.module={MODULE}",
-    "ppo.num_envs=4",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.kl_coeff=0.2",
-    "ppo.entropy_coeff=0.01",
-    "checkpoint.every=1",
-    "ppo.num_epochs=2",
-    "threads=1",
+    *("env=pettingzoo", f"env.module={MODULE}", "ppo.num_envs=4", "ppo.batch_size=64"),
+    *("ppo.minibatch_size=32", "ppo.kl_coeff=0.2", "ppo.entropy_coeff=0.01"),
+    *("checkpoint.every=1", "ppo.num_epochs=2", "threads=1"),
 ]
 
 

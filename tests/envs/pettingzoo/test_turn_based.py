@@ -437,12 +437,8 @@ def training(module, **env):
         "env=pettingzoo",
         f"env.module={module}",
         *(f"env.{key}={value}" for key, value in env.items()),
-        "ppo.num_envs=4",
-        "ppo.batch_size=64",
-        "ppo.minibatch_size=32",
-        "ppo.num_epochs=2",
-        "checkpoint.every=1",
-        "threads=1",
+        *("ppo.num_envs=4", "ppo.batch_size=64", "ppo.minibatch_size=32"),
+        *("ppo.num_epochs=2", "checkpoint.every=1", "threads=1"),
     ]
 
 
@@ -481,9 +477,7 @@ def test_a_run_is_trained_evaluated_and_drawn(tmp_path, module):
 def test_ppo_pays_the_turn_that_earned(tmp_path):
     overrides = [
         *training("helpers.turn_based:PassItOn"),
-        "ppo.num_envs=16",
-        "ppo.batch_size=1024",
-        "ppo.minibatch_size=256",
+        *("ppo.num_envs=16", "ppo.batch_size=1024", "ppo.minibatch_size=256"),
         "total_steps=40960",
     ]
     run = run_of(tmp_path / "run", compose("train", overrides))

@@ -353,10 +353,8 @@ def test_a_method_is_named_after_what_tells_it_apart(tmp_path: Path) -> None:
     ]
     names = [method.name for method in methods_of(read_runs(runs))]
     assert names == [
-        "ada query=None lr=0.1 · num_noise=3",
-        "ada query=None lr=0.2 · num_noise=3",
-        "ada query=mean lr=0.1 · num_noise=3",
-        "max lr=0.1 · num_noise=3",
+        *("ada query=None lr=0.1 · num_noise=3", "ada query=None lr=0.2 · num_noise=3"),
+        *("ada query=mean lr=0.1 · num_noise=3", "max lr=0.1 · num_noise=3"),
         "ada query=None lr=0.1 · num_noise=5",
     ]
     assert methods_of(read_runs(runs[:1]))[0].name == "ada"

@@ -292,9 +292,7 @@ def test_heads_share_their_base_weights(tmp_path):
 def test_every_head_learns_from_images(tmp_path, pooling):
     task = task_of(
         tmp_path,
-        "scale=tiny",
-        f"pooling={pooling}",
-        "task.num_samples=40",
+        *("scale=tiny", f"pooling={pooling}", "task.num_samples=40"),
         "task.num_test=10",
     )
     network = task.make_network(0)

@@ -42,27 +42,17 @@ from marl_pool.utils.errors import InputError
 pytestmark = RAY_WARNINGS
 
 TOY = [
-    "env=helpers.farm:FoxAndHens",
-    "ppo.num_envs=4",
-    "ppo.batch_size=144",
-    "ppo.minibatch_size=24",
-    "ppo.num_epochs=3",
-    "ppo.kl_coeff=0.2",
-    "encoder.num_layers=1",
-    "threads=1",
+    *("env=helpers.farm:FoxAndHens", "ppo.num_envs=4", "ppo.batch_size=144"),
+    *("ppo.minibatch_size=24", "ppo.num_epochs=3", "ppo.kl_coeff=0.2"),
+    *("encoder.num_layers=1", "threads=1"),
 ]
 RECURRENT_TOY = [
     *(override for override in TOY if "layers" not in override),
     *("encoder=identity", "pooling=attention_neuron", "pooling.num_codes=4"),
 ]
 CENTROID = [
-    "env.num_noise=4",
-    "env.max_steps=8",
-    "ppo.num_envs=8",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.dropout=0.1",
-    "threads=1",
+    *("env.num_noise=4", "env.max_steps=8", "ppo.num_envs=8", "ppo.batch_size=64"),
+    *("ppo.minibatch_size=32", "ppo.dropout=0.1", "threads=1"),
 ]
 
 

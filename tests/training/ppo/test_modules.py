@@ -49,14 +49,9 @@ slow = pytest.mark.slow
 
 FARM = "env=helpers.farm:FoxAndHens"
 TOY = [
-    "encoder.num_layers=1",
-    "ppo.num_envs=4",
-    "ppo.batch_size=48",
-    "ppo.minibatch_size=12",
-    "ppo.num_epochs=2",
-    "total_steps=144",
-    "checkpoint.every=1",
-    "threads=1",
+    *("encoder.num_layers=1", "ppo.num_envs=4", "ppo.batch_size=48"),
+    *("ppo.minibatch_size=12", "ppo.num_epochs=2", "total_steps=144"),
+    *("checkpoint.every=1", "threads=1"),
 ]
 """48 agent steps are 12 steps of 4 environments for a fox alone, 4 for hens alone."""
 STILL = "helpers.farm:StillHens"
@@ -410,12 +405,8 @@ def test_a_policy_that_a_run_names_is_not_imported_without_leave(tmp_path, clust
 @pytest.mark.parametrize("prey", ["learned", "heuristic", "random", "frozen"])
 def test_predators_against_prey(tmp_path, cluster, prey, capsys):
     tag = [
-        "env=simple_tag",
-        "env.counts=2-1-1",
-        "env.prey=learned",
-        "env.max_steps=6",
-        "ppo.batch_size=48",
-        "total_steps=72",
+        *("env=simple_tag", "env.counts=2-1-1", "env.prey=learned", "env.max_steps=6"),
+        *("ppo.batch_size=48", "total_steps=72"),
     ]
     fixed = prey
     if prey == "frozen":

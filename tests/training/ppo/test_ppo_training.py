@@ -39,27 +39,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), *RAY_WARNING
 
 UNSCALED = PPOSettings(normalize_value_loss=False)
 SMALL = [
-    "env.num_noise=4",
-    "env.max_steps=8",
-    "encoder.num_layers=1",
-    "ppo.num_envs=8",
-    "ppo.batch_size=64",
-    "ppo.minibatch_size=32",
-    "ppo.num_epochs=2",
-    "total_steps=256",
-    "checkpoint.every=2",
-    "threads=1",
+    *("env.num_noise=4", "env.max_steps=8", "encoder.num_layers=1", "ppo.num_envs=8"),
+    *("ppo.batch_size=64", "ppo.minibatch_size=32", "ppo.num_epochs=2"),
+    *("total_steps=256", "checkpoint.every=2", "threads=1"),
 ]
 TOY = [
-    "env=helpers.farm:FoxAndHens",
-    "ppo.num_envs=4",
-    "ppo.batch_size=128",
-    "ppo.minibatch_size=24",
-    "ppo.num_epochs=3",
-    "total_steps=64",
-    "encoder.num_layers=1",
-    "threads=1",
-    "checkpoint.every=1",
+    *("env=helpers.farm:FoxAndHens", "ppo.num_envs=4", "ppo.batch_size=128"),
+    *("ppo.minibatch_size=24", "ppo.num_epochs=3", "total_steps=64"),
+    *("encoder.num_layers=1", "threads=1", "checkpoint.every=1"),
 ]
 SPREAD = ["env=pettingzoo", "env.module=mpe2.simple_spread_v3", "ppo=fast_spread"]
 
@@ -472,13 +459,9 @@ def test_a_runner_that_starts_late_knows_how_far_a_ramp_is(build):
 def test_remote_runners_and_learners(tmp_path):
     run = trained(
         tmp_path / "run",
-        "resources.num_env_runners=2",
-        "resources.num_learners=2",
-        "ppo.batch_size=128",
-        "total_steps=256",
-        "perturbation=occlude",
-        "perturbation.severity=[0,0.6]",
-        "perturbation.ramp=2",
+        *("resources.num_env_runners=2", "resources.num_learners=2"),
+        *("ppo.batch_size=128", "total_steps=256", "perturbation=occlude"),
+        *("perturbation.severity=[0,0.6]", "perturbation.ramp=2"),
     )
     rows = run.rows()
     assert rows[-1]["env_steps"] == 256
