@@ -183,24 +183,17 @@ def test_a_frozen_policy_must_fit_its_group(tmp_path):
 
 
 def test_a_frozen_policy_with_a_plug_in_needs_leave(tmp_path):
-    save_policy(
-        token_policy("hen", pooling="helpers.plug_in:SumPooling"), tmp_path / "hen"
-    )
-    refused = refusal(tmp_path / "hen")
-    assert "plugins=['helpers.plug_in:SumPooling']" in refused
-    allowed = [
-        "plugins=['helpers.plug_in:SumPooling']",
-        f"fixed={{hen: {tmp_path / 'hen'}}}",
-    ]
-    rllib_config(config_of(*allowed))
+    head, folder = "helpers.plug_in:SumPooling", tmp_path / "hen"
+    save_policy(token_policy("hen", pooling=head), folder)
+    assert f"plugins=['{head}']" in refusal(folder)
+    rllib_config(config_of(f"plugins=['{head}']", f"fixed={{hen: {folder}}}"))
 
 
 def test_a_frozen_policy_of_several_is_that_of_the_group(tmp_path):
     wrong = {"cat": token_policy("hen"), "dog": token_policy("hen")}
     save_policies(wrong, {"cat": "cat", "dog": "dog"}, tmp_path / "pets")
-    assert "has no policy for this group, only for cat, dog" in refusal(
-        tmp_path / "pets"
-    )
+    message = refusal(tmp_path / "pets")
+    assert "has no policy for this group, only for cat, dog" in message
     right = {"cat": token_policy("fox"), "dog": token_policy("hen", seed=7)}
     save_policies(right, {"fox": "cat", "hen": "dog"}, tmp_path / "farm")
     config = rllib_config(config_of(f"fixed={{hen: {tmp_path / 'farm'}}}"))
@@ -234,6 +227,9 @@ def test_a_batch_counts_the_agents_that_learn():
 # Training
 
 
+ALIKE = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
+
+
 @slow
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -242,10 +238,7 @@ def test_a_batch_counts_the_agents_that_learn():
         (["fixed={hen: random}"], {"fox": 48}),
         ([f"fixed={{hen: {STILL}}}"], {"fox": 48}),
         (["fixed={fox: random}", "modules={hen: m}"], {"m": 48}),
-        (
-            ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"],
-            {"all": 48},
-        ),
+        (ALIKE, {"all": 48}),
     ],
 )
 def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
@@ -268,12 +261,9 @@ def test_every_module_passes_over_its_own_rows_exactly_as_often_as_asked(
     assert set(result[LEARNER_RESULTS]) - {"__all_modules__"} == set(expected)
     algo.stop()
     for name, rows in expected.items():
-        passed = torch.cat(log_probs[name])
-        assert len(passed) == 3 * rows
         # Each of three epochs holds each row once: thrice the same numbers.
-        epochs = passed.view(3, rows).sort(dim=1).values
-        assert torch.equal(epochs[0], epochs[1])
-        assert torch.equal(epochs[0], epochs[2])
+        epochs = torch.cat(log_probs[name]).view(3, rows).sort(dim=1).values
+        assert (epochs == epochs[0]).all()
         assert epochs[0].unique().numel() > 1
 
 
@@ -295,8 +285,7 @@ def test_the_metrics_name_every_group_and_module(parent, tmp_path):
 
 @slow
 def test_a_shared_module_learns_from_all_its_groups(tmp_path, cluster):
-    alike = ["env=helpers.farm:AlikeFoxAndHens", "modules={fox: all, hen: all}"]
-    run = trained(tmp_path / "run", *alike)
+    run = trained(tmp_path / "run", *ALIKE)
     modules, groups = load_modules(run.policy_dir)
     assert groups == {"fox": "all", "hen": "all"}
     assert set(modules) == {"all"}
