@@ -660,7 +660,7 @@ def test_presets_are_those_of_the_paper(preset):
     if preset.startswith("cartpole_attention"):
         assert config["policy"]["pooling"]["scale"] is False
     if not preset.startswith("cartpole"):
-        # Its numbers stand beside those of a run.
+        # The published numbers stand beside a run's.
         assert CLEAN in published_for(policy, config["env"])
 
 

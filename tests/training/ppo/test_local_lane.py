@@ -69,15 +69,10 @@ def assert_same_rows(first: Rows, second: Rows) -> None:
 @pytest.mark.parametrize("pooling", ["ada", "attention_neuron"])
 def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
     env = FoxAndHens(3, seed=1, end_chance=0.15, max_steps=5)
-    encoder = {"name": "transformer" if pooling == "ada" else "identity"}
+    encoder = "transformer" if pooling == "ada" else "identity"
+    options = {"encoder": encoder, "pooling": pooling, "seed": 0}
     policies = {
-        name: make_policy(
-            group.tokens,
-            group.action_space,
-            encoder=encoder,
-            pooling={"name": pooling},
-            seed=0,
-        )
+        name: make_policy(group.tokens, group.action_space, **options)
         for name, group in env.groups.items()
     }
     rollout = Rollout(env, policies, explore=True)
@@ -87,15 +82,9 @@ def test_rows_of_a_trajectory_are_those_of_its_episodes(pooling: str) -> None:
         active[3:5, 0, -1] = False
         part = part._replace(active=active)
         advantages, targets = estimate_advantages(part, 0.9, 0.9)
-        episodes = to_episodes(
-            part,
-            advantages,
-            targets,
-            group=name,
-            module_id=name,
-            prefix="p",
-            first_steps=np.zeros(3, dtype=int),
-        )
+        names = {"group": name, "module_id": name, "prefix": "p"}
+        starts = np.zeros(3, dtype=int)
+        episodes = to_episodes(part, advantages, targets, **names, first_steps=starts)
         rows = trajectory_rows(part, advantages, targets)
         assert len(rows[Columns.ACTIONS]) == active.sum() < active.numel()
         assert int(rows["begins"].sum()) == len(episodes)
